@@ -1,0 +1,128 @@
+"""One pre-norm transformer layer. Attention itself is passed in, so the layer knows no cache and no backend.
+
+Shape suffixes: B batch, L query positions, S key positions, D width, H heads, E width of one head.
+
+Departures from the textbook: RMSNorm, rotary positions over half-split pairs, RMSNorm on queries and keys, a
+squared-ReLU MLP, no biases, output projections that start at zero so that a fresh layer is the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attend(Protocol):
+    """Attention behind a slot number: caching, masks and backends live in the implementation."""
+
+    def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q, k, v: (B, H, L, E); mask: (B or 1, 1, L, S) bool or additive, None for causal. Returns (B, L, H * E)."""
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What every layer of a pass shares: rotary angles (B or 1, 1, L, E) and the mask."""
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None = None
+
+    def select(self, rows: Tensor) -> AttentionInputs:
+        """The same for a subset of the batch. Parts shared by the whole batch (first size 1) stay as they are."""
+        mask = None if self.mask is None else _select(self.mask, rows)
+        return AttentionInputs(_select(self.cos, rows), _select(self.sin, rows), mask)
+
+
+def _select(x: Tensor, rows: Tensor) -> Tensor:
+    return x if x.shape[0] == 1 else x[rows]
+
+
+def rotary_angles(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and sin for `rotate`: two tensors (B, 1, L, E) in float32, pairs (i, i + E/2) by falling frequency."""
+    steps = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32)
+    frequencies = theta ** (-steps / head_dim)
+    angles = positions_BL[:, None, :, None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x (B, H, L, E); scores then depend on position differences only."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos.to(x.dtype) + swapped * sin.to(x.dtype)
+
+
+def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The plain `Attend`: no cache, the same for every slot."""
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    return out.transpose(1, 2).flatten(2)
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm in the precision of its weight: under autocast that is float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(dim, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(dim, heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(dim, heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, dim, bias=False)
+        self.q_norm = RMSNorm(head_dim, eps=eps)
+        self.k_norm = RMSNorm(head_dim, eps=eps)
+
+    def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
+        q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), shared.cos, shared.sin)
+        k = rotate(self.k_norm(split_heads(self.k_proj(x_BLD), self.head_dim)), shared.cos, shared.sin)
+        v = split_heads(self.v_proj(x_BLD), self.head_dim)
+        return self.o_proj(attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask))
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """(B, L, H * E) -> (B, H, L, E)."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(dim, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.down_proj(F.relu(self.up_proj(x_BLD)).square())
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D)."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int, mlp_dim: int, eps: float) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dim, eps=eps)
+        self.attention = Attention(dim, heads, head_dim, eps)
+        self.mlp_norm = RMSNorm(dim, eps=eps)
+        self.mlp = MLP(dim, mlp_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Matrices with variance 1 / fan-in, the two output projections zero: a fresh layer is the identity."""
+        for linear in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj, self.mlp.up_proj):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        for linear in (self.attention.o_proj, self.mlp.down_proj):
+            nn.init.zeros_(linear.weight)
+        for norm in (self.attention_norm, self.mlp_norm, self.attention.q_norm, self.attention.k_norm):
+            nn.init.ones_(norm.weight)
+
+    def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), shared, attend, slot)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))

@@ -1,0 +1,70 @@
+"""How deep each sequence loops in training, and what of it is back-propagated.
+
+T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, "Variable-Depth Training"), cut at `max_loops`;
+gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
+
+Depth and initial noise are pure functions of (seed, step, index in the global batch): how many processes share a
+batch does not change them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DepthPlan:
+    """Loops of each row, loops that carry gradients, and the seed of each row's initial noise."""
+
+    loops: tuple[int, ...]
+    mu_bwd: int
+    noise_seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.loops) != len(self.noise_seeds):
+            raise ValueError(f"{len(self.loops)} depths but {len(self.noise_seeds)} noise seeds")
+        if not self.loops or min(self.loops) < 1 or self.mu_bwd < 1:
+            raise ValueError(f"depths and mu_bwd must be at least 1, got {self.loops} and {self.mu_bwd}")
+
+    @classmethod
+    def sample(cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int) -> DepthPlan:
+        """Draws the plan of the rows with these indices in the global batch of optimiser step `step`."""
+        loops, noise_seeds = [], []
+        for row in rows:
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
+            loops.append(min(max(1, int(rng.poisson(mu_rec))), max_loops))
+            noise_seeds.append(int(rng.integers(2**63)))
+        return cls(tuple(loops), math.ceil(mu_rec / 2), tuple(noise_seeds))
+
+    @property
+    def longest(self) -> int:
+        return max(self.loops)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.loops) / len(self.loops)
+
+    def rows_at(self, remaining: int, device: torch.device) -> Tensor:
+        """Rows that still have at least `remaining` loops to run: int64 (n,).
+
+        Passes are aligned at their last loop, so a shallow row joins late instead of leaving early.
+        """
+        return torch.tensor([i for i, loops in enumerate(self.loops) if loops >= remaining], device=device)
+
+    def initial_state(self, length: int, dim: int, device: torch.device) -> Tensor:
+        """h^(0) ~ N(0, 2 / (5 D)) cut at three standard deviations: (B, length, dim) float32.
+
+        A row's values for its first positions do not depend on how far the batch pads it.
+        """
+        std = math.sqrt(2 / (5 * dim))
+        rows = torch.empty(len(self.noise_seeds), length, dim, device=device)
+        for row, seed in zip(rows, self.noise_seeds, strict=True):
+            generator = torch.Generator(device=device).manual_seed(seed)
+            torch.nn.init.trunc_normal_(row, std=std, a=-3 * std, b=3 * std, generator=generator)
+        return rows

@@ -1,0 +1,1 @@
+"""Text worlds: template, tokenizer, model, imagination. `format` alone needs no torch."""

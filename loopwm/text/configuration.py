@@ -1,0 +1,108 @@
+"""Configuration of a text world model, and the sizes that have a name."""
+
+from __future__ import annotations
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from loopwm.core import CoreConfig
+
+
+@strict
+class LoopWMConfig(PreTrainedConfig):
+    r"""
+    Args:
+        prelude_layers, block_layers, coda_layers: layers before, inside (L_R) and after the loop.
+        mu_rec: mean of the Poisson depth in training.
+        max_loops: most loops of any pass; fixes the number of attention slots.
+        default_depth: loops of a pass outside training when the caller names none.
+        state_slots: M, `<|state|>` tokens that carry the latent of a world.
+        copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
+        zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
+        num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
+    """
+
+    model_type = "loopwm"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the base class declares it so
+
+    vocab_size: int = 4096
+    hidden_size: int = 384
+    num_attention_heads: int = 6
+    num_key_value_heads: int | None = None
+    head_dim: int = 64
+    intermediate_size: int = 1536
+    prelude_layers: int = 1
+    block_layers: int = 3
+    coda_layers: int = 1
+    max_loops: int = 12
+    mu_rec: float = 4.0
+    default_depth: int = 4
+    state_slots: int = 1
+    copy_attention: bool = True
+    zoh: bool = False
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 4096
+    num_hidden_layers: int = 0
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 1
+
+    def __post_init__(self, **kwargs):
+        self.num_key_value_heads = self.num_attention_heads
+        self.num_hidden_layers = self.core.num_slots
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of the strict validation; raises ValueError naming the field."""
+        if self.num_attention_heads * self.head_dim != self.hidden_size:
+            raise ValueError(
+                f"hidden_size: {self.hidden_size} is not num_attention_heads * head_dim "
+                f"= {self.num_attention_heads} * {self.head_dim}"
+            )
+        if not 1 <= self.default_depth <= self.max_loops:
+            raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
+        if self.state_slots < 1 or self.block_layers < 1:
+            raise ValueError("state_slots and block_layers must be at least 1")
+
+    @property
+    def core(self) -> CoreConfig:
+        return CoreConfig(
+            dim=self.hidden_size,
+            heads=self.num_attention_heads,
+            head_dim=self.head_dim,
+            mlp_dim=self.intermediate_size,
+            prelude_layers=self.prelude_layers,
+            block_layers=self.block_layers,
+            coda_layers=self.coda_layers,
+            max_loops=self.max_loops,
+            norm_eps=self.rms_norm_eps,
+            zoh=self.zoh,
+        )
+
+
+def _preset(dim: int, head_dim: int, layers: tuple[int, int, int], mu_rec: int) -> dict[str, int | float]:
+    return {
+        "hidden_size": dim,
+        "num_attention_heads": dim // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": 4 * dim,
+        "prelude_layers": layers[0],
+        "block_layers": layers[1],
+        "coda_layers": layers[2],
+        "mu_rec": float(mu_rec),
+        "default_depth": mu_rec,
+        "max_loops": 3 * mu_rec,
+    }
+
+
+PRESETS: dict[str, dict[str, int | float]] = {
+    "tiny": _preset(64, 32, (1, 1, 1), 2),
+    "small": _preset(384, 64, (1, 3, 1), 4),
+    "base": _preset(512, 64, (2, 4, 2), 4),
+    "large": _preset(1024, 64, (3, 6, 3), 6),
+    "1b": _preset(2048, 128, (5, 10, 4), 8),
+}
+"""Keyword arguments of `LoopWMConfig` by name; vocabulary and everything else as given or by default."""

@@ -1,0 +1,172 @@
+"""The template of text worlds: how goals, observations and actions become one string, and back from chat messages.
+
+Torch-free, and the only place that knows the order of the special tokens; data preparation, training,
+evaluation and service all render through it.
+
+    context   <|goal|>g [<|hidden|>x] [<|look|>l <|inv|>i] <|obs|>o<|end|> (<|act|>a <|obs|>o<|end|>)* <|state|>*M
+    step      <|act|>a <|state|>*M
+    decode    <|obs|> observation <|end|>
+
+User text can never become a special token: `clean` breaks the opening mark `<|` of anything that looks like one.
+Special strings are therefore parsed only where a caller hands over a whole prompt itself (`/v1/completions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+GOAL, LOOK, INV, HIDDEN = "<|goal|>", "<|look|>", "<|inv|>", "<|hidden|>"
+OBS, ACT, STATE, END, PAD = "<|obs|>", "<|act|>", "<|state|>", "<|end|>", "<|pad|>"
+SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
+
+CONTEXT_LIMIT = 2048
+"""Most tokens a context may have, state slots included."""
+
+Regime = Literal["observed", "snapshot", "full"]
+REGIMES: tuple[Regime, ...] = ("observed", "snapshot", "full")
+
+
+class FormatError(ValueError):
+    """Input that does not fit the template. `field` names the offending part."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One environment step as the agent saw it."""
+
+    action: str
+    observation: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything known before the first imagined action.
+
+    `observation` is the first one shown; `history` the steps after it. `look`, `inventory` and `hidden_state`
+    describe the moment of `observation` and are rendered only when given.
+    """
+
+    goal: str
+    observation: str
+    history: tuple[Transition, ...] = ()
+    look: str | None = None
+    inventory: str | None = None
+    hidden_state: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.look is None) != (self.inventory is None):
+            raise FormatError("look", "look and inventory are given together or not at all")
+
+
+def clean(text: str) -> str:
+    """Strips surrounding white space and breaks every `<|`, so that no text can spell a special token."""
+    return text.strip().replace("<|", "< |")
+
+
+def context_parts(context: Context) -> tuple[str, list[str]]:
+    """The rendered head (goal up to the end of the first observation) and one string for each later step."""
+    head = GOAL + clean(context.goal)
+    if context.hidden_state is not None:
+        head += HIDDEN + clean(context.hidden_state)
+    if context.look is not None and context.inventory is not None:
+        head += LOOK + clean(context.look) + INV + clean(context.inventory)
+    head += OBS + clean(context.observation) + END
+    return head, [render_transition(step) for step in context.history]
+
+
+def render_transition(step: Transition) -> str:
+    return ACT + clean(step.action) + OBS + clean(step.observation) + END
+
+
+def render_context(context: Context, state_slots: int = 1) -> str:
+    head, steps = context_parts(context)
+    return head + "".join(steps) + STATE * state_slots
+
+
+def render_step(action: str, state_slots: int = 1) -> str:
+    if not action.strip():
+        raise FormatError("action", "an action must not be empty")
+    return ACT + clean(action) + STATE * state_slots
+
+
+def render_prompt(context: Context, actions: Sequence[str], state_slots: int = 1) -> str:
+    """Context, deferred actions and the decode mark: what a causal language model continues with the observation."""
+    if not actions:
+        raise FormatError("actions", "at least one action is needed")
+    steps = "".join(render_step(action, state_slots) for action in actions)
+    return render_context(context, state_slots) + steps + OBS
+
+
+def fit_context(
+    context: Context, count_tokens: Callable[[str], int], limit: int = CONTEXT_LIMIT, state_slots: int = 1
+) -> tuple[Context, int]:
+    """Drops the oldest steps after the first observation until the context has at most `limit` tokens.
+
+    Returns the shortened context and the number of steps dropped.
+    Raises FormatError if goal and first observation alone exceed the limit.
+    """
+    head, steps = context_parts(context)
+    total = count_tokens(head) + state_slots
+    if total > limit:
+        raise FormatError("context", f"goal and first observation have {total} tokens, the limit is {limit}")
+    kept = 0
+    for step in reversed(steps):
+        total += count_tokens(step)
+        if total > limit:
+            break
+        kept += 1
+    dropped = len(steps) - kept
+    return replace(context, history=context.history[dropped:]), dropped
+
+
+def window_context(window: Mapping[str, Any], regime: Regime) -> Context:
+    """The context of an evaluation window under a regime.
+
+    observed: goal and history, what an agent saw. snapshot: goal, look, inventory and the last observation now.
+    full: snapshot and the hidden state now. Raises FormatError naming a field the regime needs and the window lacks.
+    """
+    if regime not in REGIMES:
+        raise FormatError("context", f"unknown regime {regime!r}, expected one of {', '.join(REGIMES)}")
+    history = window["history"]
+    if regime == "observed":
+        steps = tuple(Transition(step["action"], step["observation"]) for step in history[1:])
+        return Context(window["goal"], history[0]["observation"], steps)
+    needed = ("look", "inventory") if regime == "snapshot" else ("look", "inventory", "hidden_state")
+    for field in needed:
+        if window[field] is None:
+            raise FormatError(field, f"is null, but regime {regime!r} needs it")
+    hidden = window["hidden_state"] if regime == "full" else None
+    return Context(window["goal"], history[-1]["observation"], (), window["look"], window["inventory"], hidden)
+
+
+def chat_to_prompt(messages: Sequence[tuple[str, str]]) -> tuple[Context, list[str]]:
+    """Reads (role, text) messages: system = goal, assistant = observations, user = actions.
+
+    The first assistant message opens the conversation; user messages after the last assistant message are the
+    deferred actions. Raises FormatError naming the message at fault.
+    """
+    order = "expected: system (goal), assistant (first observation), then user (action) and assistant (observation) "
+    order += "in turn, and one or more user messages (the actions to imagine) at the end"
+    if len(messages) < 3 or messages[0][0] != "system" or messages[1][0] != "assistant":
+        raise FormatError("messages", order)
+    last = max(i for i, (role, _) in enumerate(messages) if role == "assistant")
+    actions: list[str] = []
+    steps: list[Transition] = []
+    for i, (role, text) in enumerate(messages[2:], start=2):
+        if i <= last and role != ("user" if i % 2 == 0 else "assistant") or i > last and role != "user":
+            raise FormatError(f"messages[{i}].role", f"unexpected {role!r}; {order}")
+        if role == "user" and not text.strip():
+            raise FormatError(f"messages[{i}].content", "an action must not be empty")
+        if i > last:
+            actions.append(text)
+        elif role == "assistant":
+            steps.append(Transition(messages[i - 1][1], text))
+    if not actions:
+        raise FormatError("messages", f"no action to imagine; {order}")
+    return Context(messages[0][1], messages[1][1], tuple(steps)), actions

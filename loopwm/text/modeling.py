@@ -1,0 +1,238 @@
+"""The looped text world model in Hugging Face form.
+
+    x     = RMSNorm(E[tokens])
+    h     = LoopedCore(x)                                           prelude, looped block, coda
+    f     = RMSNorm(h) + sigmoid(w . h + c) * s * copy(h)           copy: attention whose values are E[tokens]
+    logits = E f                                                    tied embeddings
+
+Every attention call of the deepest pass has a slot of its own, a weightless module with its own `layer_idx`, so
+that caches and serving engines keep one set of keys and values for each. Departures from the LoopWM paper: the
+copy attention (ours), and that the decoder may attend to everything before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
+
+from loopwm.core import Attend, AttentionInputs, CoreState, DepthPlan, LoopedCore, rotary_angles
+from loopwm.core.block import RMSNorm, rotate, split_heads
+from loopwm.text.configuration import LoopWMConfig
+
+COPY_SCALE = 8.0
+"""Initial scale of copied embeddings: enough for a copied token to win, small enough to start harmless."""
+
+
+class AttentionSlot(nn.Module):
+    """One attention call of the deepest pass. No weights: it owns the keys and values kept under `layer_idx`."""
+
+    def __init__(self, config: LoopWMConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = True
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = 1
+        self.scaling = config.head_dim**-0.5
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Cache | CoreState | None, **kwargs: Any
+    ) -> Tensor:
+        """q, k, v: (B, H, L, E) -> (B, L, H * E)."""
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
+        out, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling, **kwargs)
+        return out.flatten(2) if out.dim() == 4 else out
+
+
+def _eager_attention(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    scores = q @ k.transpose(2, 3) * scaling
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return (weights @ v).transpose(1, 2), weights
+
+
+class CopyAttention(nn.Module):
+    """A pointer in the form of attention: where to copy from is attended to, what is copied is the embedding.
+
+    Returns sigmoid(gate) * scale * attention(values = token embeddings): (B, L, D).
+    """
+
+    def __init__(self, config: LoopWMConfig) -> None:
+        super().__init__()
+        dim, self.head_dim = config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(dim, dim, bias=False)
+        self.k_proj = nn.Linear(dim, dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.gate = nn.Linear(dim, 1)
+        self.scale = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.q_proj, self.k_proj, self.gate):
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+        nn.init.zeros_(self.gate.bias)
+        nn.init.constant_(self.scale, COPY_SCALE)
+        for norm in (self.q_norm, self.k_norm):
+            nn.init.ones_(norm.weight)
+
+    def forward(self, h_BLD: Tensor, tokens_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
+        q = rotate(self.q_norm(split_heads(self.q_proj(h_BLD), self.head_dim)), shared.cos, shared.sin)
+        k = rotate(self.k_norm(split_heads(self.k_proj(h_BLD), self.head_dim)), shared.cos, shared.sin)
+        v = split_heads(tokens_BLD, self.head_dim)
+        copied = attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask)
+        return self.gate(h_BLD).sigmoid() * self.scale * copied
+
+
+class LoopWMPreTrainedModel(PreTrainedModel):
+    config: LoopWMConfig
+    config_class = LoopWMConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block"]  # noqa: RUF012 - the base class declares it so
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LoopedCore | CopyAttention):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+@dataclass
+class LoopWMOutput(BaseModelOutputWithPast):
+    """last_hidden_state (B, L, D) goes into the tied output embedding; latent (B, L, D) is h_k, the coda output;
+    state and previous_state (B, L, D) are h^(T) and h^(T-1)."""
+
+    latent: Tensor | None = None
+    state: Tensor | None = None
+    previous_state: Tensor | None = None
+
+
+class LoopWMModel(LoopWMPreTrainedModel):
+    def __init__(self, config: LoopWMConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=None)
+        self.embed_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.core = LoopedCore(config.core)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.copy = CopyAttention(config) if config.copy_attention else None
+        self.slots = nn.ModuleList(AttentionSlot(config, i) for i in range(config.num_hidden_layers))
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | CoreState | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        depth: int | DepthPlan | None = None,
+        **kwargs: Any,
+    ) -> LoopWMOutput:
+        """Runs tokens (B, L) through the core.
+
+        `attention_mask` is (B, S) for padding or (B, 1, L, S) bool for any other shape of attention. `depth` is the
+        number of loops; training passes a DepthPlan; None takes `config.default_depth`.
+        """
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
+        mask = attention_mask
+        if mask is None or mask.dim() != 4:
+            mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
+        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+        shared = AttentionInputs(cos, sin, mask)
+        attend = self._attend(past_key_values, **kwargs)
+        depth = self.config.default_depth if depth is None else depth
+        x = self.embed_norm(inputs_embeds)
+        run = self.core.forward_sampled if isinstance(depth, DepthPlan) else self.core
+        out = run(x, shared, attend, depth)
+        final = self.norm(out.h)
+        if self.copy is not None:
+            final = final + self.copy(final, inputs_embeds, shared, attend, self.config.core.copy_slot)
+        return LoopWMOutput(final, past_key_values, latent=out.h, state=out.state, previous_state=out.previous_state)
+
+    def _attend(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
+        def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            return self.slots[slot](q, k, v, mask, cache, **kwargs)
+
+        return attend
+
+
+def _positions(embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None) -> Tensor:
+    """Positions (B or 1, L) of new tokens: counted over real tokens where a padding mask (B, S) tells them."""
+    length = embeds.shape[1]
+    if attention_mask is not None and attention_mask.dim() == 2:
+        return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+    past = cache.get_seq_length() if isinstance(cache, Cache) else 0
+    return torch.arange(past, past + length, device=embeds.device)[None]
+
+
+class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LoopWMConfig) -> None:
+        super().__init__(config)
+        self.model = LoopWMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | CoreState | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        depth: int | DepthPlan | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy."""
+        out = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, depth, **kwargs
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
+
+
+AutoConfig.register("loopwm", LoopWMConfig)
+AutoModel.register(LoopWMConfig, LoopWMModel)
+AutoModelForCausalLM.register(LoopWMConfig, LoopWMForCausalLM)
