@@ -1,0 +1,48 @@
+"""`python -m data_prep COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from types import ModuleType
+
+from data_prep import tokenizer
+from data_prep.errors import DataError
+
+COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
+    "tokenizer": (
+        tokenizer,
+        "train the byte-level BPE and freeze it",
+        "python -m data_prep tokenizer --episodes data/episodes/train --alfworld-games data/alfworld",
+    ),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m data_prep", description="Prepare data for LoopWM.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, purpose, example) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=purpose,
+            description=(module.__doc__ or "").split("\n\n")[0],
+            epilog=f"example: {example}",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = build_parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds, one token a digit.
+
+Files made with another tokenizer do not mix with a model's own; `tokenizer_hash` is what they are told apart by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from loopwm.text.format import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
+
+TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
+
+
+def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer in `path` (default: the frozen one), padding `<|pad|>` and end `<|end|>`.
+
+    Special strings in a text become special tokens: pass only text rendered by `loopwm.text.format`.
+    Raises ValueError if the file is missing or its special tokens are not `SPECIAL_TOKENS` at ids 0..8.
+    """
+    file = TOKENIZER_FILE if path is None else path
+    if not file.is_file():
+        raise ValueError(f"{file}: no such tokenizer file")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(file), pad_token=PAD, eos_token=END, model_max_length=CONTEXT_LIMIT,
+        padding_side="left", clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    if tokenizer.convert_ids_to_tokens(range(len(SPECIAL_TOKENS))) != list(SPECIAL_TOKENS):
+        raise ValueError(f"{file}: the first tokens are not {' '.join(SPECIAL_TOKENS)}")
+    return tokenizer
+
+
+def tokenizer_hash(path: Path | None = None) -> str:
+    """SHA-256 of the tokenizer file, in hexadecimal."""
+    return hashlib.sha256((TOKENIZER_FILE if path is None else path).read_bytes()).hexdigest()
