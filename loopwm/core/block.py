@@ -9,7 +9,7 @@ squared-ReLU MLP, no biases, output projections that start at zero so that a fre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,24 @@ from torch.nn import functional as F
 class Attend(Protocol):
     """Attention behind a slot number: caching, masks and backends live in the implementation."""
 
-    def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q, k, v: (B, H, L, E); mask: (B or 1, 1, L, S) bool or additive, None for causal. Returns (B, L, H * E)."""
+    def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        """q, k, v: (B, H, L, E); mask: whatever this `Attend` understands. Returns (B, L, H * E)."""
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What every layer of a pass shares: rotary angles (B or 1, 1, L, E) and the mask."""
+    """What every layer of a pass shares: rotary angles (B or 1, 1, L, E) and the mask.
+
+    The core only hands the mask on to `attend`, and takes rows of it by `mask[rows]`.
+    """
 
     cos: Tensor
     sin: Tensor
-    mask: Tensor | None = None
+    mask: Any = None
 
     def select(self, rows: Tensor) -> AttentionInputs:
         """The same for a subset of the batch. Parts shared by the whole batch (first size 1) stay as they are."""
-        mask = None if self.mask is None else _select(self.mask, rows)
+        mask = None if self.mask is None else self.mask[rows]
         return AttentionInputs(_select(self.cos, rows), _select(self.sin, rows), mask)
 
 
@@ -58,7 +61,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """The plain `Attend`: no cache, the same for every slot."""
+    """The plain `Attend`: no cache, every slot alike. mask: (B, 1, L, L) bool or additive, None for causal."""
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     return out.transpose(1, 2).flatten(2)
 

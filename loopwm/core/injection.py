@@ -37,7 +37,7 @@ class StateInjection(nn.Module):
         dt = -math.log(INITIAL_RETENTION)
         nn.init.zeros_(self.a)
         nn.init.constant_(self.b, math.log(math.expm1(dt)))
-        nn.init.eye_(self.B.weight)
+        identity_(self.B.weight)
 
     def decay(self) -> Tensor:
         """dt * exp(a) in float32, clamped: (D,). Its negative is the exponent of A_bar."""
@@ -54,3 +54,10 @@ class StateInjection(nn.Module):
         else:
             gain = F.softplus(self.b.float())
         return gain.to(e_BLD.dtype) * self.B(e_BLD)
+
+
+@torch.no_grad()
+def identity_(matrix: Tensor) -> None:
+    """Fills a square matrix with the identity. `nn.init.eye_` fails on parameters that are on the meta device."""
+    matrix.zero_()
+    matrix.fill_diagonal_(1.0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from loopwm.core.block import Attend, AttentionInputs, Block, RMSNorm
 from loopwm.core.depth import DepthPlan
-from loopwm.core.injection import StateInjection
+from loopwm.core.injection import StateInjection, identity_
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,6 @@ class CoreOutput:
     state: Tensor
     previous_state: Tensor
 
-    def telemetry(self) -> dict[str, float]:
-        """Root mean square of the last state and of its last change."""
-        state, previous = self.state.detach(), self.previous_state.detach()
-        return {"state_rms": _rms(state), "last_step_rms": _rms(state - previous)}
-
-
-def _rms(x: Tensor) -> float:
-    return x.float().square().mean().sqrt().item()
-
 
 class LoopedCore(nn.Module):
     def __init__(self, config: CoreConfig) -> None:
@@ -89,7 +80,7 @@ class LoopedCore(nn.Module):
         for layer in (*self.prelude, *self.block, *self.coda):
             layer.reset_parameters()
         nn.init.ones_(self.input_norm.weight)
-        nn.init.eye_(self.C.weight)
+        identity_(self.C.weight)
 
     def _layers(self, count: int) -> nn.ModuleList:
         c = self.config

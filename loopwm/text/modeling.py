@@ -28,6 +28,7 @@ from transformers.utils import can_return_tuple
 from loopwm.core import Attend, AttentionInputs, CoreState, DepthPlan, LoopedCore, rotary_angles
 from loopwm.core.block import RMSNorm, rotate, split_heads
 from loopwm.text.configuration import LoopWMConfig
+from loopwm.text.tree import TreeMask, tree_attention
 
 COPY_SCALE = 8.0
 """Initial scale of copied embeddings: enough for a copied token to win, small enough to start harmless."""
@@ -53,7 +54,8 @@ class AttentionSlot(nn.Module):
             k, v = cache.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
         out, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling, **kwargs)
-        return out.flatten(2) if out.dim() == 4 else out
+        # Backends return (B, L, H, E) or, over packed sequences, (L, H * E).
+        return out.reshape(q.shape[0], q.shape[2], -1)
 
 
 def _eager_attention(
@@ -142,7 +144,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | TreeMask | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | CoreState | None = None,
         inputs_embeds: Tensor | None = None,
@@ -152,8 +154,9 @@ class LoopWMModel(LoopWMPreTrainedModel):
     ) -> LoopWMOutput:
         """Runs tokens (B, L) through the core.
 
-        `attention_mask` is (B, S) for padding or (B, 1, L, S) bool for any other shape of attention. `depth` is the
-        number of loops; training passes a DepthPlan; None takes `config.default_depth`.
+        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, or the TreeMask of
+        training rows, which leaves the slots aside. `depth` is the number of loops; training passes a DepthPlan;
+        None takes `config.default_depth`.
         """
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
@@ -161,18 +164,13 @@ class LoopWMModel(LoopWMPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
-        mask = attention_mask
-        if mask is None or mask.dim() != 4:
-            mask = create_causal_mask(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-            )
+        if isinstance(attention_mask, TreeMask):
+            mask, attend = attention_mask, tree_attention
+        else:
+            mask = self._causal_mask(inputs_embeds, attention_mask, past_key_values, position_ids)
+            attend = self._slot_attention(past_key_values, **kwargs)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
         shared = AttentionInputs(cos, sin, mask)
-        attend = self._attend(past_key_values, **kwargs)
         depth = self.config.default_depth if depth is None else depth
         x = self.embed_norm(inputs_embeds)
         run = self.core.forward_sampled if isinstance(depth, DepthPlan) else self.core
@@ -182,7 +180,20 @@ class LoopWMModel(LoopWMPreTrainedModel):
             final = final + self.copy(final, inputs_embeds, shared, attend, self.config.core.copy_slot)
         return LoopWMOutput(final, past_key_values, latent=out.h, state=out.state, previous_state=out.previous_state)
 
-    def _attend(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
+    def _causal_mask(
+        self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None, position_ids: Tensor
+    ) -> Tensor | None:
+        if attention_mask is not None and attention_mask.dim() == 4:
+            return attention_mask
+        return create_causal_mask(
+            config=self.config,
+            inputs_embeds=embeds,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            position_ids=position_ids,
+        )
+
+    def _slot_attention(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return self.slots[slot](q, k, v, mask, cache, **kwargs)
 

@@ -1,0 +1,191 @@
+"""Imagined text worlds: encode what was seen, advance by actions, decode only where asked (deferred decoding).
+
+    world = model.encode(contexts)            h_0 at the state slots
+    world = model.advance(world, actions)     h_{k+1}; nothing is decoded, the old world stays valid
+    texts = model.decode(world)               the observation, from h_K
+    world = model.observe(world, actions, observations)   what really happened; equals encode of the longer history
+
+A `World` is a batch: one row for each world. Every method takes and returns whole batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from loopwm.core import CoreState
+from loopwm.text import format as template
+from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.format import Context, FormatError, Transition
+from loopwm.text.modeling import LoopWMForCausalLM
+
+
+@dataclass(frozen=True)
+class World:
+    """A batch of worlds at the same number of imagined steps.
+
+    history: keys and values of what was really seen, without state slots. state: these, the slots and the imagined
+    steps. latent: (B, M, D) h_k at the newest slots. depth: loops of every pass. steps: imagined since the last real
+    observation. steps_cut: old steps dropped from each row's context to fit the limit.
+    """
+
+    history: CoreState
+    state: CoreState
+    latent: Tensor
+    depth: int
+    steps: int
+    steps_cut: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.latent)
+
+    def select(self, rows: Sequence[int]) -> World:
+        """The worlds of these rows; repeats make independent copies."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
+        cut = tuple(self.steps_cut[i] for i in rows)
+        state, latent = self.state.select(index), self.latent[index]
+        return World(self.history.select(index), state, latent, self.depth, self.steps, cut)
+
+
+class WorldModel:
+    """A language model with its tokenizer, seen as a world model."""
+
+    def __init__(self, model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.state_slots = model.config.state_slots
+        self._end, self._pad = tokenizer.convert_tokens_to_ids([template.END, template.PAD])
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> WorldModel:
+        """Loads a checkpoint folder in float32. Raises CheckpointError (one line) if it does not fit."""
+        return cls(*load_checkpoint(Path(path)))
+
+    @torch.inference_mode()
+    def encode(self, contexts: Sequence[Context], depth: int | None = None) -> World:
+        """Worlds at h_0. `depth` None takes the checkpoint's default.
+
+        Raises FormatError for an empty list or a context whose head alone exceeds the limit, ValueError for a depth
+        outside 1 .. max_loops.
+        """
+        if not contexts:
+            raise FormatError("contexts", "at least one context is needed")
+        fitted = [template.fit_context(c, self._count, state_slots=self.state_slots) for c in contexts]
+        texts = [template.render_context(context, self.state_slots) for context, _ in fitted]
+        state = CoreState(len(texts), self.model.device)
+        depth = self.model.config.default_depth if depth is None else depth
+        hidden = self._feed(state, texts, depth)
+        cut = tuple(dropped for _, dropped in fitted)
+        return World(state.crop(self.state_slots), state, self._slots(hidden), depth, 0, cut)
+
+    @torch.inference_mode()
+    def advance(self, world: World, actions: Sequence[str]) -> World:
+        """One imagined step: an action for each row goes in, nothing is decoded. `world` stays as it is.
+
+        Raises FormatError for an empty action or a wrong number of them.
+        """
+        _same_length("actions", actions, world)
+        state = world.state.fork()
+        hidden = self._feed(state, [template.render_step(action, self.state_slots) for action in actions], world.depth)
+        return World(world.history, state, self._slots(hidden), world.depth, world.steps + 1, world.steps_cut)
+
+    @torch.inference_mode()
+    def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
+        """What the environment really did. Equals encoding the longer history as long as that fits the limit.
+
+        Raises FormatError for a world with imagined steps (observe from the world before them), for a wrong number of
+        actions or observations, and when the context limit is reached.
+        """
+        if world.steps:
+            raise FormatError("world", f"has {world.steps} imagined steps; observe from the world before them")
+        _same_length("actions", actions, world)
+        _same_length("observations", observations, world)
+        steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
+        texts = [template.render_transition(step) + template.STATE * self.state_slots for step in steps]
+        state = world.history.fork()
+        hidden = self._feed(state, texts, world.depth)
+        longest = int(state.next_position.max())
+        if longest > template.CONTEXT_LIMIT:
+            raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
+        return World(state.crop(self.state_slots), state, self._slots(hidden), world.depth, 0, world.steps_cut)
+
+    @torch.inference_mode()
+    def decode(self, world: World, max_new_tokens: int = 256) -> list[str]:
+        """The observation of each row, decoded greedily. `world` stays as it is."""
+        out: list[list[int]] = [[] for _ in range(len(world))]
+        rows = list(range(len(world)))
+        state = world.state.fork()
+        hidden, _ = self._feed(state, [template.OBS] * len(rows), world.depth)
+        for _ in range(max_new_tokens):
+            tokens = self.model.lm_head(hidden[:, -1]).argmax(-1)
+            alive = [i for i, token in enumerate(tokens.tolist()) if token != self._end]
+            if not alive:
+                break
+            if len(alive) < len(rows):
+                index = torch.tensor(alive, device=tokens.device)
+                rows, tokens, state = [rows[i] for i in alive], tokens[index], state.select(index)
+            for row, token in zip(rows, tokens.tolist(), strict=True):
+                out[row].append(token)
+            hidden, _ = self._forward(state, tokens[:, None], torch.ones_like(tokens[:, None]).bool(), world.depth)
+        return self.tokenizer.batch_decode(out, skip_special_tokens=True)
+
+    def rollout(
+        self,
+        contexts: Sequence[Context],
+        actions: Sequence[Sequence[str]],
+        horizons: Sequence[int] | None = None,
+        depth: int | None = None,
+    ) -> list[dict[int, str]]:
+        """Encodes, injects each row's actions one after another and decodes at the asked horizons only.
+
+        `horizons` None decodes the last step, which then needs rows of equally many actions. Returns for each row
+        {horizon: observation}. Raises FormatError for rows with too few actions.
+        """
+        wanted = sorted(set(horizons)) if horizons is not None else [min((len(row) for row in actions), default=0)]
+        if len(actions) != len(contexts) or not wanted or wanted[0] < 1:
+            raise FormatError("actions", "each context needs at least one action, horizons count from 1")
+        for i, row in enumerate(actions):
+            if len(row) < wanted[-1] or horizons is None and len(row) != wanted[-1]:
+                raise FormatError(f"actions[{i}]", f"{len(row)} actions do not fit horizon {wanted[-1]}")
+        world = self.encode(contexts, depth)
+        out: list[dict[int, str]] = [{} for _ in contexts]
+        for k in range(1, wanted[-1] + 1):
+            world = self.advance(world, [row[k - 1] for row in actions])
+            if k in wanted:
+                for texts, text in zip(out, self.decode(world), strict=True):
+                    texts[k] = text
+        return out
+
+    def _count(self, text: str) -> int:
+        return len(self._ids(text))
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _slots(self, hidden: tuple[Tensor, Tensor]) -> Tensor:
+        return hidden[1][:, -self.state_slots :]
+
+    def _feed(self, state: CoreState, texts: Sequence[str], depth: int) -> tuple[Tensor, Tensor]:
+        """Appends one text to each row of `state`, left-padded so that all end in the same column."""
+        ids = [self._ids(text) for text in texts]
+        length = max(map(len, ids))
+        padded = [[self._pad] * (length - len(row)) + row for row in ids]
+        valid = [[False] * (length - len(row)) + [True] * len(row) for row in ids]
+        device = self.model.device
+        return self._forward(state, torch.tensor(padded, device=device), torch.tensor(valid, device=device), depth)
+
+    def _forward(self, state: CoreState, tokens: Tensor, valid: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Runs (B, L) new tokens; returns final hidden states and latents h_k, both (B, L, D)."""
+        positions, mask = state.extend(valid)
+        out = self.model.model(tokens, mask, positions, past_key_values=state, depth=depth)
+        return out.last_hidden_state, out.latent
+
+
+def _same_length(name: str, values: Sequence[str], world: World) -> None:
+    if len(values) != len(world):
+        raise FormatError(name, f"{len(values)} given for {len(world)} worlds")

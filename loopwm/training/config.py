@@ -1,0 +1,165 @@
+"""Typed training configuration: dataclasses read from YAML, with overrides from the command line.
+
+Unknown keys and values of a wrong type are errors that name the key. An override is written `section.key=value`
+with a YAML value, e.g. `optimizer.learning_rate=3e-3`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names file or key."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A preset of `loopwm.text.configuration.PRESETS` and what is changed in it."""
+
+    preset: str = "small"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the token shards lie and how rows are cut from their episodes."""
+
+    train: tuple[str, ...] = ()
+    dev: tuple[str, ...] = ()
+    row_stride: int = 24
+    """Steps between the places of an episode that get a row in each epoch."""
+    trunk_tokens_min: int = 256
+    trunk_tokens_max: int = 2048
+    """A row's trunk is cut at a length drawn log-uniformly from this range."""
+    snapshot_share: float = 0.5
+    """Share of rows that start with look and inventory at their own step instead of the episode's beginning."""
+    max_horizon: int = 5
+    """K_max: actions of a deferred branch."""
+    branch_ratio: float = 1.0
+    """Tokens of deferred branches for each token of the trunk that is not context."""
+    supervise_trunk: bool = True
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """A global batch is `micro_batches` micro-batches of at most `tokens` padded tokens, over all processes."""
+
+    tokens: int = 8192
+    micro_batches: int = 2
+    length_pool: int = 256
+    """Rows sorted by length together before they are cut into micro-batches."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Muon for the matrices inside the core, AdamW for everything else; or AdamW for all."""
+
+    name: Literal["muon", "adamw"] = "muon"
+    learning_rate: float = 5e-3
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    momentum: float = 0.95
+    clip_norm: float = 1.0
+    warmup_steps: int = 50
+    decay_share: float = 0.4
+    """Share of the steps, at the end, over which the rate falls linearly to zero."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Length, logging and checkpoints of a run."""
+
+    steps: int = 1000
+    seed: int = 0
+    mixed_precision: Literal["no", "bf16"] = "bf16"
+    log_every: int = 10
+    eval_every: int = 200
+    eval_batches: int = 8
+    save_every: int = 100
+    keep_checkpoints: int = 2
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    system: Literal["text"] = "text"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
+    """Reads a YAML file and applies `section.key=value` overrides. Raises ConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections")
+    for override in overrides:
+        _apply_override(raw, override)
+    return _build(TrainingConfig, raw, "")
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {override!r}: expected section.key=value")
+    *parents, leaf = key.split(".")
+    node = raw
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {parent} is not a section")
+    node[leaf] = yaml.safe_load(value)
+
+
+def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = set(raw) - set(hints)
+    if unknown:
+        raise ConfigError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
+    return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in raw.items()})
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    """`value` as the annotated type, or ConfigError naming the key."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, dict):
+            return _build(hint, value, f"{name}.")
+        raise ConfigError(f"{name}: expected a section, got {value!r}")
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, typing.get_args(hint)))}")
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return value
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return _float(value, name)
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
+        return value
+    raise ConfigError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+
+
+def _float(value: float | str, name: str) -> float:
+    # YAML 1.1 reads 5e-3 as a string.
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError(f"{name}: expected a number, got {value!r}") from None

@@ -1,0 +1,56 @@
+"""Optimisers and the learning rate, a pure function of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from loopwm.training.config import OptimizerConfig
+
+
+def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
+    """One optimiser, or Muon for the core's matrices beside AdamW for the rest.
+
+    Only matrices decay, and of these neither embeddings nor the injection's B and C (Parcae).
+    """
+    matrices, rest = _split(model)
+    adamw = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": 1e-10}
+    undecayed = {"params": rest, "weight_decay": 0.0}
+    if config.name == "adamw":
+        return [AdamW([undecayed, {"params": matrices, "weight_decay": config.weight_decay}], **adamw)]
+    muon = Muon(
+        matrices,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [muon, AdamW([undecayed], **adamw)]
+
+
+def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
+        kept_whole = any(part in name for part in ("embed_tokens", "lm_head", "injection", "core.C."))
+        (matrices if is_matrix and not kept_whole else rest).append(parameter)
+    return matrices, rest
+
+
+def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> float:
+    """Linear warm-up, a plateau, and a linear fall to zero over the last `decay_share` of the steps."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    decay_steps = max(1, round(steps * config.decay_share))
+    return warm * min(1.0, (steps - step) / decay_steps)
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+

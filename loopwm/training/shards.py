@@ -1,0 +1,79 @@
+"""Reads token shards with numpy alone; `python -m data_prep tokenize` writes them.
+
+A folder holds index.json and, for each shard, tokens (uint16), spans (start, length, step, kind), steps (reward,
+done), offsets (first span and step of each episode) and metadata. Everything the index says is checked first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwm.text.tree import TokenEpisode
+from loopwm.training.config import ConfigError
+
+FORMAT = "loopwm-shards-v1"
+GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
+
+
+def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:
+    """The episodes of a folder, their tokens memory-mapped.
+
+    Raises ConfigError naming the file that is missing, damaged or made with another tokenizer.
+    """
+    for shard in _checked_index(folder, tokenizer_hash)["shards"]:
+        tokens, spans, offsets = (
+            np.load(folder / f"{shard['name']}.{part}.npy", mmap_mode="r") for part in ("tokens", "spans", "offsets")
+        )
+        for first, last in zip(offsets[:-1, 0], offsets[1:, 0], strict=True):
+            yield _episode(tokens, spans[first:last])
+
+
+def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void]) -> TokenEpisode:
+    def texts(kind: int) -> dict[int, NDArray[np.uint16]]:
+        chosen = spans[spans["kind"] == kind]
+        return {int(s["step"]): tokens[s["start"] : s["start"] + s["length"]] for s in chosen}
+
+    observations, actions, looks, inventories = map(texts, (OBSERVATION, ACTION, LOOK, INVENTORY))
+    steps = range(len(observations))
+    nothing = np.empty(0, dtype=np.uint16)
+    return TokenEpisode(
+        goal=texts(GOAL)[0],
+        observations=[observations[i] for i in steps],
+        actions=[actions.get(i, nothing) for i in steps],
+        looks=[looks.get(i) for i in steps],
+        inventories=[inventories.get(i) for i in steps],
+    )
+
+
+def _checked_index(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
+    path = folder / "index.json"
+    try:
+        index: dict[str, Any] = json.loads(path.read_bytes())
+        made_with, kind = index["tokenizer_hash"], index["format"]
+        files = {name: entry for shard in index["shards"] for name, entry in shard["files"].items()}
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file (not a folder of shards, or an unfinished one)") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not an index of shards ({error!r})") from None
+    if kind != FORMAT:
+        raise ConfigError(f"{path}: format is {kind!r}, expected {FORMAT!r}")
+    if made_with != tokenizer_hash:
+        raise ConfigError(f"{path}: tokenizer_hash: the shards were made with another tokenizer")
+    for name, entry in files.items():
+        _check_file(folder / name, entry)
+    return index
+
+
+def _check_file(path: Path, entry: dict[str, Any]) -> None:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+            raise ConfigError(f"{path}: its contents differ from what index.json says (sha256)")

@@ -1,0 +1,87 @@
+"""The text system as a program of the trainer: builds the model, streams batches, evaluates, exports."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from loopwm.core import DepthPlan
+from loopwm.text import format as template
+from loopwm.text.configuration import PRESETS, LoopWMConfig
+from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.objective import TextObjective
+from loopwm.text.tokenizer import load_tokenizer, tokenizer_hash
+from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch
+from loopwm.training.config import ConfigError, TrainingConfig
+from loopwm.training.rows import BatchStream, Cursor, RowPlanner
+from loopwm.training.shards import read_shards
+
+
+class TextProgram:
+    """What the trainer needs of a system. Batches are lists of micro-batches with a cursor to resume from."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        if not config.data.train:
+            raise ConfigError("data.train: at least one shard folder is needed")
+        self.config = config
+        self.tokenizer = load_tokenizer()
+        self.model_config = self._model_config()
+        self.objective = TextObjective(LoopWMForCausalLM(self.model_config))
+        self.train_stream = self._stream(config.data.train, config.run.seed)
+        self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
+
+    def _model_config(self) -> LoopWMConfig:
+        model = self.config.model
+        if model.preset not in PRESETS:
+            raise ConfigError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
+        known = set(LoopWMConfig().to_dict())
+        unknown = set(model.overrides) - known
+        if unknown:
+            raise ConfigError(f"model.overrides.{min(unknown)}: unknown key")
+        vocab = {"vocab_size": len(self.tokenizer)}
+        try:
+            return LoopWMConfig(**{**vocab, **PRESETS[model.preset], **model.overrides})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
+
+    def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
+        ids = self.tokenizer.convert_tokens_to_ids
+        marks = {"goal": template.GOAL, "hidden": template.HIDDEN, "look": template.LOOK, "inv": template.INV}
+        marks |= {"obs": template.OBS, "act": template.ACT, "state": template.STATE, "end": template.END}
+        builder = RowBuilder(TemplateIds(**{k: ids(v) for k, v in marks.items()}), self.model_config.state_slots)
+        planner = RowPlanner(self.config.data, self.model_config.state_slots)
+        episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
+        return BatchStream(episodes, planner, builder, self.config.batch, seed, ids(template.PAD))
+
+    def global_batches(self, cursor: Cursor) -> Iterator[tuple[list[TreeBatch], Cursor]]:
+        return self.train_stream.global_batches(cursor)
+
+    def evaluation_batches(self) -> list[TreeBatch]:
+        """The first `eval_batches` micro-batches of the dev stream, the same every time."""
+        if self.dev_stream is None:
+            return []
+        batches: list[TreeBatch] = []
+        for group, _ in self.dev_stream.global_batches(Cursor()):
+            batches += group
+            if len(batches) >= self.config.run.eval_batches:
+                break
+        return batches[: self.config.run.eval_batches]
+
+    def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
+        c = self.model_config
+        return DepthPlan.sample(self.config.run.seed, step, batch.row_ids, c.mu_rec, c.max_loops)
+
+    def export(self, folder: Path) -> None:
+        """Writes the model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+
+        The folder appears as a whole or not at all.
+        """
+        temporary = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        published = LoopWMForCausalLM(self.model_config)
+        published.load_state_dict(self.objective.model.state_dict())
+        published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+        self.tokenizer.save_pretrained(temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
