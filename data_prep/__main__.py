@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import tokenizer
+from data_prep import tokenize, tokenizer
 from data_prep.errors import DataError
 
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
@@ -14,6 +14,11 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         tokenizer,
         "train the byte-level BPE and freeze it",
         "python -m data_prep tokenizer --episodes data/episodes/train --alfworld-games data/alfworld",
+    ),
+    "tokenize": (
+        tokenize,
+        "turn episodes into token shards",
+        "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2",
     ),
 }
 

@@ -1,0 +1,175 @@
+"""Token shards: episodes as flat token arrays that numpy alone can memory-map.
+
+A folder of shards holds `index.json`, written last, and five files a shard:
+
+    NAME.tokens.npy    uint16 (tokens,)                 tokens of all texts, no special tokens, no padding
+    NAME.spans.npy     SPAN_DTYPE (spans,)              which tokens are which text; ordered by episode, step, kind
+    NAME.steps.npy     STEP_DTYPE (steps,)              reward and done of each step; ordered by episode, step
+    NAME.offsets.npy   int64 (episodes + 1, 2)          first span and first step of each episode; last row: the totals
+    NAME.episodes.json [{"env", "task", "variation", "split", "policy"}, ...]
+
+Span fields: `start`, `length` (tokens[start : start + length]), `step` (within its episode), `kind`: 0 goal, 1 hidden
+state (both at step 0), 2 look, 3 inventory, 4 observation, 5 action. A null text has no span; step 0 has no action.
+Texts that repeat within an episode share their tokens, so spans may overlap and tokens are fewer than span lengths add
+up to. Tokens are those of `loopwm.text.format.clean(text)`. `reward` is the score minus the previous step's, in points
+(0 at step 0).
+
+index.json: {"format": "loopwm-shards-v1", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
+"episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "shards": [{"name",
+"tokens", "spans", "steps", "episodes", "files": {file name: {"bytes", "sha256"}}}]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.errors import DataError
+from data_prep.files import atomic_write
+
+FORMAT = "loopwm-shards-v1"
+INDEX = "index.json"
+GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
+SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
+STEP_DTYPE = np.dtype([("reward", "<f4"), ("done", "?")])
+META_FIELDS = ("env", "task", "variation", "split", "policy")
+TOTALS = ("tokens", "spans", "steps", "episodes")
+
+
+@dataclass(frozen=True)
+class TokenEpisode:
+    """One episode's tokens uint16 (n,), spans SPAN_DTYPE (s,) with starts from 0, steps STEP_DTYPE (t,), metadata."""
+
+    tokens: NDArray[np.uint16]
+    spans: NDArray[np.void]
+    steps: NDArray[np.void]
+    meta: Mapping[str, Any]
+
+
+@dataclass
+class _Shard:
+    """Episodes gathered until a shard is full."""
+
+    episodes: list[TokenEpisode] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, episode: TokenEpisode) -> None:
+        self.episodes.append(episode)
+        self.tokens += len(episode.tokens)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        starts = np.cumsum([0] + [len(e.tokens) for e in self.episodes])
+        spans = np.concatenate([e.spans for e in self.episodes])
+        lengths = [len(e.spans) for e in self.episodes]
+        spans["start"] += np.repeat(starts[:-1], lengths)
+        counts = [(len(e.spans), len(e.steps)) for e in self.episodes]
+        return {
+            "tokens": np.concatenate([e.tokens for e in self.episodes]),
+            "spans": spans,
+            "steps": np.concatenate([e.steps for e in self.episodes]),
+            "offsets": np.cumsum([(0, 0), *counts], axis=0, dtype=np.int64),
+        }
+
+
+def write_shards(
+    out: Path,
+    episodes: Iterable[TokenEpisode],
+    shard_tokens: int,
+    tokenizer_hash: str,
+    sources: list[dict[str, str]],
+) -> dict[str, Any]:
+    """Writes shards of about `shard_tokens` tokens, then the index, which it returns.
+
+    An older index is removed first: a folder without an index is unfinished. Raises DataError without episodes.
+    """
+    (out / INDEX).unlink(missing_ok=True)
+    counts: Counter[str] = Counter()
+    shards = []
+    for shard in _full_shards(episodes, shard_tokens):
+        counts.update("/".join(str(e.meta[k]) for k in ("env", "split", "policy")) for e in shard.episodes)
+        shards.append(_write_shard(out, f"{len(shards):05d}", shard))
+    if not shards:
+        raise DataError("--episodes: no episodes in the given files")
+    index = {
+        "format": FORMAT,
+        "tokenizer_hash": tokenizer_hash,
+        **{total: sum(shard[total] for shard in shards) for total in TOTALS},
+        "counts": dict(sorted(counts.items())),
+        "sources": sources,
+        "shards": shards,
+    }
+    with atomic_write(out / INDEX) as file:
+        file.write(json.dumps(index, indent=1).encode() + b"\n")
+    return index
+
+
+def _full_shards(episodes: Iterable[TokenEpisode], shard_tokens: int) -> Iterator[_Shard]:
+    shard = _Shard()
+    for episode in episodes:
+        shard.add(episode)
+        if shard.tokens >= shard_tokens:
+            yield shard
+            shard = _Shard()
+    if shard.episodes:
+        yield shard
+
+
+def _write_shard(out: Path, name: str, shard: _Shard) -> dict[str, Any]:
+    arrays = shard.arrays()
+    contents = {f"{name}.{part}.npy": _npy_bytes(array) for part, array in arrays.items()}
+    metas = [{k: e.meta[k] for k in META_FIELDS} for e in shard.episodes]
+    contents[f"{name}.episodes.json"] = json.dumps(metas).encode()
+    for file_name, content in contents.items():
+        with atomic_write(out / file_name) as file:
+            file.write(content)
+    files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()}
+    sizes = {part: len(arrays[part]) for part in ("tokens", "spans", "steps")}
+    return {"name": name, **sizes, "episodes": len(metas), "files": files}
+
+
+def _npy_bytes(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def check_shards(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
+    """Checks format, tokenizer and the hash of every file, and returns the index.
+
+    Raises DataError naming the file and what is wrong with it.
+    """
+    path = folder / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_bytes())
+        kind, made_with = index["format"], index["tokenizer_hash"]
+        files = {name: entry for shard in index["shards"] for name, entry in shard["files"].items()}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: missing (not a folder of shards, or unfinished)") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not an index of shards ({error!r})") from error
+    if kind != FORMAT:
+        raise DataError(f"{path}: format: {kind!r}, expected {FORMAT!r}")
+    if made_with != tokenizer_hash:
+        raise DataError(f"{path}: tokenizer_hash: made with another tokenizer ({made_with[:12]}..)")
+    for name, entry in files.items():
+        _check_file(folder / name, entry)
+    return index
+
+
+def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: missing")
+    if path.stat().st_size != entry["bytes"]:
+        raise DataError(f"{path}: {path.stat().st_size} bytes, the index says {entry['bytes']}")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+            raise DataError(f"{path}: contents differ from the index (sha256)")

@@ -1,0 +1,143 @@
+"""Turns episodes into token shards for training, or checks shards that exist.
+
+The layout of the shards is written down in `data_prep.shards`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from data_prep.episodes import Episode, episode_files, format_episode, parse_episode, read_episodes
+from data_prep.errors import DataError
+from data_prep.shards import (
+    ACTION,
+    GOAL,
+    HIDDEN,
+    INVENTORY,
+    LOOK,
+    META_FIELDS,
+    OBSERVATION,
+    SPAN_DTYPE,
+    STEP_DTYPE,
+    TokenEpisode,
+    check_shards,
+    write_shards,
+)  # fmt: skip
+from loopwm.text import format as text_format
+
+TOKENIZER_FILE = Path(text_format.__file__).with_name("tokenizer.json")
+
+
+def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
+    """(kind, step, text) of every text of an episode that is not null, in the order of the spans."""
+    yield GOAL, 0, episode.goal
+    if episode.hidden_state is not None:
+        yield HIDDEN, 0, episode.hidden_state
+    for i, step in enumerate(episode.steps):
+        kinds = ((LOOK, step.look), (INVENTORY, step.inventory), (OBSERVATION, step.observation), (ACTION, step.action))
+        yield from ((kind, i, text) for kind, text in kinds if text is not None)
+
+
+def encode_episode(tokenizer: Tokenizer, episode: Episode) -> TokenEpisode:
+    """Tokens and spans of an episode; a text that repeats is stored once."""
+    texts = [(kind, step, text_format.clean(text)) for kind, step, text in episode_texts(episode)]
+    distinct = list(dict.fromkeys(text for _, _, text in texts))
+    encoded = [encoding.ids for encoding in tokenizer.encode_batch_fast(distinct, add_special_tokens=False)]
+    starts = np.cumsum([0] + [len(ids) for ids in encoded])
+    place = {text: (starts[i], len(encoded[i])) for i, text in enumerate(distinct)}
+    scores = [step.score for step in episode.steps]
+    rewards = np.diff(scores, prepend=scores[0])
+    return TokenEpisode(
+        tokens=np.array([token for ids in encoded for token in ids], dtype=np.uint16),
+        spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
+        steps=np.array(list(zip(rewards, (s.done for s in episode.steps), strict=True)), dtype=STEP_DTYPE),
+        meta={name: getattr(episode, name) for name in META_FIELDS},
+    )
+
+
+@lru_cache(maxsize=1)
+def _load(path: str) -> Tokenizer:
+    return Tokenizer.from_file(path)
+
+
+def _encode_line(record: dict[str, Any], tokenizer_file: str) -> dict[str, Any]:
+    """The `datasets` map: arrays travel as bytes, exactly and without a schema of their own."""
+    encoded = encode_episode(_load(tokenizer_file), parse_episode(record["episode"]))
+    arrays = {part: getattr(encoded, part).tobytes() for part in ("tokens", "spans", "steps")}
+    return {"meta": json.dumps(encoded.meta), **arrays}
+
+
+def tokenize_files(files: list[Path], tokenizer_file: Path, workers: int) -> Iterator[TokenEpisode]:
+    """Encodes all episodes of the files, in order, on `workers` processes."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from datasets import Dataset  # slow to import, and needed by no other command
+    from datasets.exceptions import DatasetGenerationError
+
+    def lines() -> Iterator[dict[str, str]]:
+        for path in files:
+            for episode in read_episodes(path):
+                yield {"episode": format_episode(episode)}
+
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            dataset = Dataset.from_generator(lines, cache_dir=cache)
+        except DatasetGenerationError as error:
+            raise error.__cause__ if isinstance(error.__cause__, DataError) else error from None
+        encoded = dataset.map(
+            _encode_line,
+            fn_kwargs={"tokenizer_file": str(tokenizer_file)},
+            remove_columns=["episode"],
+            num_proc=workers if workers > 1 else None,
+            desc="tokenize",
+        )
+        for row in encoded:
+            yield TokenEpisode(
+                tokens=np.frombuffer(row["tokens"], np.uint16),
+                spans=np.frombuffer(row["spans"], SPAN_DTYPE),
+                steps=np.frombuffer(row["steps"], STEP_DTYPE),
+                meta=json.loads(row["meta"]),
+            )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    job = parser.add_mutually_exclusive_group(required=True)
+    job.add_argument("--episodes", nargs="+", type=Path, help="episode files or folders")
+    job.add_argument("--check", action="store_true", help="check the shards in --out instead")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the shards")
+    parser.add_argument("--tokenizer", type=Path, default=TOKENIZER_FILE, help="tokenizer.json")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="tokens a shard, about")
+
+
+def run(args: argparse.Namespace) -> None:
+    if not args.tokenizer.is_file():
+        raise DataError(f"{args.tokenizer}: no such tokenizer file")
+    for name in ("workers", "shard_tokens"):
+        if getattr(args, name) < 1:
+            raise DataError(f"--{name.replace('_', '-')}: at least 1")
+    tokenizer_hash = _sha256(args.tokenizer)
+    if args.check:
+        index = check_shards(args.out, tokenizer_hash)
+    else:
+        files = episode_files(args.episodes)
+        sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
+        encoded = tokenize_files(files, args.tokenizer, args.workers)
+        index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources)
+    totals = ", ".join(f"{index[name]:,} {name}" for name in ("episodes", "steps", "spans", "tokens"))
+    print(f"{args.out}: {len(index['shards'])} shards, {totals}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
