@@ -1,0 +1,30 @@
+# make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
+# The first call of any of them creates .venv; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: serve test lint
+
+serve: $(VENV)/.installed
+	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "error: $(PYTHON) is not Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,dev]'
+	touch $@
