@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NOISE_CUT = 3.0
+"""Standard deviations at which the initial noise is cut."""
+
 
 @dataclass(frozen=True)
 class DepthPlan:
@@ -58,13 +61,14 @@ class DepthPlan:
         return torch.tensor([i for i, loops in enumerate(self.loops) if loops >= remaining], device=device)
 
     def initial_state(self, length: int, dim: int, device: torch.device) -> Tensor:
-        """h^(0) ~ N(0, 2 / (5 D)) cut at three standard deviations: (B, length, dim) float32.
+        """h^(0) ~ N(0, 2 / (5 D)) cut at NOISE_CUT standard deviations: (B, length, dim) float32.
 
         A row's values for its first positions do not depend on how far the batch pads it.
         """
-        std = math.sqrt(2 / (5 * dim))
         rows = torch.empty(len(self.noise_seeds), length, dim, device=device)
         for row, seed in zip(rows, self.noise_seeds, strict=True):
-            generator = torch.Generator(device=device).manual_seed(seed)
-            torch.nn.init.trunc_normal_(row, std=std, a=-3 * std, b=3 * std, generator=generator)
-        return rows
+            torch.rand(length, dim, generator=torch.Generator(device=device).manual_seed(seed), out=row)
+        # The inverse of the cut distribution function; library routines draw a number of values that depends on length.
+        tail = 0.5 * math.erfc(NOISE_CUT / math.sqrt(2))
+        quantiles = tail + rows * (1 - 2 * tail)
+        return math.sqrt(2 / (5 * dim)) * torch.special.ndtri(quantiles)

@@ -40,20 +40,29 @@ class StateInjection(nn.Module):
         identity_(self.B.weight)
 
     def decay(self) -> Tensor:
-        """dt * exp(a) in float32, clamped: (D,). Its negative is the exponent of A_bar."""
-        return (F.softplus(self.b.float()) * self.a.float().exp()).clamp(MIN_DECAY, MAX_DECAY)
+        """dt * exp(a) in float32, clamped: (D,). Its negative is the exponent of A_bar.
+
+        Computed from logarithms, since dt may underflow while exp(a) overflows.
+        """
+        log_decay = self.a.float() + _log_softplus(self.b.float())
+        return log_decay.clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
 
     def retention(self) -> Tensor:
-        """A_bar: (D,) float32, every entry strictly inside (0, 1) for any value of the parameters."""
+        """A_bar: (D,) float32, every entry strictly inside (0, 1) for any finite value of the parameters."""
         return torch.exp(-self.decay())
 
     def drive(self, e_BLD: Tensor) -> Tensor:
         """B_bar e: (B, L, D). It does not change over the loops of a pass, so it is computed once."""
+        gain = F.softplus(self.b.float())
         if self.zoh:
-            gain = -torch.expm1(-self.decay()) * torch.exp(-self.a.float())
-        else:
-            gain = F.softplus(self.b.float())
+            # (1 - A_bar) / exp(a), written with x = dt * exp(a) so that it stays finite: dt * (1 - exp(-x)) / x.
+            gain = gain * -torch.expm1(-self.decay()) / self.decay()
         return gain.to(e_BLD.dtype) * self.B(e_BLD)
+
+
+def _log_softplus(x: Tensor) -> Tensor:
+    """log(softplus(x)), which is x itself where softplus underflows."""
+    return torch.where(x < -15, x, F.softplus(x.clamp(min=-15)).log())
 
 
 @torch.no_grad()

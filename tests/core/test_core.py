@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from loopwm.core import AttentionInputs, CoreConfig, CoreState, DepthPlan, LoopedCore, causal_attention, rotary_angles
+from tests.reference import looped as reference
+
+THETA = 10000.0
+CONFIG = CoreConfig(
+    dim=8,
+    heads=2,
+    head_dim=4,
+    mlp_dim=12,
+    prelude_layers=1,
+    block_layers=2,
+    coda_layers=1,
+    max_loops=6,
+    norm_eps=1e-6,
+    zoh=False,
+)
+
+
+def random_core(config: CoreConfig = CONFIG, seed: int = 0) -> LoopedCore:
+    """A core in float64 whose weights are all random, the zero-initialised ones too."""
+    generator = torch.Generator().manual_seed(seed)
+    core = LoopedCore(config).double()
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return core
+
+
+def shared_inputs(batch: int, length: int, config: CoreConfig = CONFIG) -> AttentionInputs:
+    positions = torch.arange(length).expand(batch, length)
+    return AttentionInputs(*rotary_angles(positions, config.head_dim, THETA))
+
+
+def random_input(batch: int, length: int, config: CoreConfig = CONFIG) -> torch.Tensor:
+    return torch.randn(batch, length, config.dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_forward_equals_the_reference_at_every_depth():
+    core, x = random_core(), random_input(2, 5)
+    for depth in (1, 2, 6):
+        out = core(x, shared_inputs(2, 5), causal_attention, depth).h
+        for row in range(2):
+            h0 = torch.zeros(5, CONFIG.dim, dtype=torch.float64)
+            expected = reference.row_forward(dict(core.named_parameters()), CONFIG, x[row], h0, depth, depth, THETA)
+            torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_sampled_depth_gives_outputs_and_gradients_of_the_reference_with_the_last_mu_bwd_loops():
+    """Rows of different depth in one batch: nothing of a row depends on the others, nor on when it joins."""
+    core, x = random_core(), random_input(4, 3)
+    plan = DepthPlan(loops=(5, 1, 3, 2), mu_bwd=2, noise_seeds=(1, 2, 3, 4))
+    out = core.forward_sampled(x, shared_inputs(4, 3), causal_attention, plan).h
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    parameters = dict(core.named_parameters())
+    gradients = torch.autograd.grad((out * weight).sum(), list(parameters.values()))
+
+    noise = plan.initial_state(3, CONFIG.dim, x.device).double()
+    rows = [
+        reference.row_forward(parameters, CONFIG, x[i], noise[i], plan.loops[i], plan.mu_bwd, THETA) for i in range(4)
+    ]
+    expected = torch.stack(rows)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), list(parameters.values()))
+    for name, ours, theirs in zip(parameters, gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_truncation_changes_gradients_so_the_comparison_above_can_fail():
+    core, x = random_core(), random_input(1, 3)
+    gradients = []
+    for mu_bwd in (1, 4):
+        plan = DepthPlan(loops=(4,), mu_bwd=mu_bwd, noise_seeds=(1,))
+        out = core.forward_sampled(x, shared_inputs(1, 3), causal_attention, plan).h
+        gradients.append(torch.autograd.grad(out.square().sum(), core.injection.a)[0])
+    assert (gradients[0] - gradients[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("zoh", [False, True])
+@pytest.mark.parametrize(("sign_a", "sign_b"), [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+def test_retention_stays_inside_zero_and_one_and_state_bounded_after_a_large_gradient_step(zoh, sign_a, sign_b):
+    """200 loops stay within the geometric sum |B_bar e| / (1 - A_bar): a fresh block adds nothing to it."""
+    core = LoopedCore(dataclasses.replace(CONFIG, max_loops=200, zoh=zoh))
+    x = random_input(1, 4).float()
+    core(x, shared_inputs(1, 4), causal_attention, 4).h.square().sum().backward()
+    with torch.no_grad():
+        for parameter, sign in ((core.injection.a, sign_a), (core.injection.b, sign_b)):
+            assert parameter.grad is not None and parameter.grad.abs().min() > 0
+            parameter += sign * 1e4 * parameter.grad.abs() / parameter.grad.abs().max()
+    retention = core.injection.retention()
+    assert ((retention > 0) & (retention < 1)).all()
+    out = core(x, shared_inputs(1, 4), causal_attention, 200)
+    drive = core.injection.drive(core.input_norm(x)).abs()
+    assert drive.isfinite().all()
+    assert (out.state.abs() <= 1.001 * drive / (1 - retention)).all()
+
+
+def test_state_stays_bounded_over_200_loops_with_random_weights():
+    """The pre-norm residuals add a bounded amount to each loop, and the retention forgets it geometrically."""
+    core = random_core(dataclasses.replace(CONFIG, max_loops=200))
+    x = random_input(2, 4)
+    norms = [core(x, shared_inputs(2, 4), causal_attention, depth).state.abs().max() for depth in (10, 100, 200)]
+    assert norms[2] < 3 * norms[0]
+
+
+def test_exact_hold_reaches_the_fixed_point_that_euler_overshoots():
+    """Zero-order hold: the fixed point of h' = A_bar h + B_bar e is B e / exp(a), whatever the step."""
+    for a, b in ((0.0, 1.0), (1.0, -2.0)):
+        core = LoopedCore(dataclasses.replace(CONFIG, zoh=True))
+        with torch.no_grad():
+            core.injection.a.fill_(a)
+            core.injection.b.fill_(b)
+        e = random_input(1, 2).float()
+        fixed_point = core.injection.drive(e) / (1 - core.injection.retention())
+        torch.testing.assert_close(fixed_point, e * torch.exp(torch.tensor(-a)))
+
+
+def test_cost_follows_the_mean_depth_not_the_longest():
+    """The number of row passes through the block is the sum of depths."""
+    core, x = random_core(), random_input(3, 2)
+    passes = []
+    core.block[0].register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    core.forward_sampled(x, shared_inputs(3, 2), causal_attention, DepthPlan((6, 1, 1), 2, (1, 2, 3)))
+    assert sum(passes) == 8
+
+
+def test_depth_and_noise_depend_only_on_seed_step_and_global_row():
+    together = DepthPlan.sample(7, 3, range(6), 4.0, 12)
+    apart = [DepthPlan.sample(7, 3, [row], 4.0, 12) for row in range(6)]
+    assert together.loops == tuple(plan.loops[0] for plan in apart)
+    device = torch.device("cpu")
+    for row, plan in enumerate(apart):
+        shorter = plan.initial_state(3, 16, device)[0]
+        # Vectorised and scalar code may differ in the last bit.
+        torch.testing.assert_close(together.initial_state(5, 16, device)[row, :3], shorter, atol=1e-6, rtol=1e-5)
+    assert together.loops != DepthPlan.sample(7, 4, range(6), 4.0, 12).loops
+
+
+def test_sampled_depths_are_poisson_with_a_floor_of_one_and_noise_has_the_stated_variance():
+    plan = DepthPlan.sample(0, 0, range(4000), 4.0, 12)
+    assert min(plan.loops) == 1
+    assert max(plan.loops) <= 12
+    assert abs(plan.mean - (4 + 2.718281828**-4)) < 0.1
+    assert plan.mu_bwd == 2
+    noise = DepthPlan((1,), 1, (0,)).initial_state(2000, 10, torch.device("cpu"))
+    assert abs(noise.std().item() / (2 / 50) ** 0.5 - 0.987) < 0.02  # cutting at three deviations removes 1.3 %
+    assert noise.abs().max() <= 3 * (2 / 50) ** 0.5
+
+
+@pytest.mark.parametrize("depth", [0, 7, -1])
+def test_depth_outside_the_slots_is_refused(depth):
+    with pytest.raises(ValueError, match="max_loops = 6"):
+        random_core()(random_input(1, 2), shared_inputs(1, 2), causal_attention, depth)
+
+
+def test_slots_are_numbered_without_gaps_and_each_call_has_its_own():
+    called = []
+
+    def attend(slot, q, k, v, mask):
+        called.append(slot)
+        return causal_attention(slot, q, k, v, mask)
+
+    random_core()(random_input(1, 2), shared_inputs(1, 2), attend, CONFIG.max_loops)
+    assert sorted([*called, CONFIG.copy_slot]) == list(range(CONFIG.num_slots))
+
+
+def test_forks_and_selections_of_a_state_are_independent():
+    state = CoreState(2, torch.device("cpu"))
+    state.extend(torch.tensor([[False, True], [True, True]]))
+    state.update(torch.ones(2, 1, 2, 3), torch.ones(2, 1, 2, 3), 0)
+    fork = state.fork()
+    positions, mask = fork.extend(torch.tensor([[True], [True]]))
+    fork.update(torch.zeros(2, 1, 1, 3), torch.zeros(2, 1, 1, 3), 0)
+    assert state.keys[0].shape[2] == 2
+    assert fork.keys[0].shape[2] == 3
+    assert positions.tolist() == [[1], [2]]
+    assert mask[:, 0, 0].tolist() == [[False, True, True], [True, True, True]]
+    chosen = fork.select(torch.tensor([1, 1, 0]))
+    assert chosen.next_position.tolist() == [3, 3, 2]
+    assert fork.crop(1).next_position.tolist() == state.next_position.tolist()
+    assert fork.nbytes() == 2 * 2 * 3 * 3 * 4
+    with pytest.raises(ValueError, match="cannot crop"):
+        state.crop(3)

@@ -1,0 +1,1 @@
+"""Slow, independent models of what the package computes fast."""
