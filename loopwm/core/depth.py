@@ -23,11 +23,16 @@ NOISE_CUT = 3.0
 
 @dataclass(frozen=True)
 class DepthPlan:
-    """Loops of each row, loops that carry gradients, and the seed of each row's initial noise."""
+    """Loops of each row, loops that carry gradients, and the seed of each row's initial noise.
+
+    places: (B, L) index of each column within its row, where padding moves a row's columns about; None where column
+    i is the row's i-th. Noise goes by place, so that a row draws the same whatever it is batched with.
+    """
 
     loops: tuple[int, ...]
     mu_bwd: int
     noise_seeds: tuple[int, ...]
+    places: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.loops) != len(self.noise_seeds):
@@ -36,14 +41,16 @@ class DepthPlan:
             raise ValueError(f"depths and mu_bwd must be at least 1, got {self.loops} and {self.mu_bwd}")
 
     @classmethod
-    def sample(cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int) -> DepthPlan:
+    def sample(
+        cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
+    ) -> DepthPlan:
         """Draws the plan of the rows with these indices in the global batch of optimiser step `step`."""
         loops, noise_seeds = [], []
         for row in rows:
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
             loops.append(min(max(1, int(rng.poisson(mu_rec))), max_loops))
             noise_seeds.append(int(rng.integers(2**63)))
-        return cls(tuple(loops), math.ceil(mu_rec / 2), tuple(noise_seeds))
+        return cls(tuple(loops), math.ceil(mu_rec / 2), tuple(noise_seeds), places)
 
     @property
     def longest(self) -> int:
@@ -71,4 +78,5 @@ class DepthPlan:
         # The inverse of the cut distribution function; library routines draw a number of values that depends on length.
         tail = 0.5 * math.erfc(NOISE_CUT / math.sqrt(2))
         quantiles = tail + rows * (1 - 2 * tail)
-        return math.sqrt(2 / (5 * dim)) * torch.special.ndtri(quantiles)
+        noise = math.sqrt(2 / (5 * dim)) * torch.special.ndtri(quantiles)
+        return noise if self.places is None else noise.gather(1, self.places[:, :, None].expand(-1, -1, dim))

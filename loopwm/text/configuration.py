@@ -51,6 +51,9 @@ class LoopWMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 1
 
     def __post_init__(self, **kwargs):
+        for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
         self.num_key_value_heads = self.num_attention_heads
         self.num_hidden_layers = self.core.num_slots
         super().__post_init__(**kwargs)

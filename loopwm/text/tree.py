@@ -199,7 +199,7 @@ def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -
 @dataclass(frozen=True)
 class TreeBatch:
     """Rows padded to one length L: every tensor (B, L). The first `trunk` columns hold the trunks, padded at their
-    end, the others the branches. Padding has branch -1 and no targets.
+    end, the others the branches. Padding has branch -1 and no targets. `place` is the index of a token in its row.
 
     `row_ids` are the rows' indices in the global batch.
     """
@@ -211,6 +211,7 @@ class TreeBatch:
     decode: Tensor
     label: Tensor
     horizon: Tensor
+    place: Tensor
     trunk: int
     row_ids: tuple[int, ...]
 
@@ -219,22 +220,23 @@ class TreeBatch:
         trunk = max(row.trunk_length for row in rows)
         length = trunk + max(len(row) - row.trunk_length for row in rows)
 
-        def padded(name: str, fill: int) -> Tensor:
+        def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
             out = np.full((len(rows), length), fill, dtype=np.int64)
             for i, row in enumerate(rows):
-                values, t = getattr(row, name), row.trunk_length
-                out[i, :t] = values[:t]
-                out[i, trunk : trunk + len(row) - t] = values[t:]
+                t = row.trunk_length
+                out[i, :t] = values[i][:t]
+                out[i, trunk : trunk + len(row) - t] = values[i][t:]
             return torch.from_numpy(out)
 
         return cls(
-            tokens=padded("tokens", pad_id),
-            positions=padded("positions", 0),
-            limit=padded("limit", 0),
-            branch=padded("branch", -1),
-            decode=padded("decode", 0),
-            label=padded("label", IGNORED),
-            horizon=padded("horizon", TRUNK_HORIZON),
+            tokens=padded([row.tokens for row in rows], pad_id),
+            positions=padded([row.positions for row in rows], 0),
+            limit=padded([row.limit for row in rows], 0),
+            branch=padded([row.branch for row in rows], -1),
+            decode=padded([row.decode for row in rows], 0),
+            label=padded([row.label for row in rows], IGNORED),
+            horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
+            place=padded([range(len(row)) for row in rows], 0),
             trunk=trunk,
             row_ids=tuple(row_ids),
         )

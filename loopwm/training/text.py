@@ -70,7 +70,7 @@ class TextProgram:
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
         c = self.model_config
-        return DepthPlan.sample(self.config.run.seed, step, batch.row_ids, c.mu_rec, c.max_loops)
+        return DepthPlan.sample(self.config.run.seed, step, batch.row_ids, c.mu_rec, c.max_loops, batch.place)
 
     def export(self, folder: Path) -> None:
         """Writes the model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from loopwm.text.objective import MAX_HORIZON
 from loopwm.text.tree import TreeBatch
 from loopwm.training.config import ConfigError, TrainingConfig
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
@@ -126,11 +127,12 @@ class Trainer:
         share = batches[self.accelerator.process_index :: world]
         totals = _empty_totals(device)
         for i, batch in enumerate(share):
-            plan = self.program.depth_plan(self.step, batch)
+            moved = batch.to(device)
+            plan = self.program.depth_plan(self.step, moved)
             last = i + 1 == len(share)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.objective):
                 with self.accelerator.autocast():
-                    loss, diagnostics = self.objective(batch.to(device), plan, normaliser)
+                    loss, diagnostics = self.objective(moved, plan, normaliser)
                 # Data parallel averages gradients over processes; the loss is a sum over the global batch.
                 self.accelerator.backward(loss * world)
             _add(totals, batch, diagnostics, sum(plan.loops))
@@ -245,8 +247,6 @@ def _step_of(line: str) -> float:
 
 
 def _empty_totals(device: torch.device) -> Totals:
-    from loopwm.text.objective import MAX_HORIZON
-
     return Totals(*(torch.zeros(MAX_HORIZON + 1, device=device) for _ in range(3)))
 
 

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopwm.text import format as template
+from loopwm.text.format import Context, FormatError, Transition
+
+SHORT = Context("find a tree", "You are in a room.")
+LONG = Context(
+    "boil 12 cups of water",
+    "This room is called the kitchen.",
+    (Transition("open door", "The door is now open."), Transition("look", "A sink, which is turned off.")),
+    "the kitchen",
+    "an orange",
+)
+ACTIONS = [["go to hall", "take the tree", "drop it"], ["wait", "activate sink", "look around"]]
+
+
+def greedy(model, tokenizer, prompt: str, depth: int, tokens: int) -> str:
+    """The prompt continued without any cache."""
+    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    start = ids.shape[1]
+    with torch.no_grad():
+        for _ in range(tokens):
+            ids = torch.cat((ids, model(ids, depth=depth).logits[:, -1:].argmax(-1)), dim=1)
+            if ids[0, -1].item() == tokenizer.eos_token_id:
+                break
+    return tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+
+
+def test_cached_batched_deferred_decoding_equals_uncached_single_prompts(world_model, model, tokenizer):
+    predicted = world_model.rollout([SHORT, LONG], ACTIONS, horizons=[1, 3], depth=3)
+    world = world_model.encode([SHORT, LONG], depth=3)
+    for k in (1, 2, 3):
+        world = world_model.advance(world, [row[k - 1] for row in ACTIONS])
+        texts = world_model.decode(world, max_new_tokens=10)
+        for context, actions, text in zip((SHORT, LONG), ACTIONS, texts, strict=True):
+            prompt = template.render_prompt(context, actions[:k])
+            assert text == greedy(model, tokenizer, prompt, 3, 10)
+    assert [sorted(row) for row in predicted] == [[1, 3], [1, 3]]
+    assert [row[3] for row in predicted] == world_model.decode(world)
+
+
+def test_generate_continues_a_prompt_like_decode(world_model, model, tokenizer):
+    prompts = [template.render_prompt(c, a) for c, a in zip((SHORT, LONG), ACTIONS, strict=True)]
+    batch = tokenizer(prompts, add_special_tokens=False, return_tensors="pt", padding=True, padding_side="left")
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    out = model.generate(**inputs, max_new_tokens=10, do_sample=False, depth=4)
+    generated = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    world = world_model.encode([SHORT, LONG], depth=4)
+    for step in zip(*ACTIONS, strict=True):
+        world = world_model.advance(world, list(step))
+    assert generated == world_model.decode(world, max_new_tokens=10)
+
+
+def test_depth_changes_what_is_decoded(world_model):
+    """Otherwise none of the comparisons at one depth would show that loops are cached apart."""
+    latents = [world_model.encode([LONG], depth).latent for depth in (1, 2, 5)]
+    assert (latents[0] - latents[1]).abs().max() > 1e-2
+    assert (latents[1] - latents[2]).abs().max() > 1e-2
+
+
+def test_observe_equals_encode_of_the_longer_history(world_model):
+    observations = ["You see a tree.", "The water is 9 degrees."]
+    steps = [Transition(a[0], o) for a, o in zip(ACTIONS, observations, strict=True)]
+    observed = world_model.observe(world_model.encode([SHORT, LONG]), [s.action for s in steps], observations)
+    longer = [
+        Context(c.goal, c.observation, (*c.history, s), c.look, c.inventory)
+        for c, s in zip((SHORT, LONG), steps, strict=True)
+    ]
+    encoded = world_model.encode(longer)
+    torch.testing.assert_close(observed.latent, encoded.latent, atol=1e-4, rtol=1e-4)
+    assert world_model.decode(observed, 8) == world_model.decode(encoded, 8)
+    again = world_model.observe(observed, ["x", "y"], ["z", "w 1"])
+    twice = [Context(c.goal, c.observation, (*c.history, Transition(a, o)), c.look, c.inventory)
+             for c, a, o in zip(longer, "xy", ("z", "w 1"), strict=True)]  # fmt: skip
+    torch.testing.assert_close(again.latent, world_model.encode(twice).latent, atol=1e-4, rtol=1e-4)
+
+
+def test_advance_and_decode_leave_the_old_world_as_it_was(world_model):
+    world = world_model.encode([SHORT])
+    before = world_model.decode(world, 8)
+    later = world_model.advance(world, ["go north"])
+    world_model.decode(later, 8)
+    world_model.advance(later, ["go south"])
+    assert world_model.decode(world, 8) == before
+    assert (world.steps, later.steps) == (0, 1)
+
+
+def test_a_selected_branch_equals_the_same_actions_alone(world_model):
+    world = world_model.encode([SHORT, LONG])
+    forks = world_model.advance(world.select([1, 1, 0]), ["wait", "jump", "wait"])
+    for row, (context, action) in enumerate([(LONG, "wait"), (LONG, "jump"), (SHORT, "wait")]):
+        alone = world_model.advance(world_model.encode([context]), [action])
+        torch.testing.assert_close(forks.latent[row], alone.latent[0], atol=1e-4, rtol=1e-4)
+
+
+def test_long_histories_are_cut_and_reported(world_model):
+    steps = tuple(Transition("go to the next room", "You move to the next room. " * 5) for _ in range(90))
+    world = world_model.encode([Context("g", "o", steps), SHORT])
+    assert world.steps_cut[0] > 0
+    assert world.steps_cut[1] == 0
+    assert int(world.state.next_position.max()) <= template.CONTEXT_LIMIT
+    with pytest.raises(FormatError, match="limit is 2048"):
+        world_model.observe(world, ["a", "b"], ["long " * 40, "short"])
+
+
+def test_bad_calls_name_the_argument(world_model):
+    world = world_model.encode([SHORT])
+    cases = [
+        (lambda: world_model.encode([]), "contexts"),
+        (lambda: world_model.advance(world, []), "actions"),
+        (lambda: world_model.advance(world, [""]), "action"),
+        (lambda: world_model.observe(world_model.advance(world, ["a"]), ["a"], ["o"]), "world"),
+        (lambda: world_model.observe(world, ["a"], []), "observations"),
+        (lambda: world_model.rollout([SHORT], [[]]), "actions"),
+        (lambda: world_model.rollout([SHORT], [["a"]], horizons=[2]), "actions[0]"),
+    ]
+    for call, field in cases:
+        with pytest.raises(FormatError) as error:
+            call()
+        assert error.value.field == field
+    with pytest.raises(ValueError, match="max_loops"):
+        world_model.encode([SHORT], depth=99)
