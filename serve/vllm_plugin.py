@@ -1,0 +1,20 @@
+"""vLLM plugin: LoopWM checkpoints through vLLM's Transformers backend, with the Hugging Face modelling code unchanged.
+
+vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`); installing this project
+beside vLLM is all a user does:
+
+    python -m vllm.entrypoints.openai.api_server --model CHECKPOINT --hf-overrides '{"default_depth": 4}'
+
+The number of loops is fixed at start-up: `default_depth` of the checkpoint's configuration, or the override.
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Makes the configuration and the architecture known to Transformers and to vLLM."""
+    from vllm import ModelRegistry  # type: ignore[import-not-found]
+
+    import loopwm.text.modeling  # noqa: F401 - registers the Auto classes
+
+    ModelRegistry.register_model("LoopWMForCausalLM", "vllm.model_executor.models.transformers:TransformersForCausalLM")
