@@ -1,0 +1,55 @@
+"""`python -m eval COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from types import ModuleType
+from typing import NoReturn
+
+from eval import build_entities, compare, markov, run, tabulate
+from eval.errors import EvalError
+
+COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "run": (run, "evaluate a checkpoint or a floor on a suite"),
+    "compare": (compare, "paired differences of two runs"),
+    "table": (tabulate, "several runs side by side"),
+    "build-markov": (markov, "make the table of the markov floor"),
+    "build-entities": (build_entities, "make the list of ScienceWorld's names"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage."""
+        self.exit(2, f"error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m eval", description="Evaluate text world models.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, purpose) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=purpose,
+            description=module.__doc__,
+            epilog=f"example: {module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = build_parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except (EvalError, OSError) as error:  # OSError names its file: no space, no permission
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

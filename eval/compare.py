@@ -1,0 +1,80 @@
+"""Compare two finished runs on the same windows: paired differences A - B with bootstrap 95 % bounds."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.bootstrap import interval95
+from eval.errors import EvalError
+from eval.files import read_json
+from eval.metrics import exact_match, token_f1
+from eval.report import percent, table
+from eval.run_folder import Key, Record, read_records
+
+EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
+_SCORES = {"em": exact_match, "f1": token_f1}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of A - B over the same windows at one horizon, fractions; low and high are 95 % bounds."""
+
+    metric: str
+    horizon: int
+    n: int
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+
+
+def compare_runs(folder_a: Path, folder_b: Path) -> list[Difference]:
+    """Every shared horizon. Raises EvalError for unfinished runs, another suite or other windows."""
+    results_a, results_b = (read_json(folder / "results.json") for folder in (folder_a, folder_b))
+    if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
+        raise EvalError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
+    a, b = (read_records(folder / "predictions.jsonl") for folder in (folder_a, folder_b))
+    shared = sorted({k for _, k in a} & {k for _, k in b})
+    if not shared:
+        raise EvalError(f"{folder_b}: horizons: shares none with {folder_a}")
+    return [_difference(metric, k, _at(a, k), _at(b, k), folder_b) for metric in _SCORES for k in shared]
+
+
+def _at(records: dict[Key, Record], horizon: int) -> dict[str, Record]:
+    return {window: record for (window, k), record in records.items() if k == horizon}
+
+
+def _difference(metric: str, k: int, a: dict[str, Record], b: dict[str, Record], folder_b: Path) -> Difference:
+    if a.keys() != b.keys():
+        raise EvalError(f"{folder_b}: windows: other ones at horizon {k} ({len(b)}, the first run has {len(a)})")
+    scores_a, scores_b = (_scores(metric, records, sorted(a)) for records in (a, b))
+    differences = scores_a - scores_b
+    low, high = interval95(differences[:, None])[:, 0].tolist()
+    mean_a, mean_b = float(scores_a.mean()), float(scores_b.mean())
+    return Difference(metric, k, len(a), mean_a, mean_b, mean_a - mean_b, low, high)
+
+
+def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    score = _SCORES[metric]
+    return np.array([score(records[window]["prediction"], records[window]["target"]) for window in windows])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_a", type=Path, metavar="DIR_A", help="folder of a finished run")
+    parser.add_argument("run_b", type=Path, metavar="DIR_B", help="folder of another on the same windows")
+
+
+def run(args: argparse.Namespace) -> None:
+    lines = []
+    for d in compare_runs(args.run_a, args.run_b):
+        bounds = f"{percent(d.low)} to {percent(d.high)}"
+        figures = [percent(d.a), percent(d.b), percent(d.difference), bounds]
+        lines.append([d.metric, str(d.horizon), str(d.n), *figures])
+    print(f"A: {args.run_a}\nB: {args.run_b}\n")
+    print(table(["Metric", "Horizon", "n", "A", "B", "A - B", "95 %"], lines), end="")

@@ -1,0 +1,70 @@
+"""Names of things in observations: what the entity metrics and the decidable rule are counted on.
+
+ScienceWorld: the longest matches of a committed list of the environment's own object, substance and location names
+(`eval/data/scienceworld_entities.txt`, built by `python -m eval build-entities`). ALFWorld: `name number`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+DATA = Path(__file__).parent / "data"
+_TOKEN = re.compile(r"[a-z0-9]+(?:[-'][a-z0-9]+)*|[^\sa-z0-9]")
+_NUMBERED = re.compile(r"\b[a-z]+ \d+\b")
+
+Extractor = Callable[[str], frozenset[str]]
+
+
+class NameList:
+    """A list of names, found in text by whole words, ignoring case. Names do not reach over punctuation."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._by_first_word: dict[str, list[list[str]]] = defaultdict(list)
+        for name in sorted(names, key=lambda name: len(name.split()), reverse=True):
+            words = _TOKEN.findall(name.lower())
+            if words:
+                self._by_first_word[words[0]].append(words)
+
+    def longest(self, text: str) -> frozenset[str]:
+        """The names met when reading from left to right and taking the longest name at each place."""
+        words = _TOKEN.findall(text.lower())
+        found, start = set(), 0
+        while start < len(words):
+            name = next(self._starting(words, start), None)
+            found.update([" ".join(name)] if name else [])
+            start += len(name) if name else 1
+        return frozenset(found)
+
+    def anywhere(self, text: str) -> frozenset[str]:
+        """Every name that occurs, also inside a longer one (`apple` in `red apple`)."""
+        words = _TOKEN.findall(text.lower())
+        return frozenset(" ".join(name) for start in range(len(words)) for name in self._starting(words, start))
+
+    def _starting(self, words: list[str], start: int) -> Iterator[list[str]]:
+        """The names that start at a word, the longest first."""
+        candidates = self._by_first_word.get(words[start], ())
+        return (name for name in candidates if words[start : start + len(name)] == name)
+
+
+@cache
+def scienceworld_names() -> NameList:
+    return NameList((DATA / "scienceworld_entities.txt").read_text(encoding="utf-8").splitlines())
+
+
+def numbered_names(text: str) -> frozenset[str]:
+    """ALFWorld's things, such as `countertop 2`."""
+    return frozenset(_NUMBERED.findall(text.lower()))
+
+
+def named(env: str) -> Extractor:
+    """What extracts the entities of an observation of this environment."""
+    return scienceworld_names().longest if env == "scienceworld" else numbered_names
+
+
+def mentioned(env: str) -> Extractor:
+    """What extracts every name a text mentions, also inside longer names."""
+    return scienceworld_names().anywhere if env == "scienceworld" else numbered_names

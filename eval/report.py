@@ -1,0 +1,105 @@
+"""Results as Markdown, beside the rows the paper prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from eval.entities import DATA
+from eval.files import read_json
+from eval.scoring import OVERALL
+
+FOUR = ("em", "f1", "bleu4", "entity_recall")
+_CAVEAT = (
+    "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall. The paper's windows and metric definitions are not "
+    "published, so its rows stand beside ours for orientation; they are not measured on the same windows."
+)
+
+
+@cache
+def paper_rows() -> dict[str, Any]:
+    """`eval/data/paper_rows.json`: the paper's printed rows in percent."""
+    rows: dict[str, Any] = read_json(DATA / "paper_rows.json")
+    return rows
+
+
+def render_report(results: Mapping[str, Any]) -> str:
+    """The content of `report.md` for the content of `results.json`."""
+    overall = [row for row in results["rows"] if row["family"] == OVERALL]
+    head = f"# {results['model']} on {results['suite']}, {results['context']} context\n\n"
+    cut = f"Metrics {results['metrics_version']}. History cut to fit in {percent(results['windows_cut_share'])} % of "
+    parts = [head + cut + f"{overall[0]['n']} windows.\n", "## By horizon\n\n" + _horizons_table(overall)]
+    horizon = paper_rows()["horizon"]
+    at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
+    environment = _paper_environment(at_horizon)
+    if environment is not None:
+        title = f"## Horizon {horizon} by family, beside the paper\n\n{_CAVEAT}\n\n"
+        parts.append(title + _paper_table(at_horizon, paper_rows()["tables"][environment]))
+    else:
+        last = max(row["horizon"] for row in results["rows"])
+        rows = [row for row in results["rows"] if row["horizon"] == last]
+        parts.append(f"## Horizon {last} by family\n\n" + _paper_table(rows, {}))
+    return "\n".join(parts)
+
+
+def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ("bleu4_corpus", "entity_precision", "entity_f1", "em_changed", "em_unchanged")
+    header = ["Horizon", "n", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU", "Entity P", "Entity F1"]
+    header += ["EM changed", "EM unchanged", "decidable", "EM decidable"]
+    lines = []
+    for row in rows:
+        low, high = row["ci95"]["em"]
+        em = f"{percent(row['em'])} ({percent(low)}-{percent(high)})"
+        cells = [percent(row.get(name)) for name in (*FOUR[1:], *names, "decidable_share", "em_decidable")]
+        lines.append([str(row["horizon"]), str(row["n"]), em, *cells])
+    return table(header, lines)
+
+
+def _paper_environment(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The environment whose families of the paper these rows have, if any."""
+    families = {row["family"] for row in rows} - {OVERALL}
+    for name, systems in paper_rows()["tables"].items():
+        if families and any(families <= rows_by_family.keys() for rows_by_family in systems.values()):
+            return str(name)
+    return None
+
+
+def _paper_table(rows: Sequence[Mapping[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        printed = [paper_cell(by_family.get(row["family"])) for by_family in systems.values()]
+        lines.append([row["family"], str(row["n"]), four_cell(row), *printed])
+    return table(["Family", "n", "this run", *(f"paper: {name}" for name in systems)], lines)
+
+
+def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Several results side by side: a row a run, a column a horizon, overall figures."""
+    horizons = sorted({row["horizon"] for results in runs for row in results["rows"]})
+    lines = []
+    for results in runs:
+        by_horizon = {row["horizon"]: row for row in results["rows"] if row["family"] == OVERALL}
+        cells = [four_cell(by_horizon[k]) if k in by_horizon else "-" for k in horizons]
+        lines.append([results["model"], results["suite"], results["context"], *cells])
+    environment = _paper_environment(runs[0]["rows"])
+    if environment in paper_rows()["by_horizon"]:
+        for name, by_k in paper_rows()["by_horizon"][environment].items():
+            lines.append([f"paper: {name}", "unpublished", "-", *(paper_cell(by_k.get(str(k))) for k in horizons)])
+    return f"{_CAVEAT}\n\n" + table(["Model", "Suite", "Context", *(f"horizon {k}" for k in horizons)], lines)
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.1f}"
+
+
+def four_cell(row: Mapping[str, Any]) -> str:
+    return " / ".join(percent(row[name]) for name in FOUR)
+
+
+def paper_cell(row: Mapping[str, float] | None) -> str:
+    return "-" if row is None else " / ".join(f"{row[name]:.1f}" for name in ("em", "f1", "bleu4", "entity"))
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)

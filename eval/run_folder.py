@@ -1,0 +1,84 @@
+"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, results.
+
+Predictions are appended in whole batches and synced, so a run that is killed loses at most the batch it was in: a
+torn last line is dropped, and the rest of its batch is predicted again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from eval.errors import EvalError
+from eval.files import read_json, read_json_lines, write_json
+
+
+class Record(TypedDict):
+    """A line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context."""
+
+    id: str
+    horizon: int
+    prompt_sha256: str
+    target_sha256: str
+    prediction: str
+    target: str
+    steps_cut: int
+
+
+Key = tuple[str, int]
+
+
+class RunFolder:
+    """Opens or creates the folder. Raises EvalError if it holds a run of something else."""
+
+    def __init__(self, path: Path, spec: dict[str, Any]) -> None:
+        self.path = path
+        self._predictions = path / "predictions.jsonl"
+        if (path / "run.json").is_file():
+            _refuse_other(path, read_json(path / "run.json"), spec)
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise EvalError(f"--out: {path} exists and is no run folder; choose another")
+        else:
+            write_json(path / "run.json", spec)
+
+    def read(self) -> dict[Key, Record]:
+        """The predictions so far; what a kill left behind the last full line is cut off."""
+        if not self._predictions.exists():
+            return {}
+        _drop_torn_line(self._predictions)
+        return read_records(self._predictions)
+
+    def append(self, records: Sequence[Record]) -> None:
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        with self._predictions.open("ab") as file:
+            file.write(lines.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_records(predictions: Path) -> dict[Key, Record]:
+    """Raises EvalError naming file, line and field."""
+    records: dict[Key, Record] = {}
+    for number, record in read_json_lines(predictions):
+        for field in Record.__annotations__:
+            if field not in record:
+                raise EvalError(f"{predictions}: line {number}: {field}: missing")
+        records[record["id"], record["horizon"]] = Record(**record)  # type: ignore[typeddict-item]
+    return records
+
+
+def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> None:
+    for name in spec.keys() | found.keys():
+        old, new = found.get(name), spec.get(name)
+        if old != new:
+            raise EvalError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
+
+
+def _drop_torn_line(path: Path) -> None:
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)

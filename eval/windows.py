@@ -1,0 +1,170 @@
+"""Windows, the unit of evaluation: reading, checking and sampling them.
+
+A window file (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`) holds one JSON object a line:
+
+    {"id", "env", "task", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and with now),
+     "look", "inventory", "hidden_state", "actions": [K strings], "observations": [K], "rewards": [K], "dones": [K]}
+
+`history[0].action` is null: it is the first observation. `look`, `inventory` and `hidden_state` describe now and may
+be null. Horizon k takes the first k actions and scores `observations[k - 1]`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from eval.errors import EvalError
+from eval.files import read_json_lines, sha256
+from loopwm.text.format import FormatError, Regime, window_context
+
+SUITES = Path(__file__).parent / "suites"
+ENVIRONMENTS = ("scienceworld", "alfworld")
+_FUTURE = {"actions": (str,), "observations": (str,), "rewards": (int, float), "dones": (bool,)}
+
+
+class HistoryStep(TypedDict):
+    action: str | None
+    observation: str
+
+
+class Window(TypedDict):
+    id: str
+    env: str
+    task: str
+    family: str
+    split: str
+    goal: str
+    history: list[HistoryStep]
+    look: str | None
+    inventory: str | None
+    hidden_state: str | None
+    actions: list[str]
+    observations: list[str]
+    rewards: list[float]
+    dones: list[bool]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A window file: its short name, the hash of its bytes, and its windows in order."""
+
+    name: str
+    sha256: str
+    windows: tuple[Window, ...]
+
+
+def load_suite(name_or_path: str) -> Suite:
+    """A committed suite by name, or any window file by path. Raises EvalError naming file, line and field."""
+    path = SUITES / f"{name_or_path}.jsonl.gz"
+    if not path.is_file():
+        path = Path(name_or_path)
+    if not path.is_file():
+        known = ", ".join(sorted(p.name.removesuffix(".jsonl.gz") for p in SUITES.glob("*.jsonl.gz"))) or "none"
+        raise EvalError(f"--suite: {name_or_path!r} is neither a file nor a committed suite ({known})")
+    windows = tuple(check_window(record, f"{path}: line {line}") for line, record in read_json_lines(path))
+    if not windows:
+        raise EvalError(f"{path}: holds no windows")
+    _check_unique(windows, path)
+    return Suite(path.name.split(".jsonl")[0], sha256(path.read_bytes()), windows)
+
+
+def _check_unique(windows: Sequence[Window], path: Path) -> None:
+    seen: set[str] = set()
+    for window in windows:
+        if window["id"] in seen:
+            raise EvalError(f"{path}: id: {window['id']!r} occurs twice")
+        seen.add(window["id"])
+
+
+def check_window(record: dict[str, Any], where: str) -> Window:
+    """The record as a window. Raises EvalError, led by `where`, naming the first field at fault."""
+    for field in ("id", "env", "task", "family", "split", "goal"):
+        _expect(record, field, str, where)
+    for field in ("look", "inventory", "hidden_state"):
+        if record.setdefault(field, None) is not None:
+            _expect(record, field, str, where)
+    if record["env"] not in ENVIRONMENTS:
+        raise EvalError(f"{where}: env: unknown {record['env']!r}, expected one of {', '.join(ENVIRONMENTS)}")
+    _check_history(_expect(record, "history", list, where), where)
+    _check_future(record, where)
+    return cast(Window, record)
+
+
+def _check_history(history: list[Any], where: str) -> None:
+    if not history:
+        raise EvalError(f"{where}: history: at least the first observation is needed")
+    for i, step in enumerate(history):
+        if not isinstance(step, dict):
+            raise EvalError(f"{where}: history[{i}]: expected an object")
+        _expect(step, "observation", str, where, f"history[{i}].")
+        if i == 0 and step.get("action") is not None:
+            raise EvalError(f"{where}: history[0].action: must be null, it is the first observation")
+        if i > 0 and not _expect(step, "action", str, where, f"history[{i}].").strip():
+            raise EvalError(f"{where}: history[{i}].action: must not be empty")
+
+
+def _check_future(record: dict[str, Any], where: str) -> None:
+    for field, kinds in _FUTURE.items():
+        for i, value in enumerate(_expect(record, field, list, where)):
+            if type(value) not in kinds:
+                raise EvalError(f"{where}: {field}[{i}]: unexpected {type(value).__name__}")
+    for i, action in enumerate(record["actions"]):
+        if not action.strip():
+            raise EvalError(f"{where}: actions[{i}]: must not be empty")
+    lengths = {field: len(record[field]) for field in _FUTURE}
+    if lengths["actions"] == 0:
+        raise EvalError(f"{where}: actions: at least one action is needed")
+    for field, length in lengths.items():
+        if length != lengths["actions"]:
+            raise EvalError(f"{where}: {field}: has {length} entries, actions has {lengths['actions']}")
+
+
+def _expect(record: dict[str, Any], field: str, kind: type, where: str, prefix: str = "") -> Any:
+    if field not in record:
+        raise EvalError(f"{where}: {prefix}{field}: missing")
+    if not isinstance(record[field], kind):
+        raise EvalError(f"{where}: {prefix}{field}: unexpected {type(record[field]).__name__}")
+    return record[field]
+
+
+def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:
+    """Raises EvalError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
+    longest = max(horizons)
+    for window in windows:
+        if len(window["actions"]) < longest:
+            length = len(window["actions"])
+            raise EvalError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
+        try:
+            window_context(window, regime)
+        except FormatError as error:
+            raise EvalError(f"window {window['id']}: {error}") from error
+
+
+def stratified_sample(windows: Sequence[Window], limit: int, seed: int) -> list[Window]:
+    """`limit` windows in file order, drawn with the seed; families keep their shares (largest remainders round up)."""
+    if limit >= len(windows):
+        return list(windows)
+    families: dict[str, list[Window]] = defaultdict(list)
+    for window in windows:
+        families[window["family"]].append(window)
+    quotas = _quotas({family: len(members) for family, members in families.items()}, limit)
+    chosen: set[str] = set()
+    for family, members in families.items():
+        drawn = random.Random(f"{seed}/{family}").sample(members, quotas[family])
+        chosen.update(window["id"] for window in drawn)
+    return [window for window in windows if window["id"] in chosen]
+
+
+def _quotas(sizes: dict[str, int], limit: int) -> dict[str, int]:
+    """Whole numbers near size * limit / total that sum to `limit`."""
+    total = sum(sizes.values())
+    quotas = {family: size * limit // total for family, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda family: (-(sizes[family] * limit % total), family))
+    for family in by_remainder[: limit - sum(quotas.values())]:
+        quotas[family] += 1
+    return quotas

@@ -1,0 +1,106 @@
+"""The floors on hand-made windows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.baselines import Copy, Extrapolate, Markov, load_markov
+from eval.errors import EvalError
+from eval.markov import build_tables
+from eval.windows import Window
+from tests.eval.conftest import MakeWindow
+
+
+def episode(*pairs: tuple[str, str], policy: str = "gold", split: str = "train", env: str = "scienceworld") -> str:
+    steps: list[dict[str, Any]] = [{"action": None, "observation": "Start."}]
+    steps += [{"action": action, "observation": text} for action, text in pairs]
+    return json.dumps({"env": env, "split": split, "policy": policy, "steps": steps}) + "\n"
+
+
+@pytest.fixture
+def markov(tmp_path: Path) -> Markov:
+    path = tmp_path / "train.jsonl"
+    path.write_text(
+        episode(("go north", "A."), ("go north", "B."), ("go south", "B."), ("open door", "Open."))
+        + episode(("go north", "A."), ("go west", "B."), ("go east", "B."))
+        + episode(*[("open door", "Refused.")] * 9, ("dance", "Refused."), policy="noisy-expert")
+    )
+    return Markov(build_tables([path]))
+
+
+def predict(predictor: Copy | Markov | Extrapolate, window: Window, regime: Any = "observed") -> dict[int, str]:
+    return predictor.predict([window], regime, range(1, len(window["actions"]) + 1))[0].texts
+
+
+def test_copy_repeats_the_last_observation(make_window: MakeWindow) -> None:
+    for regime in ("observed", "snapshot"):
+        assert set(predict(Copy(), make_window(), regime).values()) == {"The fridge is now open."}
+    first = make_window(history=[(None, "Start.")])
+    assert predict(Copy(), first)[1] == "Start."
+
+
+def test_markov_falls_back_from_action_to_verb_to_all_and_experts_come_first(
+    make_window: MakeWindow, markov: Markov
+) -> None:
+    window = make_window(actions=["go north", "go up", "open door", "dance", "sing"])
+    assert predict(markov, window) == {1: "A.", 2: "B.", 3: "Open.", 4: "Refused.", 5: "B."}
+
+
+def test_markov_table_does_not_depend_on_the_order_of_episodes(tmp_path: Path) -> None:
+    episodes = [episode(("go", "B.")), episode(("go", "A."))]
+    hashes = set()
+    for name, lines in (("a", episodes), ("b", episodes[::-1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+        hashes.add(build_tables([tmp_path / f"{name}.jsonl"])["scienceworld"].sha256)
+    assert len(hashes) == 1
+
+
+def test_markov_refuses_other_splits_and_environments_without_a_table(make_window: MakeWindow, tmp_path: Path) -> None:
+    path = tmp_path / "dev.jsonl"
+    path.write_text(episode(("go", "A."), split="dev"))
+    with pytest.raises(EvalError, match=r"dev.jsonl: line 1: split"):
+        build_tables([path])
+    path.write_text(episode(("go", "A.")))
+    with pytest.raises(EvalError, match="no markov table for 'alfworld'"):
+        load_markov([make_window(env="alfworld")], [path])
+
+
+def reading(percent: int, plane: str = "C") -> str:
+    return f"an inclined plane {plane}, with: a block approximately {percent}% down the plane"
+
+
+LOOK = "look at inclined plane c"
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        ([(LOOK, reading(10)), (LOOK, reading(15)), (LOOK, reading(20))], [reading(25), reading(30)]),
+        # every second step is another action: five points in two steps
+        ([(LOOK, reading(10)), ("wait1", "Ok."), (LOOK, reading(15)), ("wait1", "Ok.")], [reading(20), reading(23)]),
+        # least squares over rounded readings: slope 4.9
+        ([(LOOK, reading(p)) for p in (10, 15, 20, 25, 30, 34)], [reading(39), reading(44)]),
+        # readings of another template or action do not count
+        ([(LOOK, reading(90, "G")), (LOOK, reading(10)), ("look", reading(50)), (LOOK, reading(20))],
+         [reading(25), reading(30)]),
+        ([(LOOK, "no block"), (LOOK, "no block")], ["no block", "no block"]),
+        ([(LOOK, "-2 and 1.5"), (LOOK, "-4 and 1.0")], ["-6 and 0.5", "-8 and 0.0"]),
+    ],
+)  # fmt: skip
+def test_extrapolate_continues_repeated_readings_linearly(
+    make_window: MakeWindow, markov: Markov, history: list[tuple[str, str]], expected: list[str]
+) -> None:
+    window = make_window(history=[(None, "Start."), *history], actions=[LOOK] * 2)
+    assert list(predict(Extrapolate(markov), window).values()) == expected
+
+
+def test_extrapolate_is_markov_without_two_readings_or_without_history(make_window: MakeWindow, markov: Markov) -> None:
+    once = make_window(history=[(None, "Start."), ("go north", "Room 1.")], actions=["go north"])
+    twice = make_window(history=[(None, "Start."), *[("go north", "Room 1.")] * 2], actions=["go north"])
+    assert predict(Extrapolate(markov), once) == {1: "A."}
+    assert predict(Extrapolate(markov), twice) == {1: "Room 1."}
+    assert predict(Extrapolate(markov), twice, "snapshot") == {1: "A."}

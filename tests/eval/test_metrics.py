@@ -1,0 +1,166 @@
+"""Metrics against cases computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from eval.bootstrap import interval95
+from eval.entities import NameList
+from eval.metrics import (
+    context_texts,
+    corpus_bleu4,
+    entity_scores,
+    exact_match,
+    is_decidable,
+    known_names,
+    score_item,
+    sentence_bleu4,
+    token_f1,
+)
+from eval.scoring import METRICS, make_rows, score_window
+from loopwm.text.format import window_context
+from tests.eval.conftest import MakeWindow
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("The door\n is  open. ", "The door is open.", 1),
+        ("x\u00a0①", "x 1", 1),  # NFKC
+        ("the door is open.", "The door is open.", 0),
+        ("", " ", 1),
+    ],
+)
+def test_exact_match_ignores_only_white_space_and_compatibility_forms(
+    prediction: str, reference: str, expected: int
+) -> None:
+    assert exact_match(prediction, reference) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("The door is now open.", "door is closed", 4 / 7),  # 2 common of 4 and 3
+        ("a apple, an apple", "apple", 2 / 3),  # bags: 1 common of 2 and 1
+        ("10 degrees", "12 degrees", 1 / 2),
+        ("the", "a", 1),  # nothing left of either
+        ("", "door", 0),
+    ],
+)
+def test_token_f1_is_squads(prediction: str, reference: str, expected: float) -> None:
+    assert token_f1(prediction, reference) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "expected"),
+    [
+        ("the door is now open", "the door is now closed", (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25),
+        ("the door is now", "the door is now open", math.exp(1 - 5 / 4)),  # brevity
+        ("water", "water", 1),  # effective order
+        ("a b", "c d", 0),
+        ("a b c d", "a b d c", 0),  # no smoothing: no common 3-gram
+        ("", "", 1),
+        ("", "a", 0),
+    ],
+)
+def test_bleu4_is_unsmoothed_with_effective_order(prediction: str, reference: str, expected: float) -> None:
+    assert sentence_bleu4(prediction, reference) == pytest.approx(expected)
+
+
+def test_corpus_bleu_pools_counts() -> None:
+    assert corpus_bleu4(["a b c d", "x"], ["a b c d", "y"]) == pytest.approx((4 / 5) ** 0.25)
+
+
+@pytest.mark.parametrize(
+    ("env", "prediction", "reference", "expected"),
+    [
+        ("scienceworld", "an apple in the bowl", "a red apple in the bowl", (1 / 2, 1 / 2, 1 / 2)),
+        ("scienceworld", "a bowl, a stove, a table", "a bowl", (1, 1 / 3, 1 / 2)),
+        ("scienceworld", "Nothing happens.", "That is unclear.", (1, 1, 1)),
+        ("scienceworld", "Nothing happens.", "a bowl", (0, 0, 0)),
+        ("scienceworld", "a bowl", "Nothing happens.", (0, 0, 0)),
+        ("alfworld", "You put the mug 2 in desk 1.", "You put the mug 1 in desk 1.", (1 / 2, 1 / 2, 1 / 2)),
+    ],
+)  # fmt: skip
+def test_entity_scores_compare_sets_of_names(
+    env: str, prediction: str, reference: str, expected: tuple[float, float, float]
+) -> None:
+    assert entity_scores(env, prediction, reference) == pytest.approx(expected)
+
+
+def test_names_match_longest_first_by_whole_words_and_not_over_punctuation() -> None:
+    names = NameList(["apple", "red apple", "apple tree", "unknown substance b"])
+    assert names.longest("a Red  apple, pineapples") == {"red apple"}
+    assert names.longest("red, apple") == {"apple"}
+    assert names.longest("a red apple tree") == {"red apple"}  # from left to right
+    assert names.longest("unknown substance B") == {"unknown substance b"}
+    assert names.anywhere("a red apple tree") == {"red apple", "apple", "apple tree"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "actions", "regime", "expected"),
+    [
+        ("The stove is now activated.", ["activate stove"], "observed", True),  # named by the action
+        ("You see a stove.", ["look around"], "observed", False),  # shown only by look
+        ("You see a stove.", ["look around"], "snapshot", True),
+        ("You see a fridge.", ["look around"], "observed", True),  # seen in the history
+        ("You move the apple to the inventory.", ["pick up"], "snapshot", True),  # inside `red apple`
+        ("You move the glass cup to the sink.", ["move cup to sink"], "snapshot", False),
+        ("the thermometer measures 71 degrees", ["use thermometer"], "observed", True),  # readings do not matter
+        ("No known action matches that input.", ["dance"], "observed", True),  # no names
+    ],
+)
+def test_decidable_means_every_name_was_met_before(
+    make_window: MakeWindow, reference: str, actions: list[str], regime: str, expected: bool
+) -> None:
+    texts = context_texts(window_context(make_window(), regime))  # type: ignore[arg-type]
+    known = known_names("scienceworld", texts)
+    assert is_decidable("scienceworld", reference, known, actions) is expected
+
+
+def test_deferred_observations_do_not_make_later_steps_decidable(make_window: MakeWindow) -> None:
+    window = make_window(actions=["look around", "wait1"], observations=["You see a jug.", "You see a jug."])
+    items = list(score_window(window, "observed", {1: "", 2: ""}))
+    assert [item.decidable for item in items] == [False, False]
+
+
+def test_a_perfect_model_scores_one_everywhere(make_window: MakeWindow) -> None:
+    windows = [make_window(f"w{i}", family=family) for i, family in enumerate(("Boil", "Boil", "Melt"))]
+    items = []
+    for window in windows:
+        items += score_window(window, "snapshot", dict(enumerate(window["observations"], start=1)))
+    rows = make_rows(items, [1, 2, 3, 4, 5])
+    assert len(rows) == 3 * 5
+    for row in rows:
+        assert [row[name] for name in METRICS] == [1.0] * len(METRICS)
+        assert row["bleu4_corpus"] == 1.0
+        assert all(bounds == [1.0, 1.0] for bounds in row["ci95"].values())
+    assert [row["n"] for row in rows if row["horizon"] == 1] == [3, 2, 1]
+
+
+def test_changed_splits_by_what_copy_would_say(make_window: MakeWindow) -> None:
+    repeated = make_window("same", observations=["The fridge is now  open."] * 5)
+    items = [
+        item for window in (repeated, make_window("other"))
+        for item in score_window(window, "observed", {1: "The fridge is now open."})
+    ]  # fmt: skip
+    row = make_rows(items, [1])[0]
+    assert (row["changed_share"], row["em_changed"], row["em_unchanged"]) == (0.5, 0.0, 1.0)
+
+
+def test_score_item_fills_every_metric() -> None:
+    scores = score_item("scienceworld", "The door is now open.", "The door is now closed.")
+    assert scores.em == 0
+    assert scores.f1 == pytest.approx(3 / 4)
+    assert scores.entity_recall == 1
+
+
+def test_bootstrap_interval_is_seeded_and_has_the_normal_width() -> None:
+    values = np.array([[0.0], [1.0]] * 200)
+    low, high = interval95(values)[:, 0]
+    np.testing.assert_array_equal(interval95(values), interval95(values))
+    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
+    assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)

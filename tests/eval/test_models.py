@@ -1,0 +1,65 @@
+"""A checkpoint as a predictor, with a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.models import CheckpointPredictor
+from loopwm.text.configuration import PRESETS, LoopWMConfig
+from loopwm.text.format import window_context
+from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.world import WorldModel
+from tests.eval.conftest import MakeWindow, WriteSuite
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer()
+    LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"])).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_checkpoint_is_run_as_its_rollout(
+    checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 6)
+    long = [(None, "Start."), *[("look around", "a table, a chair and a stove. " * 20)] * 20]
+    windows = [make_window("short"), make_window("long", long)]
+    arguments = ["run", "--model", str(checkpoint), "--suite", str(write_suite(windows)), "--context", "observed"]
+    assert main([*arguments, "--horizons", "1,3", "--depth", "3", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert found["provenance"]["depth"] == 3
+    assert len(found["provenance"]["model_sha256"]) == 64
+    assert found["windows_cut_share"] == 0.5
+
+    model = WorldModel.from_pretrained(checkpoint)
+    contexts = [window_context(window, "observed") for window in windows]
+    world = model.encode(contexts, 3)
+    expected: dict[tuple[str, int], str] = {}
+    for k in (1, 2, 3):
+        world = model.advance(world, [window["actions"][k - 1] for window in windows])
+        expected |= {(w["id"], k): text for w, text in zip(windows, model.decode(world, 6), strict=True)}
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    predicted = {(r["id"], r["horizon"]): r["prediction"] for r in map(json.loads, lines)}
+    assert predicted == {key: text for key, text in expected.items() if key[1] != 2}
+
+
+def test_a_head_over_the_context_limit_names_the_window(checkpoint: Path, make_window: MakeWindow) -> None:
+    windows = [make_window("fits"), make_window("huge", goal="heat the red apple " * 2000)]
+    with pytest.raises(ValueError, match="window huge: context"):
+        CheckpointPredictor(checkpoint).predict(windows, "observed", [1])
+
+
+@pytest.mark.parametrize("depth", [0, 99])
+def test_a_depth_outside_the_checkpoints_is_refused(checkpoint: Path, depth: int) -> None:
+    with pytest.raises(ValueError, match=f"--depth: {depth} is not in 1 .. 6"):
+        CheckpointPredictor(checkpoint, depth)

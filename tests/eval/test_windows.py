@@ -1,0 +1,126 @@
+"""Reading, refusing and sampling windows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.errors import EvalError
+from eval.windows import check_runnable, load_suite, stratified_sample
+from tests.eval.conftest import MakeWindow, WriteSuite
+
+
+def test_plain_gzip_and_xz_hold_the_same_windows(make_window: MakeWindow, write_suite: WriteSuite) -> None:
+    plain = write_suite([make_window("a"), make_window("b")])
+    gz, xz = plain.with_name("suite.jsonl.gz"), plain.with_name("suite.jsonl.xz")
+    gz.write_bytes(gzip.compress(plain.read_bytes()))
+    xz.write_bytes(lzma.compress(plain.read_bytes()))
+    suites = [load_suite(str(path)) for path in (plain, gz, xz)]
+    assert all(suite.windows == suites[0].windows and suite.name == "suite" for suite in suites)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"goal": 3}, "goal"),
+        ({"goal": ...}, "goal: missing"),
+        ({"env": "nethack"}, "env"),
+        ({"look": ["a"]}, "look"),
+        ({"history": []}, "history"),
+        ({"history": [{"action": "look", "observation": "x"}]}, "history[0].action"),
+        ({"history": [{"action": None, "observation": "x"}, {"action": " ", "observation": "x"}]}, "history[1].action"),
+        ({"history": [{"action": None}]}, "history[0].observation"),
+        ({"actions": [], "observations": [], "rewards": [], "dones": []}, "actions"),
+        ({"actions": ["a", "b", "c", "d", ""]}, "actions[4]"),
+        ({"observations": ["x"]}, "observations"),
+        ({"rewards": [0, 0, 0, 0, "1"]}, "rewards[4]"),
+        ({"rewards": [0, 0, 0, 0, True]}, "rewards[4]"),
+        ({"dones": [0] * 5}, "dones[0]"),
+    ],
+)
+def test_a_bad_window_is_one_line_with_file_line_and_field(
+    make_window: MakeWindow, write_suite: WriteSuite, change: dict[str, Any], named: str
+) -> None:
+    bad = {key: value for key, value in {**make_window("bad"), **change}.items() if value is not ...}
+    path = write_suite([make_window("good"), bad])
+    with pytest.raises(EvalError) as error:
+        load_suite(str(path))
+    assert str(error.value).startswith(f"{path}: line 2: {named}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("broken.jsonl", b'{"id": 1\n'),
+        ("list.jsonl", b"[1]\n"),
+        ("latin.jsonl", b'{"id": "\xff"}\n'),
+        ("plain.jsonl.gz", b"not gzip"),
+        ("torn.jsonl.gz", gzip.compress(b'{"id": "x"}\n' * 999)[:-20]),
+        ("plain.jsonl.xz", b"not xz"),
+        ("empty.jsonl", b""),
+    ],
+)
+def test_a_corrupt_file_is_one_line_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(EvalError) as error:
+        load_suite(str(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_id_occurs_once(make_window: MakeWindow, write_suite: WriteSuite) -> None:
+    with pytest.raises(EvalError, match=r"id: 'a' occurs twice"):
+        load_suite(str(write_suite([make_window("a"), make_window("a")])))
+
+
+def test_nullable_fields_may_be_absent(make_window: MakeWindow, write_suite: WriteSuite) -> None:
+    window = {k: v for k, v in make_window().items() if k not in ("look", "inventory", "hidden_state")}
+    assert load_suite(str(write_suite([window]))).windows[0]["look"] is None
+
+
+@pytest.mark.parametrize(
+    ("regime", "fields", "named"),
+    [
+        ("snapshot", {"look": None}, "look"),
+        ("snapshot", {"inventory": None}, "inventory"),
+        ("full", {}, "hidden_state"),
+    ],
+)
+def test_a_regime_refuses_a_null_field_it_needs_by_name(
+    make_window: MakeWindow, regime: Any, fields: dict[str, None], named: str
+) -> None:
+    with pytest.raises(EvalError, match=f"window w: {named}.*{regime}"):
+        check_runnable([make_window(**fields)], regime, [1])
+
+
+def test_only_a_horizon_that_is_asked_for_can_be_too_long(make_window: MakeWindow) -> None:
+    short = make_window("short", actions=["a"], observations=["b"], rewards=[0], dones=[False])
+    check_runnable([short], "observed", [1])
+    with pytest.raises(EvalError, match="window short: actions: has 1"):
+        check_runnable([short], "observed", [1, 2])
+
+
+def test_limit_is_seeded_and_keeps_the_shares_of_families(make_window: MakeWindow) -> None:
+    sizes = {"Incline": 60, "Grow": 30, "Find": 10}
+    windows = [make_window(f"{f}{i}", family=f) for f, size in sizes.items() for i in range(size)]
+    drawn = stratified_sample(windows, 20, seed=0)
+    assert Counter(window["family"] for window in drawn) == {"Incline": 12, "Grow": 6, "Find": 2}
+    assert drawn == stratified_sample(windows, 20, seed=0) != stratified_sample(windows, 20, seed=1)
+    assert [w["id"] for w in drawn] == [w["id"] for w in windows if w in drawn]
+    assert len(stratified_sample(windows, 7, seed=0)) == 7
+    assert stratified_sample(windows, 1000, seed=0) == windows
+
+
+def test_committed_suites_can_be_read(tmp_path: Path) -> None:
+    suites = Path(load_suite.__code__.co_filename).parent / "suites"
+    for path in suites.glob("*.jsonl.gz"):
+        suite = load_suite(path.name.removesuffix(".jsonl.gz"))
+        assert len({json.dumps(window["actions"]) + window["id"] for window in suite.windows}) == len(suite.windows)
