@@ -41,9 +41,7 @@ def test_the_committed_list_holds_what_the_simulators_classes_are_called() -> No
 
 
 def test_committed_names_cover_rooms_substances_and_lettered_things() -> None:
-    text = (
-        "Take unknown substance R from flower pot 7 in the living room to the foundry with a plastic fork."
-    )
+    text = "Take unknown substance R from flower pot 7 in the living room to the foundry with a plastic fork."
     expected = {"unknown substance r", "flower pot 7", "living room", "foundry", "plastic fork"}
     assert scienceworld_names().longest(text) == expected
 
