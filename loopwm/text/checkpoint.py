@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,9 @@ class CheckpointError(ValueError):
     """A checkpoint folder that cannot be used; the message names the file or weight at fault."""
 
 
-def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[LoopWMForCausalLM, PreTrainedTokenizerFast]:
+def load_checkpoint(
+    folder: Path, dtype: torch.dtype = torch.float32
+) -> tuple[LoopWMForCausalLM, PreTrainedTokenizerFast]:
     """Model and tokenizer of a folder written by `save_pretrained`. Raises CheckpointError."""
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
@@ -24,11 +27,12 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[L
     try:
         config = LoopWMConfig.from_pretrained(folder)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        model, info = LoopWMForCausalLM.from_pretrained(
+        loaded: Any = LoopWMForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except Exception as error:  # whatever the loaders raise for a damaged folder is one refusal to the user
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+    model, info = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
             raise CheckpointError(f"{folder}: {problem.replace('_', ' ')}: {sorted(info[problem])[0]}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
@@ -50,7 +52,7 @@ class LoopWMConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = 1
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
@@ -58,7 +60,7 @@ class LoopWMConfig(PreTrainedConfig):
         self.num_hidden_layers = self.core.num_slots
         super().__post_init__(**kwargs)
 
-    def validate_architecture(self):
+    def validate_architecture(self) -> None:
         """Part of the strict validation; raises ValueError naming the field."""
         if self.num_attention_heads * self.head_dim != self.hidden_size:
             raise ValueError(

@@ -159,7 +159,7 @@ def chat_to_prompt(messages: Sequence[tuple[str, str]]) -> tuple[Context, list[s
     actions: list[str] = []
     steps: list[Transition] = []
     for i, (role, text) in enumerate(messages[2:], start=2):
-        if i <= last and role != ("user" if i % 2 == 0 else "assistant") or i > last and role != "user":
+        if (i <= last and role != ("user" if i % 2 == 0 else "assistant")) or (i > last and role != "user"):
             raise FormatError(f"messages[{i}].role", f"unexpected {role!r}; {order}")
         if role == "user" and not text.strip():
             raise FormatError(f"messages[{i}].content", "an action must not be empty")

@@ -164,28 +164,38 @@ class LoopWMModel(LoopWMPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
-        if isinstance(attention_mask, TreeMask):
-            mask, attend = attention_mask, tree_attention
-        else:
+        mask: Tensor | TreeMask | None = attention_mask
+        attend: Attend = tree_attention
+        if not isinstance(attention_mask, TreeMask):
             mask = self._causal_mask(inputs_embeds, attention_mask, past_key_values, position_ids)
             attend = self._slot_attention(past_key_values, **kwargs)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
         shared = AttentionInputs(cos, sin, mask)
         depth = self.config.default_depth if depth is None else depth
         x = self.embed_norm(inputs_embeds)
-        run = self.core.forward_sampled if isinstance(depth, DepthPlan) else self.core
-        out = run(x, shared, attend, depth)
+        if isinstance(depth, DepthPlan):
+            out = self.core.forward_sampled(x, shared, attend, depth)
+        else:
+            out = self.core(x, shared, attend, depth)
         final = self.norm(out.h)
         if self.copy is not None:
             final = final + self.copy(final, inputs_embeds, shared, attend, self.config.core.copy_slot)
-        return LoopWMOutput(final, past_key_values, latent=out.h, state=out.state, previous_state=out.previous_state)
+        return LoopWMOutput(
+            last_hidden_state=final,
+            past_key_values=past_key_values,  # type: ignore[arg-type]  # a CoreState stands in for a Cache
+            latent=out.h,
+            state=out.state,
+            previous_state=out.previous_state,
+        )
 
     def _causal_mask(
         self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None, position_ids: Tensor
     ) -> Tensor | None:
         if attention_mask is not None and attention_mask.dim() == 4:
             return attention_mask
-        return create_causal_mask(
+        if isinstance(cache, CoreState):
+            raise ValueError("attention_mask: a CoreState needs the four-dimensional mask it hands out")
+        return create_causal_mask(  # type: ignore[return-value]  # a BlockMask only with flex attention
             config=self.config,
             inputs_embeds=embeds,
             attention_mask=attention_mask,
@@ -200,10 +210,10 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return attend
 
 
-def _positions(embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None) -> Tensor:
+def _positions(embeds: Tensor, attention_mask: Tensor | TreeMask | None, cache: Cache | CoreState | None) -> Tensor:
     """Positions (B or 1, L) of new tokens: counted over real tokens where a padding mask (B, S) tells them."""
     length = embeds.shape[1]
-    if attention_mask is not None and attention_mask.dim() == 2:
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
     past = cache.get_seq_length() if isinstance(cache, Cache) else 0
     return torch.arange(past, past + length, device=embeds.device)[None]

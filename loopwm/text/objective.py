@@ -38,9 +38,7 @@ class TextObjective(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch; `normaliser` is the number of targets of the whole global batch.
 
         Diagnostics: `observation_loss`'s, and state_rms and last_step_rms of the recurrence.

@@ -6,6 +6,7 @@ Files made with another tokenizer do not mix with a model's own; `tokenizer_hash
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -28,9 +29,15 @@ def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
         tokenizer_file=str(file), pad_token=PAD, eos_token=END, model_max_length=CONTEXT_LIMIT,
         padding_side="left", clean_up_tokenization_spaces=False,
     )  # fmt: skip
-    if tokenizer.convert_ids_to_tokens(range(len(SPECIAL_TOKENS))) != list(SPECIAL_TOKENS):
+    if tokenizer.convert_ids_to_tokens(list(range(len(SPECIAL_TOKENS)))) != list(SPECIAL_TOKENS):
         raise ValueError(f"{file}: the first tokens are not {' '.join(SPECIAL_TOKENS)}")
     return tokenizer
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> list[int]:
+    """Ids of special tokens, in order. Raises KeyError for a token the tokenizer lacks."""
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[token] for token in tokens]
 
 
 def tokenizer_hash(path: Path | None = None) -> str:

@@ -241,6 +241,12 @@ class TreeBatch:
             row_ids=tuple(row_ids),
         )
 
+    @staticmethod
+    def padded_size(rows: Sequence[TreeRow]) -> int:
+        """Tokens of a batch of these rows, padding included."""
+        trunk = max(row.trunk_length for row in rows)
+        return len(rows) * (trunk + max(len(row) - row.trunk_length for row in rows))
+
     def to(self, device: torch.device) -> TreeBatch:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return TreeBatch(**moved, trunk=self.trunk, row_ids=self.row_ids)

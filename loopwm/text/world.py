@@ -23,6 +23,7 @@ from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.tokenizer import special_ids
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class WorldModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.state_slots = model.config.state_slots
-        self._end, self._pad = tokenizer.convert_tokens_to_ids([template.END, template.PAD])
+        self._end, self._pad = special_ids(tokenizer, (template.END, template.PAD))
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> WorldModel:
@@ -150,7 +151,7 @@ class WorldModel:
         if len(actions) != len(contexts) or not wanted or wanted[0] < 1:
             raise FormatError("actions", "each context needs at least one action, horizons count from 1")
         for i, row in enumerate(actions):
-            if len(row) < wanted[-1] or horizons is None and len(row) != wanted[-1]:
+            if len(row) < wanted[-1] or (horizons is None and len(row) != wanted[-1]):
                 raise FormatError(f"actions[{i}]", f"{len(row)} actions do not fit horizon {wanted[-1]}")
         world = self.encode(contexts, depth)
         out: list[dict[int, str]] = [{} for _ in contexts]

@@ -89,6 +89,15 @@ class RunConfig:
     keep_checkpoints: int = 2
 
 
+POSITIVE = {
+    "data": ("row_stride", "trunk_tokens_min", "max_horizon"),
+    "batch": ("tokens", "micro_batches", "length_pool"),
+    "optimizer": ("learning_rate", "clip_norm"),
+    "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
+}
+"""Keys whose values must be above zero."""
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     system: Literal["text"] = "text"
@@ -97,6 +106,17 @@ class TrainingConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        for section, keys in POSITIVE.items():
+            for key in keys:
+                value = getattr(getattr(self, section), key)
+                if value <= 0:
+                    raise ConfigError(f"{section}.{key}: {value} is not above zero")
+        if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
+            raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
+        if self.data.max_horizon > 16:
+            raise ConfigError(f"data.max_horizon: {self.data.max_horizon} is above the limit, 16")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
@@ -17,10 +17,9 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimize
     Only matrices decay, and of these neither embeddings nor the injection's B and C (Parcae).
     """
     matrices, rest = _split(model)
-    adamw = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": 1e-10}
     undecayed = {"params": rest, "weight_decay": 0.0}
     if config.name == "adamw":
-        return [AdamW([undecayed, {"params": matrices, "weight_decay": config.weight_decay}], **adamw)]
+        return [_adamw([undecayed, {"params": matrices, "weight_decay": config.weight_decay}], config)]
     muon = Muon(
         matrices,
         lr=config.learning_rate,
@@ -28,7 +27,11 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimize
         weight_decay=config.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    return [muon, AdamW([undecayed], **adamw)]
+    return [muon, _adamw([undecayed], config)]
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> AdamW:
+    return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=1e-10)
 
 
 def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -52,5 +55,3 @@ def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
-
-

@@ -91,9 +91,7 @@ class RowPlanner:
             horizons = min(self.config.max_horizon, episode.last_step - step)
             if branches and budget <= 0:
                 break
-            budget -= sum(
-                self._step_length(episode, step + k) + self.state_slots for k in range(1, horizons + 1)
-            )
+            budget -= sum(self._step_length(episode, step + k) + self.state_slots for k in range(1, horizons + 1))
             branches.append((step, horizons))
         return tuple(branches)
 
@@ -175,7 +173,7 @@ class BatchStream:
         """Cuts rows of similar length into micro-batches within the budget, in a seeded order."""
         groups: list[list[TreeRow]] = []
         for row in sorted(rows, key=len, reverse=True):
-            if groups and (len(groups[-1]) + 1) * len(groups[-1][0]) <= self.batch.tokens:
+            if groups and TreeBatch.padded_size([*groups[-1], row]) <= self.batch.tokens:
                 groups[-1].append(row)
             else:
                 groups.append([row])

@@ -6,12 +6,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
+
 from loopwm.core import DepthPlan
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
-from loopwm.text.tokenizer import load_tokenizer, tokenizer_hash
+from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch
 from loopwm.training.config import ConfigError, TrainingConfig
 from loopwm.training.rows import BatchStream, Cursor, RowPlanner
@@ -42,17 +44,17 @@ class TextProgram:
         vocab = {"vocab_size": len(self.tokenizer)}
         try:
             return LoopWMConfig(**{**vocab, **PRESETS[model.preset], **model.overrides})
-        except (TypeError, ValueError) as error:
+        except (StrictDataclassError, TypeError, ValueError) as error:
             raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
-        ids = self.tokenizer.convert_tokens_to_ids
-        marks = {"goal": template.GOAL, "hidden": template.HIDDEN, "look": template.LOOK, "inv": template.INV}
-        marks |= {"obs": template.OBS, "act": template.ACT, "state": template.STATE, "end": template.END}
-        builder = RowBuilder(TemplateIds(**{k: ids(v) for k, v in marks.items()}), self.model_config.state_slots)
+        first, second = (template.GOAL, template.HIDDEN, template.LOOK, template.INV), (template.OBS, template.ACT)
+        marks = special_ids(self.tokenizer, (*first, *second, template.STATE, template.END))
+        builder = RowBuilder(TemplateIds(*marks), self.model_config.state_slots)
+        (pad,) = special_ids(self.tokenizer, (template.PAD,))
         planner = RowPlanner(self.config.data, self.model_config.state_slots)
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
-        return BatchStream(episodes, planner, builder, self.config.batch, seed, ids(template.PAD))
+        return BatchStream(episodes, planner, builder, self.config.batch, seed, pad)
 
     def global_batches(self, cursor: Cursor) -> Iterator[tuple[list[TreeBatch], Cursor]]:
         return self.train_stream.global_batches(cursor)

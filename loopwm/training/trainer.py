@@ -106,9 +106,7 @@ class Trainer:
     def _train_step(self, batches: list[TreeBatch]) -> dict[str, float]:
         started = time.monotonic()
         optimizer_config = self.config.optimizer
-        rate = optimizer_config.learning_rate * learning_rate_factor(
-            self.step, self.config.run.steps, optimizer_config
-        )
+        rate = optimizer_config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, optimizer_config)
         set_learning_rate(self.optimizers, rate)
         totals = self._accumulate(batches)
         norm = self.accelerator.clip_grad_norm_(self.objective.parameters(), optimizer_config.clip_norm)
@@ -247,7 +245,8 @@ def _step_of(line: str) -> float:
 
 
 def _empty_totals(device: torch.device) -> Totals:
-    return Totals(*(torch.zeros(MAX_HORIZON + 1, device=device) for _ in range(3)))
+    loss, targets, right = (torch.zeros(MAX_HORIZON + 1, device=device) for _ in range(3))
+    return Totals(loss, targets, right)
 
 
 def _add(totals: Totals, batch: TreeBatch, diagnostics: dict[str, Tensor], loops: int) -> None:

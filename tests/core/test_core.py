@@ -91,7 +91,8 @@ def test_retention_stays_inside_zero_and_one_and_state_bounded_after_a_large_gra
     core(x, shared_inputs(1, 4), causal_attention, 4).h.square().sum().backward()
     with torch.no_grad():
         for parameter, sign in ((core.injection.a, sign_a), (core.injection.b, sign_b)):
-            assert parameter.grad is not None and parameter.grad.abs().min() > 0
+            assert parameter.grad is not None
+            assert parameter.grad.abs().min() > 0
             parameter += sign * 1e4 * parameter.grad.abs() / parameter.grad.abs().max()
     retention = core.injection.retention()
     assert ((retention > 0) & (retention < 1)).all()

@@ -33,6 +33,7 @@ def rotate(x: Tensor, position: int, theta: float) -> Tensor:
 
 def attention(w: Weights, prefix: str, xs: list[Tensor], c: CoreConfig, theta: float) -> list[Tensor]:
     """Causal attention over the row's vectors (D,), head by head and query by query."""
+
     def heads(x: Tensor, name: str) -> list[Tensor]:
         return list((w[f"{prefix}{name}.weight"] @ x).split(c.head_dim))
 
@@ -62,7 +63,9 @@ def layer(w: Weights, prefix: str, xs: list[Tensor], c: CoreConfig, theta: float
     return out
 
 
-def row_forward(w: Weights, c: CoreConfig, x_LD: Tensor, h0_LD: Tensor, loops: int, mu_bwd: int, theta: float) -> Tensor:
+def row_forward(
+    w: Weights, c: CoreConfig, x_LD: Tensor, h0_LD: Tensor, loops: int, mu_bwd: int, theta: float
+) -> Tensor:
     """coda(C h^(T)) of one row (L, D); gradients flow through the last min(loops, mu_bwd) loops only."""
     xs = list(x_LD)
     for i in range(c.prelude_layers):

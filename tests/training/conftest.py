@@ -1,0 +1,63 @@
+"""Token shards of a toy world, and a configuration that trains on them in seconds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+from tokenizers import Tokenizer
+
+from data_prep.episodes import Episode, Step
+from data_prep.shards import write_shards
+from data_prep.tokenize import TOKENIZER_FILE, encode_episode
+from loopwm.text.tokenizer import tokenizer_hash
+
+
+def toy_episode(number: int) -> Episode:
+    """An agent walks between rooms; a thermometer counts up."""
+    rng = random.Random(number)
+    steps, room = [], "kitchen"
+    for i in range(rng.randint(6, 14)):
+        action = None if i == 0 else rng.choice(["go to hall", "go to kitchen", "read thermometer"])
+        room = action.removeprefix("go to ") if action and action.startswith("go to") else room
+        text = f"The thermometer reads {i} degrees." if action == "read thermometer" else f"You are in the {room}."
+        steps.append(Step(action, text, 0.0, False, f"This room is called the {room}.", "an orange"))
+    return Episode("scienceworld", "toy", number, "train", "random", "walk about", tuple(steps))
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("shards")
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    write_shards(out, (encode_episode(tokenizer, toy_episode(i)) for i in range(40)), 2000, tokenizer_hash(), [])
+    return out
+
+
+@pytest.fixture(scope="session")
+def config_file(shards, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "toy.yaml"
+    config = {
+        "system": "text",
+        "model": {"preset": "tiny"},
+        "data": {
+            "train": [str(shards)],
+            "dev": [str(shards)],
+            "row_stride": 4,
+            "trunk_tokens_min": 64,
+            "trunk_tokens_max": 256,
+        },
+        "batch": {"tokens": 512, "micro_batches": 2, "length_pool": 16},
+        "optimizer": {"warmup_steps": 3},
+        "run": {
+            "steps": 12,
+            "mixed_precision": "no",
+            "log_every": 1,
+            "eval_every": 6,
+            "eval_batches": 2,
+            "save_every": 3,
+        },
+    }
+    path.write_text(yaml.safe_dump(config))
+    return path

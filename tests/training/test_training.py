@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwm.text.checkpoint import load_checkpoint
+from loopwm.training.config import load_config
+from loopwm.training.optimizer import build_optimizers, learning_rate_factor
+from loopwm.training.rows import Cursor
+from loopwm.training.text import TextProgram
+from loopwm.training.trainer import Trainer
+
+
+def losses(folder: Path, kind: str = "train") -> list[float]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in records if record["kind"] == kind]
+
+
+@pytest.fixture(scope="session")
+def finished(config_file, tmp_path_factory) -> Path:
+    """An uninterrupted run of 12 steps."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    Trainer(load_config(config_file), folder).run()
+    return folder
+
+
+def command(config_file: Path, folder: Path, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "loopwm.training", "--config", str(config_file), "--out", str(folder), *overrides]
+
+
+def test_a_run_learns_and_leaves_everything_its_folder_promises(finished):
+    train = losses(finished)
+    assert len(train) == 12
+    assert train[-1] < 0.7 * train[0]
+    assert len(losses(finished, "dev")) == 2
+    record = json.loads((finished / "metrics.jsonl").read_text().splitlines()[0])
+    assert {"mean_depth", "state_rms", "last_step_rms", "tokens_per_s", "grad_norm", "rate", "loss_k5"} <= record.keys()
+    assert {"commit", "versions", "seed", "data", "tokenizer_hash"} <= json.loads(
+        (finished / "provenance.json").read_text()
+    ).keys()
+    assert list((finished / "tensorboard").glob("events*"))
+    assert [p.name for p in sorted((finished / "checkpoints").iterdir())] == ["step-00000009", "step-00000012"]
+    model, _ = load_checkpoint(finished / "model")
+    assert model.config.mu_rec == 2.0
+    assert all(f.stat().st_size <= 8 * 2**20 for f in (finished / "model").iterdir())
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(config_file, finished, tmp_path):
+    folder = tmp_path / "killed"
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command(config_file, folder), env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (folder / "checkpoints" / "step-00000006").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "kind": "tr')  # what a kill in the middle of a line leaves
+    assert not (folder / "model").exists()
+    subprocess.run(command(config_file, folder), check=True, env=environment, stderr=subprocess.DEVNULL)
+    assert losses(folder) == pytest.approx(losses(finished), abs=1e-6)
+    assert losses(folder, "dev") == pytest.approx(losses(finished, "dev"), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(config_file, finished, tmp_path):
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    arguments = command(config_file, tmp_path / "two")[1:]
+    subprocess.run(
+        [*launch, *arguments], check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert losses(tmp_path / "two") == pytest.approx(losses(finished), rel=2e-3)
+
+
+def test_max_minutes_stops_saves_and_leaves_a_run_that_goes_on(config_file, finished, tmp_path):
+    folder = tmp_path / "short"
+    Trainer(load_config(config_file), folder).run(max_minutes=0.0)
+    assert (folder / "model" / "config.json").exists()
+    Trainer(load_config(config_file), folder).run()
+    assert losses(folder) == pytest.approx(losses(finished), abs=1e-6)
+
+
+def test_batches_are_a_function_of_the_cursor_and_an_epoch_visits_every_anchor_once(config_file):
+    program = TextProgram(load_config(config_file))
+    stream = program.global_batches(Cursor())
+    seen = [next(stream) for _ in range(6)]
+    for index in (1, 4):
+        again, cursor = next(TextProgram(load_config(config_file)).global_batches(seen[index - 1][1]))
+        assert cursor == seen[index][1]
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(again, seen[index][0], strict=True))
+    anchors = program.train_stream.anchors
+    order = program.train_stream._order(0)
+    assert sorted(order) == list(range(len(anchors)))
+
+
+def test_batches_keep_the_token_budget_and_number_rows_over_the_whole_global_batch(config_file):
+    program = TextProgram(load_config(config_file))
+    stream = program.global_batches(Cursor())
+    for _ in range(10):
+        batches, _ = next(stream)
+        assert len(batches) == 2
+        assert [row for batch in batches for row in batch.row_ids] == list(range(sum(len(b.row_ids) for b in batches)))
+        for batch in batches:
+            assert len(batch.row_ids) == 1 or batch.tokens.numel() <= 512
+            assert int(batch.positions.max()) < 2048 + 256
+
+
+def test_learning_rate_warms_up_stays_and_falls_to_zero(config_file):
+    config = load_config(config_file, ["optimizer.warmup_steps=10", "optimizer.decay_share=0.5"]).optimizer
+    factors = [learning_rate_factor(step, 100, config) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9:51] == pytest.approx([1.0] * 42)
+    assert factors[75] == pytest.approx(0.5)
+    assert factors[100] == 0
+
+
+def test_injection_embeddings_and_norms_do_not_decay(config_file):
+    program = TextProgram(load_config(config_file))
+    names = {id(p): name for name, p in program.objective.named_parameters()}
+    for kind in ("muon", "adamw"):
+        config = load_config(config_file, [f"optimizer.name={kind}"]).optimizer
+        groups = [g for o in build_optimizers(program.objective, config) for g in o.param_groups]
+        decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
+        assert sorted(names.values()) == sorted(names[id(p)] for g in groups for p in g["params"])
+        assert all(name.endswith("proj.weight") for name in decayed)
+        assert any("block.0.mlp" in name for name in decayed)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("modell.preset=tiny", "modell"),
+        ("run.stepss=3", "run.stepss"),
+        ("run.steps=many", "run.steps"),
+        ("run.steps", "section.key=value"),
+        ("optimizer.name=sgd", "optimizer.name"),
+        ("model.preset=huge", "model.preset"),
+        ("model.overrides={depth: 3}", "model.overrides.depth"),
+        ("model.overrides={hidden_size: 65}", "model.overrides"),
+        ("data.train=[]", "data.train"),
+        ("data.train=[/no/such/folder]", "/no/such/folder/index.json"),
+        ("batch.micro_batches=0", "batch.micro_batches"),
+        ("run.steps=-1", "run.steps"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, named):
+    from loopwm.training.__main__ import main
+
+    status = main(["--config", str(config_file), "--out", str(tmp_path / "run"), override])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert named in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_configuration_is_refused(config_file, finished, capsys):
+    from loopwm.training.__main__ import main
+
+    before = (finished / "metrics.jsonl").read_text()
+    assert main(["--config", str(config_file), "--out", str(finished), "run.seed=1"]) == 2
+    assert "another configuration" in capsys.readouterr().err
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "tokenizer", "index"])
+def test_damaged_shards_are_refused_by_name(config_file, shards, tmp_path, capsys, damage):
+    from loopwm.training.__main__ import main
+
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for file in shards.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    victim = folder / ("index.json" if damage in ("tokenizer", "index") else "00000.tokens.npy")
+    if damage == "missing":
+        victim.unlink()
+    elif damage == "flipped":
+        content = bytearray(victim.read_bytes())
+        content[-1] ^= 1
+        victim.write_bytes(content)
+    elif damage == "tokenizer":
+        victim.write_text(json.dumps(json.loads(victim.read_text()) | {"tokenizer_hash": "0"}))
+    else:
+        victim.write_text("{")
+    arguments = ["--config", str(config_file), "--out", str(tmp_path / "run"), f"data.train=[{folder}]"]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert str(victim) in error
+    assert error.count("\n") == 1
