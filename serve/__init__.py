@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP service. Layers: app (HTTP) -> service (text) -> engine (token ids) -> the model."""

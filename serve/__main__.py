@@ -1,0 +1,107 @@
+"""`python -m serve`: an OpenAI-compatible HTTP service for one checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+
+import torch
+import uvicorn
+from transformers.utils import logging as transformers_logging
+
+from loopwm.text.checkpoint import CheckpointError, load_checkpoint
+from loopwm.text.format import END, SPECIAL_TOKENS
+from serve.app import create_app
+from serve.engine import Engine, Limits
+from serve.prompts import PromptReader
+from serve.service import ModelCard, Service
+
+SHIPPED = "loopwm-small"
+"""Name of the checkpoint that ships with the package."""
+
+EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000"
+
+
+class StartError(Exception):
+    """Why the service can not start, in one line."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve",
+        description=__doc__,
+        epilog=EXAMPLE,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    limits = Limits()
+    parser.add_argument("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder")
+    parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; the service has no authentication")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
+    parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
+    parser.add_argument("--depth", type=_positive, help="loops of every pass; by default the checkpoint's")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = build_parser().parse_args(arguments)
+    try:
+        with _listen(args.host, args.port) as listener:
+            serve(args, listener)
+    except (StartError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def serve(args: argparse.Namespace, listener: socket.socket) -> None:
+    """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises StartError, CheckpointError."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(_processors())
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    model, tokenizer = load_checkpoint(args.model)
+    config = model.config
+    if args.depth is not None and args.depth > config.max_loops:
+        raise StartError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
+    weights = sorted(args.model.glob("*.safetensors"))
+    name = args.name or _default_name(args.model)
+    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings)
+    limits = Limits(args.max_batch, args.max_queue)
+    with Engine(model, SPECIAL_TOKENS.index(END), limits, args.depth) as engine:
+        app = create_app(Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots)))
+        host, port = listener.getsockname()[:2]
+        print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)).run([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise StartError(f"can not listen on {host} port {port}: {reason}") from error
+
+
+def _default_name(folder: Path) -> str:
+    return SHIPPED if folder.resolve().name == "pretrained" else folder.resolve().name
+
+
+def _processors() -> int:
+    """Processors this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

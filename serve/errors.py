@@ -1,0 +1,126 @@
+"""The one place that turns whatever goes wrong into OpenAI's error envelope.
+
+{"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from loopwm.text.format import FormatError
+from serve.engine import EngineStoppedError, QueueFullError
+from serve.prompts import PromptTooLongError
+from serve.service import CompletionTooLongError
+
+RETRY_AFTER_SECONDS = 1
+
+
+class ModelNotFoundError(LookupError):
+    """A request names a model that is not served here."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"The model {asked!r} does not exist; this service has {served!r}")
+
+
+class BodyTooLargeError(HTTPException):
+    """More bytes than a request may have. An HTTPException, because only those pass FastAPI's reading of bodies."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"The request body is larger than {limit} bytes")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One error as clients see it. `kind` is sent as `type`."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+
+    def envelope(self) -> dict[str, object]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else None
+        return JSONResponse(self.envelope(), self.status, headers)
+
+
+def problem_of(error: Exception) -> Problem:
+    """Status and envelope of any exception."""
+    match error:
+        case RequestValidationError():
+            return _of_validation(error)
+        case PromptTooLongError():
+            return Problem(400, str(error), param=error.field, code="context_length_exceeded")
+        case CompletionTooLongError():
+            return Problem(400, str(error), param="max_tokens", code="context_length_exceeded")
+        case FormatError():
+            return Problem(400, str(error), param=error.field, code="invalid_value")
+        case ModelNotFoundError():
+            return Problem(404, str(error), param="model", code="model_not_found")
+        case QueueFullError():
+            return Problem(503, f"The service is overloaded: {error}", "server_error", code="overloaded")
+        case EngineStoppedError():
+            return Problem(503, f"The service is not available: {error}", "server_error", code="unavailable")
+        case HTTPException():
+            return _of_status(error)
+        case _:
+            return Problem(500, "The service failed; its log has the reason", "server_error", code="internal_error")
+
+
+def _of_status(error: HTTPException) -> Problem:
+    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return Problem(error.status_code, str(error.detail), kind, code=codes.get(error.status_code))
+
+
+def _of_validation(error: RequestValidationError) -> Problem:
+    """The first fault of a body. Where a field may have several types, that is the first type's."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return Problem(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
+    param = _path(first["loc"][1:])
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return Problem(400, f"{param or 'body'}: {first['msg']}", param=param, code=code)
+
+
+def _path(location: Sequence[str | int]) -> str | None:
+    """('messages', 0, 'role') -> 'messages[0].role'. Names of alternatives, such as 'str', are no part of it."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int"):
+            path += f".{part}" if path else part
+    return path or None
+
+
+async def _respond(_: Request, error: Exception) -> JSONResponse:
+    return problem_of(error).response()
+
+
+EXPECTED = (
+    RequestValidationError,
+    HTTPException,
+    FormatError,
+    PromptTooLongError,
+    CompletionTooLongError,
+    ModelNotFoundError,
+    QueueFullError,
+    EngineStoppedError,
+)
+"""What is answered quietly. Anything else is a fault of the service: answered with 500, and its traceback logged."""
+
+
+def install(app: FastAPI) -> None:
+    """Answers every exception of the app with its envelope."""
+    for kind in (*EXPECTED, Exception):
+        app.add_exception_handler(kind, _respond)

@@ -1,0 +1,72 @@
+"""Prompts as token ids: from a chat through the template, or handed over whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerFast
+
+from loopwm.text import format as template
+from loopwm.text.format import FormatError
+
+
+class PromptTooLongError(ValueError):
+    """More tokens than a prompt may have. `field` names the part of the request."""
+
+    def __init__(self, field: str, tokens: int, limit: int) -> None:
+        super().__init__(f"{field}: the prompt has {tokens} tokens, the limit is {limit}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids: token ids. steps_cut: old steps of a chat that were dropped so that it fits."""
+
+    ids: tuple[int, ...]
+    steps_cut: int = 0
+
+
+class PromptReader:
+    """Turns what a request brings into a Prompt of at most `limit` tokens."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, state_slots: int, limit: int = template.CONTEXT_LIMIT
+    ) -> None:
+        self.limit = limit
+        self._tokenizer = tokenizer
+        self._state_slots = state_slots
+
+    def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
+        """The prompt of (role, text) messages; text can not spell special tokens.
+
+        Raises FormatError naming the message at fault, PromptTooLongError if even without its history it is too long.
+        """
+        context, actions = template.chat_to_prompt(messages)
+        asked = "".join(template.render_step(action, self._state_slots) for action in actions) + template.OBS
+        room = self.limit - len(self._encode(asked))
+        try:
+            context, cut = template.fit_context(context, lambda text: len(self._encode(text)), room, self._state_slots)
+        except FormatError as error:
+            head = template.context_parts(context)[0]
+            tokens = len(self._encode(head + asked)) + self._state_slots
+            raise PromptTooLongError("messages", tokens, self.limit) from error
+        return Prompt(tuple(self._encode(template.render_prompt(context, actions, self._state_slots))), cut)
+
+    def text(self, text: str) -> Prompt:
+        """A whole prompt; special strings such as `<|act|>` become special tokens. Raises as `ids` does."""
+        return self.ids(self._encode(text))
+
+    def ids(self, ids: Sequence[int]) -> Prompt:
+        """A whole prompt in token ids. Raises FormatError for none or unknown ones, PromptTooLongError."""
+        if not ids:
+            raise FormatError("prompt", "must not be empty")
+        if len(ids) > self.limit:
+            raise PromptTooLongError("prompt", len(ids), self.limit)
+        if min(ids) < 0 or max(ids) >= len(self._tokenizer):
+            raise FormatError("prompt", f"token ids must be 0 .. {len(self._tokenizer) - 1}")
+        return Prompt(tuple(ids))
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids

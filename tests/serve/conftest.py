@@ -1,0 +1,73 @@
+"""The real app on a real socket, with a tiny random model."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from serve.app import create_app
+from serve.engine import Engine, Limits
+from serve.prompts import PromptReader
+from serve.service import ModelCard, Service
+
+NEVER = -1
+"""An end token that is never generated: completions are as long as max_tokens says."""
+
+Serving = Callable[..., AbstractContextManager[httpx.Client]]
+
+
+@pytest.fixture(scope="session")
+def serving(tokenizer) -> Serving:
+    """Runs a service for a model; the client's base address is its."""
+
+    @contextmanager
+    def start(model: Any, limits: Limits | None = None, end_token: int = NEVER) -> Iterator[httpx.Client]:
+        with socket.create_server(("127.0.0.1", 0)) as listener, Engine(model, end_token, limits) as engine:
+            card = ModelCard("tiny", 0, model.config.max_position_embeddings)
+            app = create_app(Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots)))
+            server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+            thread = threading.Thread(target=server.run, args=([listener],))
+            thread.start()
+            port = listener.getsockname()[1]
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+                yield client
+            server.should_exit = True
+            thread.join()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def client(serving: Serving, tiny_model) -> Iterator[httpx.Client]:
+    with serving(tiny_model) as client:
+        yield client
+
+
+@pytest.fixture
+def chat() -> dict[str, Any]:
+    """A chat request of a text world: goal, first observation and two actions."""
+    messages = [
+        {"role": "system", "content": "Your task is to boil water."},
+        {"role": "assistant", "content": "This room is called the kitchen."},
+        {"role": "user", "content": "open cupboard"},
+        {"role": "user", "content": "look in cupboard"},
+    ]
+    return {"model": "tiny", "messages": messages, "max_tokens": 12}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether the condition comes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False

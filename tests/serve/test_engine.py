@@ -1,0 +1,185 @@
+"""Token ids: a request's tokens are its own, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from serve.batch import Batch, Event, Finish, Request, Ticket, shared_prefix
+from serve.cache import SPARE_COLUMNS
+from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
+from serve.sampling import Sampling, choose, nucleus
+
+NEVER = -1
+
+
+class Collector:
+    """Everything an engine delivers for one request."""
+
+    def __init__(self, request: Request) -> None:
+        self.tokens: list[int] = []
+        self.last = Event()
+        self.over = threading.Event()
+        self.ticket = Ticket(request, self)
+
+    def __call__(self, event: Event) -> None:
+        self.last = event
+        if event.token is not None:
+            self.tokens.append(event.token)
+        if event.finish or event.error:
+            self.over.set()
+
+
+def random_prompt(length: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(9, 2000, (length,), generator=generator).tolist())
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """Greedy and sampled ones of different lengths; two share their first 20 tokens."""
+    shared = random_prompt(20, 9)
+    return [
+        Request(shared + random_prompt(5, 1), 9, Sampling()),
+        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3)),
+        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4)),
+        Request(random_prompt(3, 4), SPARE_COLUMNS + 9, Sampling()),
+        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5)),
+    ]
+
+
+def alone(model: Any, request: Request, end_token: int = NEVER) -> Collector:
+    collector = Collector(request)
+    batch = Batch(model, end_token, None)
+    batch.admit([collector.ticket])
+    while len(batch):
+        batch.step()
+    return collector
+
+
+def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):
+    request = requests[0]
+    ids = list(request.prompt)
+    for _ in range(request.max_tokens):
+        ids.append(int(tiny_model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert alone(tiny_model, request).tokens == ids[len(request.prompt) :]
+
+
+def test_tokens_do_not_depend_on_what_else_is_in_the_batch(tiny_model, requests):
+    together = [Collector(request) for request in requests]
+    batch = Batch(tiny_model, NEVER, None)
+    batch.admit([c.ticket for c in together[:2]])
+    batch.step()
+    batch.step()
+    batch.admit([c.ticket for c in together[2:]])  # late, longer and shorter than what runs
+    while len(batch):
+        batch.step()
+    for collector, request in zip(together, requests, strict=True):
+        assert collector.tokens == alone(tiny_model, request).tokens
+        assert len(collector.tokens) == request.max_tokens
+        assert collector.last.finish == Finish.LENGTH
+
+
+def test_the_end_token_ends_a_request_and_is_not_delivered(tiny_model, requests):
+    free = alone(tiny_model, requests[1]).tokens
+    end = next(token for i, token in enumerate(free) if i > 0 and token not in free[:i])
+    stopped = alone(tiny_model, requests[1], end_token=end)
+    assert stopped.tokens == free[: free.index(end)]
+    assert stopped.last.finish == Finish.STOP
+
+
+def test_a_cancelled_row_leaves_and_the_others_are_untouched(tiny_model, requests):
+    one, two = Collector(requests[0]), Collector(requests[1])
+    batch = Batch(tiny_model, NEVER, None)
+    batch.admit([one.ticket, two.ticket])
+    batch.step()
+    one.ticket.cancelled = True
+    batch.step()
+    assert (len(batch), len(one.tokens)) == (1, 1)
+    while len(batch):
+        batch.step()
+    assert two.tokens == alone(tiny_model, requests[1]).tokens
+
+
+def test_depth_is_the_number_of_loops(tiny_model, requests):
+    def first_logits(depth: int) -> torch.Tensor:
+        batch = Batch(tiny_model, NEVER, depth)
+        batch.admit([Collector(requests[0]).ticket])
+        return batch._logits_BV
+
+    expected = tiny_model(torch.tensor([requests[0].prompt]), depth=3).logits[:, -1]
+    torch.testing.assert_close(first_logits(3), expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(first_logits(1), expected, atol=1e-2)
+
+
+def test_a_common_beginning_is_found_and_leaves_every_prompt_a_token():
+    head = tuple(range(20))
+    assert shared_prefix([(*head, 5, 6), (*head, 7)]) == 20
+    assert shared_prefix([head, head]) == 19
+    assert shared_prefix([head[:3], head[:3]]) == 0, "too short to be worth a pass"
+    assert shared_prefix([head]) == 0
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    probabilities = torch.tensor([0.1, 0.5, 0.15, 0.25])
+    assert nucleus(probabilities, 0.7).tolist() == pytest.approx([0, 0.5, 0, 0.25])
+    assert nucleus(probabilities, 0.75).tolist() == pytest.approx([0, 0.5, 0, 0.25])
+    assert nucleus(probabilities, 0.01).tolist() == pytest.approx([0, 0.5, 0, 0])
+
+
+def test_sampling_follows_the_distribution():
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    sampling = Sampling(temperature=2.0, seed=1)
+    generator = sampling.generator()
+    draws = torch.tensor([choose(logits, sampling, generator) for _ in range(4000)])
+    shares = torch.bincount(draws, minlength=3) / len(draws)
+    torch.testing.assert_close(shares, (logits / 2).softmax(-1), atol=0.03, rtol=0)
+
+
+def test_a_full_queue_refuses_and_a_cancelled_request_makes_room(tiny_model, requests):
+    request = Request(requests[3].prompt, 3000, Sampling())
+    with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
+        running, waiting, third = (Collector(request) for _ in range(3))
+        ticket = engine.submit(request, running)
+        while engine.load != (1, 0):
+            pass
+        waiting_ticket = engine.submit(request, waiting)
+        with pytest.raises(QueueFullError):
+            engine.submit(request, third)
+        engine.cancel(waiting_ticket)
+        engine.submit(requests[0], third)
+        engine.cancel(ticket)
+        assert third.over.wait(30)
+        assert len(third.tokens) == requests[0].max_tokens
+        assert not waiting.tokens
+
+
+def test_a_failing_batch_reaches_its_requests_and_the_engine_goes_on(tiny_model, requests, monkeypatch):
+    with Engine(tiny_model, NEVER) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tiny_model), "forward", _fail)
+            broken = Collector(requests[0])
+            engine.submit(requests[0], broken)
+            assert broken.over.wait(30)
+        assert isinstance(broken.last.error, MemoryError)
+        healthy = Collector(requests[0])
+        engine.submit(requests[0], healthy)
+        assert healthy.over.wait(30)
+        assert healthy.tokens == alone(tiny_model, requests[0]).tokens
+
+
+def _fail(*_: Any, **__: Any) -> None:
+    raise MemoryError("no room")
+
+
+def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests):
+    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling())) for _ in range(3)]
+    with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
+        for collector in collectors:
+            engine.submit(collector.ticket.request, collector)
+    assert all(isinstance(collector.last.error, EngineStoppedError) for collector in collectors)
+    with pytest.raises(EngineStoppedError):
+        engine.submit(requests[0], collectors[0])
