@@ -9,6 +9,13 @@ from transformers import PreTrainedConfig
 
 from loopwm.core import CoreConfig
 
+AUTO_MAP = {
+    "AutoConfig": "auto.LoopWMConfig",
+    "AutoModel": "auto.LoopWMModel",
+    "AutoModelForCausalLM": "auto.LoopWMForCausalLM",
+}
+"""Where the Auto classes look in a checkpoint folder; `loopwm/text/auto.py` is saved there."""
+
 
 @strict
 class LoopWMConfig(PreTrainedConfig):
@@ -46,6 +53,7 @@ class LoopWMConfig(PreTrainedConfig):
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
     num_hidden_layers: int = 0
+    auto_map: dict[str, str] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 0
@@ -56,6 +64,7 @@ class LoopWMConfig(PreTrainedConfig):
         for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
+        self.auto_map = AUTO_MAP
         self.num_key_value_heads = self.num_attention_heads
         self.num_hidden_layers = self.core.num_slots
         super().__post_init__(**kwargs)

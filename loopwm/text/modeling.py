@@ -13,7 +13,10 @@ copy attention (ours), and that the decoder may attend to everything before it.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,6 +114,11 @@ class LoopWMPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, and leaves the file that `auto_map` names."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        shutil.copyfile(Path(__file__).with_name("auto.py"), Path(save_directory) / "auto.py")
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LoopedCore | CopyAttention):

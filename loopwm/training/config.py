@@ -46,6 +46,8 @@ class DataConfig:
     """K_max: actions of a deferred branch."""
     branch_ratio: float = 1.0
     """Tokens of deferred branches for each token of the trunk that is not context."""
+    max_branches: int = 4
+    """Most branches of a row: they see the whole trunk before them, so on a long one they are dear."""
     supervise_trunk: bool = True
 
 
@@ -90,7 +92,7 @@ class RunConfig:
 
 
 POSITIVE = {
-    "data": ("row_stride", "trunk_tokens_min", "max_horizon"),
+    "data": ("row_stride", "trunk_tokens_min", "max_horizon", "max_branches"),
     "batch": ("tokens", "micro_batches", "length_pool"),
     "optimizer": ("learning_rate", "clip_norm"),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),

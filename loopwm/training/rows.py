@@ -76,7 +76,7 @@ class RowPlanner:
     def _branches(
         self, episode: TokenEpisode, trunk: Sequence[int], fresh: int, rng: np.random.Generator
     ) -> tuple[tuple[int, int], ...]:
-        """Branches at random trunk steps until they hold branch_ratio tokens for each fresh trunk token.
+        """Branches at random trunk steps until they hold branch_ratio tokens for each fresh trunk token, or are enough.
 
         The head of a snapshot always gets one: it is the only place where a snapshot stands alone.
         """
@@ -89,7 +89,7 @@ class RowPlanner:
         branches: list[tuple[int, int]] = []
         for step in candidates:
             horizons = min(self.config.max_horizon, episode.last_step - step)
-            if branches and budget <= 0:
+            if branches and (budget <= 0 or len(branches) == self.config.max_branches):
                 break
             budget -= sum(self._step_length(episode, step + k) + self.state_slots for k in range(1, horizons + 1))
             branches.append((step, horizons))

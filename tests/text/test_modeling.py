@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +66,19 @@ def test_saved_checkpoint_loads_identically_by_class_and_auto_classes(model, fol
     assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(TOKENS, depth=3).logits, expected)
     hidden = AutoModel.from_pretrained(folder)(TOKENS, depth=3).last_hidden_state
     torch.testing.assert_close(hidden @ model.lm_head.weight.T, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_auto_classes_find_the_model_without_importing_the_package_first(folder, tmp_path):
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM\n"
+        "assert not any(name.startswith('loopwm') for name in sys.modules)\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)\n"
+        "print(type(model).__name__)"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "LoopWMForCausalLM"
 
 
 def test_without_copy_attention_the_model_runs_and_differs(model):
