@@ -6,10 +6,16 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import tokenize, tokenizer
+from data_prep import collect, tokenize, tokenizer
 from data_prep.errors import DataError
 
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
+    "collect": (
+        collect,
+        "play a simulator and write episodes",
+        "python -m data_prep collect scienceworld --split train --policy gold --episodes-per-task 40 --workers 2 "
+        "--out data/episodes/train-gold",
+    ),
     "tokenizer": (
         tokenizer,
         "train the byte-level BPE and freeze it",

@@ -1,0 +1,206 @@
+"""Plays a simulator and writes episodes, one file for each chunk of a task's episodes.
+
+A chunk is played from its start in a fresh environment, its variations and random numbers depend on the seed alone, and
+its file appears complete or not at all. So a run that was killed and started again yields the same files: chunks whose
+file exists are skipped. `plan.json` holds what was asked for; a run with other options refuses the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tqdm import tqdm
+
+from data_prep.environments import ENVIRONMENTS, make_environment
+from data_prep.environments.base import Environment, EnvironmentFailure
+from data_prep.episodes import Episode, write_episodes
+from data_prep.errors import DataError
+from data_prep.files import atomic_write
+from data_prep.policies import POLICIES, Policy
+
+CHUNK = 10
+"""Episodes a file: enough that starting a JVM costs little, few enough that a kill loses little."""
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for. `tasks` empty: all."""
+
+    env: str
+    split: str
+    policy: str
+    episodes_per_task: int
+    max_steps: int
+    seed: int
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive episodes of one task: episode `first + i` plays `variations[i]`."""
+
+    task: str
+    first: int
+    variations: tuple[int | str, ...]
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.task}-{self.first:05d}.jsonl.xz"
+
+
+@dataclass
+class Tally:
+    """What came of a chunk."""
+
+    episodes: int = 0
+    transitions: int = 0
+    failures: tuple[str, ...] = ()
+
+
+def plan_chunks(order: Order, environment: Environment) -> list[Chunk]:
+    """Which variations are played, in which files. Raises DataError for an unknown task or split."""
+    if order.split not in environment.splits():
+        raise DataError(f"--split: unknown {order.split!r}, expected one of {', '.join(environment.splits())}")
+    unknown = sorted(set(order.tasks) - set(environment.tasks()))
+    if unknown:
+        raise DataError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")
+    chunks = []
+    for task in environment.tasks():
+        if order.tasks and task not in order.tasks:
+            continue
+        chosen = _choose_variations(order, task, list(environment.variations(task, order.split)))
+        for first in range(0, len(chosen), CHUNK):
+            chunks.append(Chunk(task, first, tuple(chosen[first : first + CHUNK])))
+    return chunks
+
+
+def _choose_variations(order: Order, task: str, variations: list[int | str]) -> list[int | str]:
+    """A seeded order of the variations; repeated as often as needed if the policy can make something new of them."""
+    Random(f"{order.seed}/{task}").shuffle(variations)
+    if POLICIES[order.policy].repeatable and variations:
+        variations *= -(-order.episodes_per_task // len(variations))
+    return variations[: order.episodes_per_task]
+
+
+def play(
+    environment: Environment, policy: Policy, task: str, variation: int | str, split: str, max_steps: int, rng: Random
+) -> Episode:
+    """One episode of at most `max_steps` actions. Raises EnvironmentFailure."""
+    gold = environment.gold_actions(task, variation) if policy.needs_gold else []
+    steps = [environment.reset(task, variation)]
+    goal, hidden_state = environment.goal(), environment.hidden_state()
+    for action in islice(policy.act(environment, gold, rng), max_steps):
+        steps.append(environment.step(action))
+        if steps[-1].done:
+            break
+    return Episode(environment.name, task, variation, split, policy.name, goal, tuple(steps), hidden_state)
+
+
+def play_chunk(job: tuple[Order, Chunk, Path]) -> Tally:
+    """Plays and writes one chunk. A failed episode is left out, and a fresh environment goes on after it."""
+    order, chunk, out = job
+    episodes, failures = [], []
+    environment = make_environment(order.env)
+    try:
+        for i, variation in enumerate(chunk.variations):
+            rng = Random(f"{order.seed}/{order.policy}/{chunk.task}/{chunk.first + i}")
+            try:
+                policy = POLICIES[order.policy]
+                episode = play(environment, policy, chunk.task, variation, order.split, order.max_steps, rng)
+                episodes.append(episode)
+            except EnvironmentFailure as error:
+                failures.append(f"{chunk.task}, variation {variation}: {error}")
+                environment.close()
+                environment = make_environment(order.env)
+    finally:
+        environment.close()
+    write_episodes(out / chunk.file_name, episodes)
+    return Tally(len(episodes), sum(len(episode.steps) - 1 for episode in episodes), tuple(failures))
+
+
+def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
+    """The chunks of a folder begun before, or new ones. Raises DataError if the folder was begun with another order."""
+    path = out / PLAN
+    wanted: dict[str, Any] = json.loads(json.dumps(asdict(order)))
+    if path.is_file():
+        plan = json.loads(path.read_bytes())
+        for name, value in wanted.items():
+            if plan["order"][name] != value:
+                raise DataError(f"{path}: {name}: begun with {plan['order'][name]!r}, asked for {value!r}")
+        return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in plan["chunks"]]
+    environment = make_environment(order.env)
+    try:
+        chunks = plan_chunks(order, environment)
+    finally:
+        environment.close()
+    with atomic_write(path) as file:
+        file.write(json.dumps({"order": wanted, "chunks": [asdict(c) for c in chunks]}, indent=1).encode() + b"\n")
+    return chunks
+
+
+def collect(order: Order, out: Path, workers: int) -> Tally:
+    """Plays all chunks that have no file yet, on `workers` processes with an environment each."""
+    chunks = load_or_make_plan(order, out)
+    todo = [chunk for chunk in chunks if not (out / chunk.file_name).exists()]
+    total = Tally()
+    started = time.monotonic()
+    with tqdm(total=sum(len(c.variations) for c in chunks), unit="episode") as bar:
+        bar.update(bar.total - sum(len(c.variations) for c in todo))
+        for tally in _play_all([(order, chunk, out) for chunk in todo], workers):
+            total.episodes += tally.episodes
+            total.transitions += tally.transitions
+            total.failures += tally.failures
+            bar.update(tally.episodes + len(tally.failures))
+            bar.set_postfix_str(f"{total.transitions / (time.monotonic() - started):.1f} transitions/s")
+    return total
+
+
+def _play_all(jobs: list[tuple[Order, Chunk, Path]], workers: int) -> Iterator[Tally]:
+    if workers == 1:
+        yield from map(play_chunk, jobs)
+        return
+    with get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(play_chunk, jobs)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("environment", help=f"simulator: {', '.join(ENVIRONMENTS)}")
+    parser.add_argument("--split", required=True, help="variations of this split only")
+    parser.add_argument("--policy", default="gold", choices=POLICIES)
+    parser.add_argument("--episodes-per-task", type=int, required=True, help="at most; gold plays a variation once")
+    parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all)")
+    parser.add_argument("--max-steps", type=int, default=160, help="cut episodes after this many actions")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
+
+
+def run(args: argparse.Namespace) -> None:
+    for name in ("episodes_per_task", "max_steps", "workers"):
+        if getattr(args, name) < 1:
+            raise DataError(f"--{name.replace('_', '-')}: at least 1")
+    order = Order(
+        env=args.environment, split=args.split, policy=args.policy, episodes_per_task=args.episodes_per_task,
+        max_steps=args.max_steps, seed=args.seed, tasks=tuple(sorted(args.tasks)),
+    )  # fmt: skip
+    started = time.monotonic()
+    total = collect(order, args.out, args.workers)
+    seconds = time.monotonic() - started
+    for failure in total.failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    print(
+        f"{args.out}: {total.episodes} episodes, {total.transitions} transitions in {seconds:.0f} s "
+        f"({total.transitions / seconds:.1f}/s), {len(total.failures)} episodes failed"
+    )

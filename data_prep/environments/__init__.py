@@ -1,0 +1,18 @@
+"""Simulators behind one interface. A simulator's package is imported only when its environment is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from data_prep.environments.base import Environment
+from data_prep.environments.scienceworld import ScienceWorld
+from data_prep.errors import DataError
+
+ENVIRONMENTS: dict[str, Callable[[], Environment]] = {"scienceworld": ScienceWorld}
+
+
+def make_environment(name: str) -> Environment:
+    """Starts an environment. Raises DataError for an unknown name or a simulator that cannot start."""
+    if name not in ENVIRONMENTS:
+        raise DataError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
+    return ENVIRONMENTS[name]()

@@ -1,0 +1,49 @@
+"""What the collector needs of a simulator."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from data_prep.episodes import Step
+
+
+class EnvironmentFailure(RuntimeError):
+    """The simulator broke down in an episode. Other episodes may still be played, with a fresh environment."""
+
+
+class Environment(Protocol):
+    """One simulator. `reset` before anything that speaks of the world."""
+
+    name: str
+
+    def tasks(self) -> list[str]:
+        """All tasks, in the simulator's order."""
+        ...
+
+    def splits(self) -> list[str]: ...
+
+    def variations(self, task: str, split: str) -> list[int] | list[str]:
+        """The variations (or games) of a split, in the simulator's order."""
+        ...
+
+    def gold_actions(self, task: str, variation: int | str) -> list[str]:
+        """The simulator's own solution. Leaves no world behind: `reset` before the first step."""
+        ...
+
+    def reset(self, task: str, variation: int | str) -> Step:
+        """Starts a variation and returns the first observation."""
+        ...
+
+    def goal(self) -> str: ...
+
+    def hidden_state(self) -> str | None:
+        """What the agent cannot see, now; null where the environment does not tell."""
+        ...
+
+    def step(self, action: str) -> Step: ...
+
+    def valid_actions(self) -> list[str]:
+        """All actions that make sense now. May cost more than a step."""
+        ...
+
+    def close(self) -> None: ...

