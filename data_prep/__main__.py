@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import collect, tokenize, tokenizer
+from data_prep import collect, tokenize, tokenizer, windows
 from data_prep.errors import DataError
 
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
@@ -25,6 +25,12 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         tokenize,
         "turn episodes into token shards",
         "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2",
+    ),
+    "windows": (
+        windows,
+        "cut evaluation windows out of episodes",
+        "python -m data_prep windows --episodes data/episodes/test-gold --suite scienceworld-500 --seed 0 "
+        "--out eval/suites/scienceworld-500.jsonl.gz",
     ),
 }
 

@@ -1,0 +1,154 @@
+"""Cuts evaluation windows out of episodes: what is known now, and the next K actions with what they led to.
+
+One JSON object a line:
+
+    {"id", "env", "task", "variation", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and
+     with now; the first action is null), "look", "inventory", "hidden_state" (now, or null),
+     "actions": [K], "observations": [K], "rewards": [K] (score differences, in points), "dones": [K]}
+
+Within a family the episode is drawn first, then the start, so that long episodes do not crowd out short ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from data_prep.episodes import Episode, episode_files, read_episodes
+from data_prep.errors import DataError
+from data_prep.families import PAPER_MIX, family_of, scaled_mix
+from data_prep.files import write_lines
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A committed set of windows: whose episodes it is cut from, and in what mix of families."""
+
+    env: str
+    split: str
+    policy: str
+    horizon: int
+    mix: Mapping[str, int]
+
+
+SUITES = {"scienceworld-500": Suite("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"])}
+
+
+def cut_window(episode: Episode, now: int, horizon: int, name: str) -> dict[str, Any]:
+    """The window of `horizon` actions after step `now`."""
+    steps = episode.steps
+    future = steps[now + 1 : now + 1 + horizon]
+    return {
+        "id": name,
+        "env": episode.env,
+        "task": episode.task,
+        "variation": episode.variation,
+        "family": family_of(episode.env, episode.task),
+        "split": episode.split,
+        "goal": episode.goal,
+        "history": [{"action": step.action, "observation": step.observation} for step in steps[: now + 1]],
+        "look": steps[now].look,
+        "inventory": steps[now].inventory,
+        "hidden_state": episode.hidden_state if now == 0 else None,
+        "actions": [step.action for step in future],
+        "observations": [step.observation for step in future],
+        "rewards": [future[i].score - steps[now + i].score for i in range(horizon)],
+        "dones": [step.done for step in future],
+    }
+
+
+def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Random) -> list[tuple[Episode, int]]:
+    """`count` different (episode, start) pairs: the episode uniformly, then the start.
+
+    An episode whose starts are used up is drawn no more. Raises DataError if there are fewer windows than asked for.
+    """
+    open_starts = [(episode, list(range(len(episode.steps) - horizon))) for episode in episodes]
+    open_starts = [(episode, starts) for episode, starts in open_starts if starts]
+    if sum(len(starts) for _, starts in open_starts) < count:
+        raise DataError(f"only {sum(len(starts) for _, starts in open_starts)} windows fit, {count} are asked for")
+    drawn = []
+    for _ in range(count):
+        index = rng.randrange(len(open_starts))
+        episode, starts = open_starts[index]
+        drawn.append((episode, starts.pop(rng.randrange(len(starts)))))
+        if not starts:
+            open_starts.pop(index)
+    return drawn
+
+
+def cut_mix(
+    episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str
+) -> list[dict[str, Any]]:
+    """Windows in a mix of families. Raises DataError naming a family with too few episodes."""
+    by_family: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_family[family_of(episode.env, episode.task)].append(episode)
+    windows = []
+    for family, count in mix.items():
+        rng = Random(f"{seed}/{name}/{family}")
+        try:
+            drawn = draw_starts(by_family[family], count, horizon, rng)
+        except DataError as error:
+            raise DataError(f"--episodes: family {family}: {error}") from error
+        for i, (episode, now) in enumerate(drawn):
+            windows.append(cut_window(episode, now, horizon, f"{name}/{family.lower()}/{i:04d}"))
+    return windows
+
+
+def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[dict[str, Any]]:
+    """Windows of all episodes alike, whatever their families."""
+    drawn = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
+    return [cut_window(episode, now, horizon, f"{name}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+
+
+def read_sorted(paths: Iterable[Path]) -> list[Episode]:
+    """All episodes in an order that does not depend on how they are spread over files."""
+    episodes = [episode for path in episode_files(paths) for episode in read_episodes(path)]
+    return sorted(episodes, key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
+
+
+def check_suite(suite: Suite, episodes: Iterable[Episode]) -> None:
+    """Raises DataError for an episode the suite must not be cut from."""
+    for episode in episodes:
+        for field in ("env", "split", "policy"):
+            found, wanted = getattr(episode, field), getattr(suite, field)
+            if found != wanted:
+                raise DataError(f"--episodes: {field}: {found!r} in {episode.task}, the suite takes {wanted!r} only")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--suite", choices=SUITES, help="a suite, with its own mix and horizon")
+    what.add_argument("--count", type=int, help="this many windows of any episodes")
+    parser.add_argument("--horizon", type=int, default=5, help="actions a window, with --count")
+    parser.add_argument("--mix", choices=("episodes", "paper"), default="episodes", help="families, with --count")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl.gz; NAME begins the windows' ids")
+
+
+def run(args: argparse.Namespace) -> None:
+    episodes = read_sorted(args.episodes)
+    name = args.out.name.split(".")[0]
+    if args.suite:
+        suite = SUITES[args.suite]
+        check_suite(suite, episodes)
+        windows = cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite)
+    elif min(args.count, args.horizon) < 1:
+        raise DataError("--count, --horizon: at least 1")
+    elif args.mix == "paper":
+        environments = {episode.env for episode in episodes}
+        if len(environments) != 1:
+            raise DataError(f"--mix paper: episodes of one environment only, found {', '.join(sorted(environments))}")
+        mix = scaled_mix(environments.pop(), args.count)
+        windows = cut_mix(episodes, mix, args.horizon, args.seed, name)
+    else:
+        windows = cut_any(episodes, args.count, args.horizon, args.seed, name)
+    write_lines(args.out, (json.dumps(w, ensure_ascii=False, separators=(",", ":")) for w in windows))
+    print(f"{args.out}: {len(windows)} windows, {args.out.stat().st_size:,} bytes")
