@@ -6,21 +6,24 @@ keeps rows of different length in one batch without moving keys.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
+
+SLACK = 64
+"""Columns allocated beyond what is needed, so that decoding does not copy a cache for every token."""
 
 
 class CoreState:
     """Keys and values per slot, each (B, H, S, E), the columns that are real, and each row's next position.
 
-    `append` writes in place into this object but never into its tensors, so a `fork` is cheap and independent.
+    Forks share buffers. Only the state that allocated a buffer may write into the free columns behind its own; every
+    other copies before its first write. Columns once written never change, so a fork is cheap and independent.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._lengths: dict[int, int] = {}
+        self._owned: set[int] = set()
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         self.next_position = torch.zeros(batch, dtype=torch.long, device=device)
 
@@ -41,38 +44,74 @@ class CoreState:
         return positions, mask[:, None]
 
     def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """Appends (B, H, L, E) keys and values to a slot and returns all of the slot's."""
-        if slot in self.keys:
-            key = torch.cat((self.keys[slot], key), dim=2)
-            value = torch.cat((self.values[slot], value), dim=2)
-        self.keys[slot], self.values[slot] = key, value
-        return key, value
+        """Appends (B, H, L, E) keys and values to a slot and returns all of the slot's.
+
+        Gradients flow into what is returned; a state used without gradients writes in place.
+        """
+        start = self._lengths.get(slot, 0)
+        end = start + key.shape[2]
+        if key.requires_grad or slot not in self._buffers:
+            kept = self.columns(slot)
+            pair = (key, value) if kept is None else (torch.cat((kept[0], key), 2), torch.cat((kept[1], value), 2))
+            self._buffers[slot] = pair
+        else:
+            self._reserve(slot, end)
+            pair = self._buffers[slot]
+            pair[0][:, :, start:end] = key
+            pair[1][:, :, start:end] = value
+        self._lengths[slot] = end
+        return pair[0][:, :, :end], pair[1][:, :, :end]
+
+    def columns(self, slot: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of a slot (B, H, S, E), None for a slot never used."""
+        if slot not in self._buffers:
+            return None
+        key, value = self._buffers[slot]
+        length = self._lengths[slot]
+        return key[:, :, :length], value[:, :, :length]
+
+    def _reserve(self, slot: int, end: int) -> None:
+        """Makes the slot's buffer this state's own with room for `end` columns."""
+        buffers = self._buffers[slot]
+        if slot in self._owned and buffers[0].shape[2] >= end:
+            return
+        start = self._lengths[slot]
+
+        def grown(old: Tensor) -> Tensor:
+            new = old.new_empty(*old.shape[:2], end + SLACK, old.shape[3])
+            new[:, :, :start] = old[:, :, :start]
+            return new
+
+        self._buffers[slot] = (grown(buffers[0]), grown(buffers[1]))
+        self._owned.add(slot)
 
     def fork(self) -> CoreState:
-        """An independent state that shares the tensors: changing one never changes the other."""
-        other = copy.copy(self)
-        other.keys, other.values = dict(self.keys), dict(self.values)
+        """An independent state that shares the buffers: changing one never changes the other."""
+        other = CoreState(0, self.valid.device)
+        other._buffers, other._lengths = dict(self._buffers), dict(self._lengths)
+        other.valid, other.next_position = self.valid, self.next_position
         return other
 
     def select(self, rows: Tensor) -> CoreState:
         """The state of the given rows (int64 (n,), repeats allowed)."""
-        return self._map(lambda x: x[rows], self.valid[rows], self.next_position[rows])
+        other = self.fork()
+        other._buffers = {slot: (pair[0][rows], pair[1][rows]) for slot, pair in self._buffers.items()}
+        other._owned = set(other._buffers)
+        other.valid, other.next_position = self.valid[rows], self.next_position[rows]
+        return other
 
     def crop(self, columns: int) -> CoreState:
         """The state without its last `columns` columns. Raises ValueError if it has fewer."""
         kept = self.valid.shape[1] - columns
         if columns < 0 or kept < 0:
             raise ValueError(f"cannot crop {columns} of {self.valid.shape[1]} columns")
-        dropped = self.valid[:, kept:].sum(1)
-        return self._map(lambda x: x[:, :, :kept], self.valid[:, :kept], self.next_position - dropped)
+        other = self.fork()
+        other._lengths = {slot: length - columns for slot, length in self._lengths.items()}
+        other.valid = self.valid[:, :kept]
+        other.next_position = self.next_position - self.valid[:, kept:].sum(1)
+        return other
 
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return sum(x.nbytes for side in (self.keys, self.values) for x in side.values())
-
-    def _map(self, change, valid: Tensor, next_position: Tensor) -> CoreState:  # type: ignore[no-untyped-def]
-        other = self.fork()
-        other.keys = {slot: change(x) for slot, x in self.keys.items()}
-        other.values = {slot: change(x) for slot, x in self.values.items()}
-        other.valid, other.next_position = valid, next_position
-        return other
+        """Bytes of the keys and values in use."""
+        pairs = (self.columns(slot) for slot in self._buffers)
+        return sum(x.numel() * x.element_size() for pair in pairs if pair is not None for x in pair)

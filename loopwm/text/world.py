@@ -119,19 +119,21 @@ class WorldModel:
     def decode(self, world: World, max_new_tokens: int = 256) -> list[str]:
         """The observation of each row, decoded greedily. `world` stays as it is."""
         out: list[list[int]] = [[] for _ in range(len(world))]
-        rows = list(range(len(world)))
+        rows, going = list(range(len(world))), set(range(len(world)))
         state = world.state.fork()
         hidden, _ = self._feed(state, [template.OBS] * len(rows), world.depth)
         for _ in range(max_new_tokens):
             tokens = self.model.lm_head(hidden[:, -1]).argmax(-1)
-            alive = [i for i, token in enumerate(tokens.tolist()) if token != self._end]
-            if not alive:
-                break
-            if len(alive) < len(rows):
-                index = torch.tensor(alive, device=tokens.device)
-                rows, tokens, state = [rows[i] for i in alive], tokens[index], state.select(index)
             for row, token in zip(rows, tokens.tolist(), strict=True):
-                out[row].append(token)
+                if row in going and token != self._end:
+                    out[row].append(token)
+                else:
+                    going.discard(row)
+            if not going:
+                break
+            if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so not for every one that ends
+                index = torch.tensor([i for i, row in enumerate(rows) if row in going], device=tokens.device)
+                rows, tokens, state = [rows[i] for i in index.tolist()], tokens[index], state.select(index)
             hidden, _ = self._forward(state, tokens[:, None], torch.ones_like(tokens[:, None]).bool(), world.depth)
         return self.tokenizer.batch_decode(out, skip_special_tokens=True)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -171,6 +172,49 @@ def test_slots_are_numbered_without_gaps_and_each_call_has_its_own():
     assert sorted([*called, CONFIG.copy_slot]) == list(range(CONFIG.num_slots))
 
 
+def keys(state: CoreState) -> torch.Tensor:
+    columns = state.columns(0)
+    assert columns is not None
+    return columns[0]
+
+
+def test_states_that_share_a_buffer_never_see_each_others_columns():
+    """Any order of forks, crops, selections and appends equals the same on plain lists."""
+    rng = random.Random(0)
+    states: list[tuple[CoreState, list[float]]] = []
+    root = CoreState(1, torch.device("cpu"))
+    root.extend(torch.ones(1, 1, dtype=torch.bool))
+    root.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
+    states.append((root, [0.0]))
+    for number in range(1, 300):
+        state, expected = rng.choice(states)
+        action = rng.choice(["append", "append", "fork", "crop", "select"])
+        if action == "append":
+            column = torch.full((1, 1, 1, 1), float(number))
+            state.extend(torch.ones(1, 1, dtype=torch.bool))
+            state.update(column, column, 0)
+            expected.append(float(number))
+        elif action == "fork":
+            states.append((state.fork(), list(expected)))
+        elif action == "select":
+            states.append((state.select(torch.tensor([0])), list(expected)))
+        elif len(expected) > 1:
+            states.append((state.crop(1), expected[:-1]))
+    for state, expected in states:
+        assert keys(state).flatten().tolist() == expected
+        assert state.valid.shape[1] == len(expected)
+
+
+def test_gradients_flow_through_a_state():
+    state = CoreState(1, torch.device("cpu"))
+    first, second = (torch.ones(1, 1, 1, 2, requires_grad=True) for _ in range(2))
+    state.update(first, first, 0)
+    state.update(2 * second, second, 0)[0].sum().backward()
+    assert first.grad is not None
+    assert second.grad is not None
+    assert second.grad.tolist() == [[[[2.0, 2.0]]]]
+
+
 def test_forks_and_selections_of_a_state_are_independent():
     state = CoreState(2, torch.device("cpu"))
     state.extend(torch.tensor([[False, True], [True, True]]))
@@ -178,8 +222,8 @@ def test_forks_and_selections_of_a_state_are_independent():
     fork = state.fork()
     positions, mask = fork.extend(torch.tensor([[True], [True]]))
     fork.update(torch.zeros(2, 1, 1, 3), torch.zeros(2, 1, 1, 3), 0)
-    assert state.keys[0].shape[2] == 2
-    assert fork.keys[0].shape[2] == 3
+    assert keys(state).shape[2] == 2
+    assert keys(fork).shape[2] == 3
     assert positions.tolist() == [[1], [2]]
     assert mask[:, 0, 0].tolist() == [[False, True, True], [True, True, True]]
     chosen = fork.select(torch.tensor([1, 1, 0]))
