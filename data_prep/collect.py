@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data_prep.environments import ENVIRONMENTS, make_environment
-from data_prep.environments.base import Environment, EnvironmentFailure
+from data_prep.environments.base import Environment, SimulatorError
 from data_prep.episodes import Episode, write_episodes
 from data_prep.errors import DataError
 from data_prep.files import atomic_write
@@ -97,7 +97,7 @@ def _choose_variations(order: Order, task: str, variations: list[int | str]) -> 
 def play(
     environment: Environment, policy: Policy, task: str, variation: int | str, split: str, max_steps: int, rng: Random
 ) -> Episode:
-    """One episode of at most `max_steps` actions. Raises EnvironmentFailure."""
+    """One episode of at most `max_steps` actions. Raises SimulatorError."""
     gold = environment.gold_actions(task, variation) if policy.needs_gold else []
     steps = [environment.reset(task, variation)]
     goal, hidden_state = environment.goal(), environment.hidden_state()
@@ -120,7 +120,7 @@ def play_chunk(job: tuple[Order, Chunk, Path]) -> Tally:
                 policy = POLICIES[order.policy]
                 episode = play(environment, policy, chunk.task, variation, order.split, order.max_steps, rng)
                 episodes.append(episode)
-            except EnvironmentFailure as error:
+            except SimulatorError as error:
                 failures.append(f"{chunk.task}, variation {variation}: {error}")
                 environment.close()
                 environment = make_environment(order.env)
@@ -156,8 +156,8 @@ def collect(order: Order, out: Path, workers: int) -> Tally:
     todo = [chunk for chunk in chunks if not (out / chunk.file_name).exists()]
     total = Tally()
     started = time.monotonic()
-    with tqdm(total=sum(len(c.variations) for c in chunks), unit="episode") as bar:
-        bar.update(bar.total - sum(len(c.variations) for c in todo))
+    asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
+    with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
         for tally in _play_all([(order, chunk, out) for chunk in todo], workers):
             total.episodes += tally.episodes
             total.transitions += tally.transitions

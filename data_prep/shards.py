@@ -93,7 +93,7 @@ def write_shards(
     """
     (out / INDEX).unlink(missing_ok=True)
     counts: Counter[str] = Counter()
-    shards = []
+    shards: list[dict[str, Any]] = []
     for shard in _full_shards(episodes, shard_tokens):
         counts.update("/".join(str(e.meta[k]) for k in ("env", "split", "policy")) for e in shard.episodes)
         shards.append(_write_shard(out, f"{len(shards):05d}", shard))

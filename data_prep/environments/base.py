@@ -7,7 +7,7 @@ from typing import Protocol
 from data_prep.episodes import Step
 
 
-class EnvironmentFailure(RuntimeError):
+class SimulatorError(RuntimeError):
     """The simulator broke down in an episode. Other episodes may still be played, with a fresh environment."""
 
 

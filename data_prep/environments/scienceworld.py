@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from data_prep.environments.base import EnvironmentFailure
+from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Step
 from data_prep.errors import DataError
 
@@ -47,7 +47,7 @@ class ScienceWorld:
 
     def __init__(self) -> None:
         try:
-            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway  # type: ignore[import-untyped]
             from scienceworld.constants import BASEPATH, ID2TASK, JAR_PATH
         except ModuleNotFoundError as error:
             raise DataError(f"scienceworld: the package {error.name} is not installed") from error
@@ -80,7 +80,7 @@ class ScienceWorld:
         return self._step("look around", action=None)
 
     def goal(self) -> str:
-        return self._call(self._server.getTaskDescription)
+        return self._call(self._server.freeActionTaskDesc)
 
     def hidden_state(self) -> str | None:
         return None
@@ -99,7 +99,7 @@ class ScienceWorld:
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
         problem = self._call(self._server.load, task, variation, "", gold_path)
         if problem:
-            raise EnvironmentFailure(f"{task}, variation {variation}: {problem}")
+            raise SimulatorError(f"{task}, variation {variation}: {problem}")
 
     def _step(self, command: str, action: str | None) -> Step:
         server = self._server
@@ -114,9 +114,9 @@ class ScienceWorld:
         )
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
-        from py4j.protocol import Py4JError
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         try:
             return method(*arguments)
         except Py4JError as error:
-            raise EnvironmentFailure(str(error).splitlines()[0]) from error
+            raise SimulatorError(str(error).splitlines()[0]) from error

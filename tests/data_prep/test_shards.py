@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from data_prep.__main__ import main
+from data_prep.episodes import Episode, Step, read_episodes, write_episodes
+from data_prep.shards import ACTION, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, check_shards
+from loopwm.text.format import clean
+from loopwm.text.tokenizer import tokenizer_hash
+
+from .conftest import make_episode
+
+FIELDS = {LOOK: "look", INVENTORY: "inventory", OBSERVATION: "observation", ACTION: "action"}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven episodes in several shards, made on two processes; `episodes.jsonl` beside them."""
+    folder = tmp_path_factory.mktemp("shards")
+    bare = Episode(
+        "alfworld", "pick", "game-1", "train", "expert", "goal <|act|>", (Step(None, "o", 0, False),), "it is hidden"
+    )
+    write_episodes(folder / "episodes.jsonl", [*(make_episode(variation=v) for v in range(6)), bare])
+    arguments = ["tokenize", "--episodes", str(folder / "episodes.jsonl"), "--out", str(folder / "out")]
+    assert main([*arguments, "--workers", "2", "--shard-tokens", "300"]) == 0
+    return folder / "out"
+
+
+def _load(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    arrays = {
+        part: np.load(folder / f"{name}.{part}.npy", mmap_mode="r") for part in ("tokens", "spans", "steps", "offsets")
+    }
+    return arrays, json.loads((folder / f"{name}.episodes.json").read_text())
+
+
+def _bounds(arrays: dict[str, Any]) -> tuple[Any, Any]:
+    """First span and step of each episode, and of the one after it."""
+    return arrays["offsets"][:-1], arrays["offsets"][1:]
+
+
+def _texts(episode: Episode) -> list[tuple[int, int, str]]:
+    texts = [(GOAL, 0, episode.goal)]
+    if episode.hidden_state is not None:
+        texts.append((HIDDEN, 0, episode.hidden_state))
+    for i, step in enumerate(episode.steps):
+        values = ((kind, i, getattr(step, field)) for kind, field in FIELDS.items())
+        texts += [(kind, i, text) for kind, i, text in values if text is not None]
+    return texts
+
+
+def test_spans_hold_every_text_in_order(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    episodes = iter(read_episodes(shards.parent / "episodes.jsonl"))
+    index = check_shards(shards, tokenizer_hash())
+    assert len(index["shards"]) > 1
+    for shard in index["shards"]:
+        arrays, metas = _load(shards, shard["name"])
+        assert arrays["tokens"].dtype == np.uint16
+        for meta, (span, step), (next_span, next_step) in zip(metas, *_bounds(arrays), strict=True):
+            episode = next(episodes)
+            assert meta == {k: getattr(episode, k) for k in ("env", "task", "variation", "split", "policy")}
+            found = [
+                (s["kind"], s["step"], tokenizer.decode(arrays["tokens"][s["start"] :][: s["length"]]))
+                for s in arrays["spans"][span:next_span]
+            ]
+            assert found == [(kind, i, clean(text)) for kind, i, text in _texts(episode)]
+            rewards = [0.0, *(b.score - a.score for a, b in pairwise(episode.steps))]
+            assert arrays["steps"]["reward"][step:next_step].tolist() == rewards
+            assert arrays["steps"]["done"][step:next_step].tolist() == [s.done for s in episode.steps]
+    assert next(episodes, None) is None
+
+
+def test_a_repeated_text_is_stored_once(shards: Path) -> None:
+    arrays, _ = _load(shards, "00000")
+    end = arrays["offsets"][1][0]
+    spans = arrays["spans"][:end]
+    assert len({int(s["start"]) for s in spans if s["kind"] == LOOK}) == 1
+    assert spans["length"].sum() > (spans["start"] + spans["length"]).max()
+
+
+def test_index_counts_what_is_there(shards: Path) -> None:
+    index = json.loads((shards / "index.json").read_text())
+    assert index["counts"] == {"alfworld/train/expert": 1, "scienceworld/train/gold": 6}
+    assert index["episodes"] == 7
+    assert index["tokens"] == sum(len(_load(shards, s["name"])[0]["tokens"]) for s in index["shards"])
+
+
+def _flip_a_byte(folder: Path) -> None:
+    path = folder / "00001.tokens.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _set(field: str, value: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        index = json.loads((folder / "index.json").read_text())
+        (folder / "index.json").write_text(json.dumps({**index, field: value}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_flip_a_byte, "00001.tokens.npy: contents differ"),
+        (lambda folder: (folder / "00000.spans.npy").unlink(), "00000.spans.npy: missing"),
+        (lambda folder: (folder / "00000.steps.npy").write_bytes(b""), "00000.steps.npy: 0 bytes"),
+        (lambda folder: (folder / "index.json").unlink(), "index.json: missing"),
+        (lambda folder: (folder / "index.json").write_text("{"), "index.json: not an index"),
+        (_set("tokenizer_hash", "0" * 64), "tokenizer_hash: made with another tokenizer"),
+        (_set("format", "v0"), "format: 'v0'"),
+    ],
+)
+def test_damaged_shards_are_named_in_one_line(
+    shards: Path, tmp_path: Path, damage: Callable[[Path], object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in shards.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    assert main(["tokenize", "--check", "--out", str(folder)]) == 0
+    damage(folder)
+    capsys.readouterr()
+    assert main(["tokenize", "--check", "--out", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_bad_episodes_leave_no_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"env": "scienceworld"}\n')
+    arguments = ["tokenize", "--episodes", str(tmp_path / "bad.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert "bad.jsonl: line 1: task: missing" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "index.json").exists()

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.environments.scienceworld import ScienceWorld
+from data_prep.episodes import Episode, write_episodes
+from data_prep.families import FAMILIES, PAPER_MIX, scaled_mix
+from data_prep.windows import SUITES, cut_any, cut_mix
+
+from .conftest import make_episode
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = {
+    "scienceworld-500": ROOT / "eval/suites/scienceworld-500.jsonl.gz",
+    "dev-100": ROOT / "tests/data/dev-100.jsonl.gz",
+}
+EPISODES = [make_episode(task, v, length=5 + v) for task in ("boil", "melt", "freeze") for v in range(6)]
+
+
+def read_windows(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_a_window_is_a_piece_of_its_episode() -> None:
+    for window in cut_any(EPISODES, 40, 5, seed=0, name="w"):
+        episode = next(e for e in EPISODES if (e.task, e.variation) == (window["task"], window["variation"]))
+        now = len(window["history"]) - 1
+        played = [{"action": s.action, "observation": s.observation} for s in episode.steps]
+        ahead = [
+            {"action": a, "observation": o} for a, o in zip(window["actions"], window["observations"], strict=True)
+        ]
+        assert window["history"] + ahead == played[: now + 6]
+        assert (window["look"], window["inventory"]) == (episode.steps[now].look, episode.steps[now].inventory)
+        assert window["rewards"] == [10] * 5
+        assert window["dones"] == [step.done for step in episode.steps[now + 1 : now + 6]]
+
+
+def test_windows_differ_and_every_start_that_fits_can_be_drawn() -> None:
+    episodes = [make_episode(length=7)]
+    windows = cut_any(episodes, 3, 5, seed=0, name="w")
+    assert sorted(len(w["history"]) for w in windows) == [1, 2, 3]
+    assert len({w["id"] for w in windows}) == 3
+
+
+def test_short_episodes_weigh_as_much_as_long_ones() -> None:
+    episodes = [
+        make_episode(variation=0, length=400),
+        make_episode(variation=1, length=400),
+        make_episode(variation=2, length=104),
+    ]
+    windows = cut_mix(episodes, {"Boil": 150}, 5, seed=0, name="w")
+    assert 35 < sum(w["variation"] == 2 for w in windows) < 65
+
+
+def test_the_paper_mix_has_every_family_and_scales() -> None:
+    for env, groups in FAMILIES.items():
+        assert set(PAPER_MIX[env]) == set(groups)
+    assert sum(PAPER_MIX["scienceworld"].values()) == sum(PAPER_MIX["alfworld"].values()) == 500
+    assert sum(len(tasks) for tasks in FAMILIES["scienceworld"].values()) == 30
+    assert scaled_mix("scienceworld", 1000) == {f: 2 * n for f, n in PAPER_MIX["scienceworld"].items()}
+    assert sum(scaled_mix("scienceworld", 77).values()) == 77
+
+
+def _cut(out: Path, episodes: list[Path], *options: str) -> bytes:
+    assert main(["windows", "--episodes", *map(str, episodes), "--out", str(out), *options]) == 0
+    return out.read_bytes()
+
+
+def test_bytes_depend_on_episodes_and_seed_alone(tmp_path: Path) -> None:
+    one, two = tmp_path / "all.jsonl.xz", tmp_path / "split"
+    write_episodes(one, EPISODES)
+    write_episodes(two / "b.jsonl", EPISODES[:7])
+    write_episodes(two / "a.jsonl.gz", EPISODES[7:])
+    out = tmp_path / "w.jsonl.gz"
+    first = _cut(out, [one], "--count", "20")
+    assert _cut(out, [two], "--count", "20") == first
+    assert _cut(out, [one], "--count", "20", "--seed", "1") != first
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"split": "train"}, ["--suite", "scienceworld-500"], "--episodes: split: 'train' in boil"),
+        ({"split": "test", "policy": "random"}, ["--suite", "scienceworld-500"], "--episodes: policy: 'random'"),
+        ({"split": "test"}, ["--suite", "scienceworld-500"], "family Incline: only 0 windows fit, 150 are asked for"),
+        ({}, ["--count", "9"], "only 4 windows fit"),
+        ({}, ["--count", "0"], "--count, --horizon: at least 1"),
+        ({"task": "dance"}, ["--count", "1"], "task: 'dance' of 'scienceworld' belongs to no family"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_episodes(tmp_path / "e.jsonl", [make_episode(**changes)])
+    out = tmp_path / "w.jsonl.gz"
+    assert main(["windows", "--episodes", str(tmp_path / "e.jsonl"), "--out", str(out), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("name", "count", "split"), [("scienceworld-500", 500, "test"), ("dev-100", 100, "dev")])
+def test_committed_windows_have_the_paper_mix_and_no_train_variation(
+    simulator: ScienceWorld, name: str, count: int, split: str
+) -> None:
+    windows = read_windows(COMMITTED[name])
+    found = {family: sum(w["family"] == family for w in windows) for family in PAPER_MIX["scienceworld"]}
+    assert found == scaled_mix("scienceworld", count)
+    assert len({w["id"] for w in windows}) == len(windows) == count
+    assert {w["split"] for w in windows} == {split}
+    assert {len(w["actions"]) for w in windows} == {SUITES["scienceworld-500"].horizon}
+    for task in sorted({w["task"] for w in windows}):
+        used = {w["variation"] for w in windows if w["task"] == task}
+        assert used <= set(simulator.variations(task, split))
+        assert not used & set(simulator.variations(task, "train"))
+
+
+def test_an_episode_too_short_is_never_drawn() -> None:
+    episodes: list[Episode] = [make_episode(variation=0, length=4), make_episode(variation=1, length=5)]
+    assert {w["variation"] for w in cut_any(episodes, 1, 5, seed=3, name="w")} == {1}
