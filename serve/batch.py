@@ -12,8 +12,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from loopwm.core import CoreState
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.cache import BatchCache
 from serve.sampling import Sampling, choose
 
 MIN_SHARED_PREFIX = 16
@@ -62,7 +62,7 @@ class Batch:
         self._model = model.eval()
         self._end_token = end_token
         self._depth = depth
-        self._cache = BatchCache(0, model.device)
+        self._cache = CoreState(0, model.device)
         self._logits_BV = torch.empty(0, model.config.vocab_size, device=model.device)
 
     def __len__(self) -> int:
@@ -112,13 +112,13 @@ class Batch:
     def _keep(self, rows: list[int]) -> None:
         index = torch.tensor(rows, dtype=torch.long, device=self._model.device)
         self.tickets = [self.tickets[row] for row in rows]
-        self._cache = self._cache.select(index) if rows else BatchCache(0, self._model.device)
+        self._cache = self._cache.select(index) if rows else CoreState(0, self._model.device)
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[BatchCache, Tensor]:
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[CoreState, Tensor]:
         """Cache after the prompts and logits (B, V) of what follows. What all prompts begin with runs once."""
         device = self._model.device
         shared = shared_prefix(prompts)
-        cache = BatchCache(len(prompts) if shared == 0 else 1, device)
+        cache = CoreState(len(prompts) if shared == 0 else 1, device)
         if shared:
             column = torch.tensor([prompts[0][:shared]], device=device)
             self._forward(cache, column, torch.ones_like(column).bool())
@@ -129,7 +129,7 @@ class Batch:
         valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rest])
         return cache, self._forward(cache, tokens_BL, valid_BL.to(device))
 
-    def _forward(self, cache: BatchCache, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
+    def _forward(self, cache: CoreState, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
         """Appends new tokens to the cache; logits (B, V) after the last."""
         positions, mask = cache.extend(valid_BL)
         out = self._model(

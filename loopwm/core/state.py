@@ -50,22 +50,20 @@ class CoreState:
         """
         start = self._lengths.get(slot, 0)
         end = start + key.shape[2]
-        if key.requires_grad or slot not in self._buffers:
-            kept = self.columns(slot)
-            pair = (key, value) if kept is None else (torch.cat((kept[0], key), 2), torch.cat((kept[1], value), 2))
-            self._buffers[slot] = pair
+        if slot not in self._buffers:
+            self._buffers[slot] = (key, value)
+        elif key.requires_grad:
+            old_key, old_value = self.columns(slot)
+            self._buffers[slot] = (torch.cat((old_key, key), 2), torch.cat((old_value, value), 2))
         else:
             self._reserve(slot, end)
-            pair = self._buffers[slot]
-            pair[0][:, :, start:end] = key
-            pair[1][:, :, start:end] = value
+            for buffer, new in zip(self._buffers[slot], (key, value), strict=True):
+                buffer[:, :, start:end] = new
         self._lengths[slot] = end
-        return pair[0][:, :, :end], pair[1][:, :, :end]
+        return self.columns(slot)
 
-    def columns(self, slot: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of a slot (B, H, S, E), None for a slot never used."""
-        if slot not in self._buffers:
-            return None
+    def columns(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a used slot (B, H, S, E)."""
         key, value = self._buffers[slot]
         length = self._lengths[slot]
         return key[:, :, :length], value[:, :, :length]
@@ -100,6 +98,21 @@ class CoreState:
         other.valid, other.next_position = self.valid[rows], self.next_position[rows]
         return other
 
+    def join(self, other: CoreState) -> CoreState:
+        """One state of both batches, these rows first; the shorter one is padded on the left.
+
+        Both must have used the same slots.
+        """
+        columns = max(self.valid.shape[1], other.valid.shape[1])
+        joined = CoreState(0, self.valid.device)
+        joined.valid = torch.cat([_pad_left(state.valid, 1, columns) for state in (self, other)])
+        joined.next_position = torch.cat((self.next_position, other.next_position))
+        for slot in self._lengths:
+            sides = zip(self.columns(slot), other.columns(slot), strict=True)
+            key, value = (torch.cat([_pad_left(x, 2, columns) for x in side]) for side in sides)
+            joined._buffers[slot], joined._lengths[slot] = (key, value), columns
+        return joined
+
     def crop(self, columns: int) -> CoreState:
         """The state without its last `columns` columns. Raises ValueError if it has fewer."""
         kept = self.valid.shape[1] - columns
@@ -113,5 +126,11 @@ class CoreState:
 
     def nbytes(self) -> int:
         """Bytes of the keys and values in use."""
-        pairs = (self.columns(slot) for slot in self._buffers)
-        return sum(x.numel() * x.element_size() for pair in pairs if pair is not None for x in pair)
+        return sum(x.numel() * x.element_size() for slot in self._buffers for x in self.columns(slot))
+
+
+def _pad_left(x: Tensor, dim: int, size: int) -> Tensor:
+    """Pads a dimension to `size` with zeros: masked columns must not hold NaN, which zero weights would not erase."""
+    shape = list(x.shape)
+    shape[dim] = size - x.shape[dim]
+    return torch.cat((x.new_zeros(shape), x), dim=dim)

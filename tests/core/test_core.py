@@ -173,9 +173,7 @@ def test_slots_are_numbered_without_gaps_and_each_call_has_its_own():
 
 
 def keys(state: CoreState) -> torch.Tensor:
-    columns = state.columns(0)
-    assert columns is not None
-    return columns[0]
+    return state.columns(0)[0]
 
 
 def test_states_that_share_a_buffer_never_see_each_others_columns():

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from loopwm.core.state import SLACK
 from serve.batch import Batch, Event, Finish, Request, Ticket, shared_prefix
-from serve.cache import SPARE_COLUMNS
 from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
 from serve.sampling import Sampling, choose, nucleus
 
@@ -46,7 +46,7 @@ def requests() -> list[Request]:
         Request(shared + random_prompt(5, 1), 9, Sampling()),
         Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3)),
         Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4)),
-        Request(random_prompt(3, 4), SPARE_COLUMNS + 9, Sampling()),
+        Request(random_prompt(3, 4), SLACK + 9, Sampling()),
         Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5)),
     ]
 
