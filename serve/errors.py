@@ -83,8 +83,10 @@ def _of_status(error: HTTPException) -> Problem:
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    """The first fault of a body. Where a field may have several types, that is the first type's."""
-    first = error.errors()[0]
+    """The first fault of a body. Of a field that may have several types, a fault in one tells more than "not one"."""
+    faults = error.errors()
+    same_field = [fault for fault in faults if fault["loc"][:2] == faults[0]["loc"][:2]]
+    first = next((fault for fault in same_field if not fault["type"].endswith("_type")), faults[0])
     if first["type"] == "json_invalid":
         return Problem(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     param = _path(first["loc"][1:])

@@ -22,10 +22,10 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast) -> LoopWMForCausalLM:
 
     Tests must not change it.
     """
-    model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"])).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"])).eval()
         for name, weight in model.named_parameters():
             if "injection" not in name:
-                weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+                weight.add_(0.3 * torch.randn_like(weight))
     return model
