@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder")
     parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; the service has no authentication")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
     parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
     parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
     parser.add_argument("--depth", type=_positive, help="loops of every pass; by default the checkpoint's")
@@ -50,6 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
     return int(text)
 
 
@@ -89,8 +95,8 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=256)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (")[0]
         raise StartError(f"can not listen on {host} port {port}: {reason}") from error
 
 

@@ -1,0 +1,90 @@
+"""`python -m serve` as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_model, tokenizer, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-world"
+    tiny_model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def refusal(capsys, *arguments: str) -> str:
+    assert main([*arguments, "--port", "0"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+def test_a_missing_checkpoint_is_one_line(capsys, tmp_path):
+    assert str(tmp_path / "none") in refusal(capsys, "--model", str(tmp_path / "none"))
+
+
+def test_damaged_weights_are_one_line(capsys, checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    assert str(folder) in refusal(capsys, "--model", str(folder))
+
+
+def test_a_config_that_does_not_fit_the_weights_is_one_line(capsys, checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 99}))
+    assert "mlp" in refusal(capsys, "--model", str(folder))
+
+
+def test_a_depth_the_checkpoint_does_not_have_is_one_line(capsys, checkpoint, tiny_model):
+    limit = tiny_model.config.max_loops
+    assert f"at most {limit}" in refusal(capsys, "--model", str(checkpoint), "--depth", str(limit + 1))
+
+
+def test_a_port_in_use_is_one_line(capsys, checkpoint):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--model", str(checkpoint), "--port", port]) == 2
+    assert f"port {port}: Address already in use\n" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "example: python -m serve" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_end(checkpoint):
+    command = [sys.executable, "-m", "serve", "--model", str(checkpoint), "--port", "0"]
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        base = server.stdout.readline().split()[-1]
+        assert base.startswith("http://127.0.0.1:")
+        body = {"model": "tiny-world", "prompt": "boil", "max_tokens": 60, "temperature": 2, "stream": True}
+        with httpx.stream("POST", f"{base}/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            assert "data: [DONE]" in list(lines)
+        assert server.wait(20) in (0, -signal.SIGTERM)
