@@ -27,21 +27,26 @@ class CoreState:
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         self.next_position = torch.zeros(batch, dtype=torch.long, device=device)
 
-    def extend(self, valid_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, valid_BL: Tensor) -> tuple[Tensor, Tensor | None]:
         """Announces L new columns, of which `valid_BL` (B, L) bool are real.
 
         Returns their positions (B, L) and the attention mask (B, 1, L, S + L), True where a query may look: real
-        columns up to itself. A padding column sees itself, so that its softmax is defined.
+        columns up to itself. A padding column sees itself, so that its softmax is defined. The mask is None where
+        plain causal attention does the same: first columns with any padding at their end.
         """
         steps = valid_BL.long().cumsum(1)
         positions = (self.next_position[:, None] + steps - 1).clamp(min=0)
+        padded_at_end = bool((valid_BL[:, :-1] >= valid_BL[:, 1:]).all())
+        mask = None if self.valid.shape[1] == 0 and padded_at_end else self._mask(valid_BL)
+        self.valid = torch.cat((self.valid, valid_BL), dim=1)
+        self.next_position = self.next_position + steps[:, -1]
+        return positions, mask
+
+    def _mask(self, valid_BL: Tensor) -> Tensor:
         length = valid_BL.shape[1]
         own = torch.ones(length, length, dtype=torch.bool, device=valid_BL.device).tril()
         new = own & valid_BL[:, None, :] | torch.eye(length, dtype=torch.bool, device=valid_BL.device)
-        mask = torch.cat((self.valid[:, None, :].expand(-1, length, -1), new), dim=2)
-        self.valid = torch.cat((self.valid, valid_BL), dim=1)
-        self.next_position = self.next_position + steps[:, -1]
-        return positions, mask[:, None]
+        return torch.cat((self.valid[:, None, :].expand(-1, length, -1), new), dim=2)[:, None]
 
     def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         """Appends (B, H, L, E) keys and values to a slot and returns all of the slot's.

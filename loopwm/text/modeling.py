@@ -202,7 +202,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         if attention_mask is not None and attention_mask.dim() == 4:
             return attention_mask
         if isinstance(cache, CoreState):
-            raise ValueError("attention_mask: a CoreState needs the four-dimensional mask it hands out")
+            return None  # the first columns of a state are plainly causal; later ones come with its mask
         return create_causal_mask(  # type: ignore[return-value]  # a BlockMask only with flex attention
             config=self.config,
             inputs_embeds=embeds,

@@ -77,12 +77,10 @@ class WorldModel:
         if not contexts:
             raise FormatError("contexts", "at least one context is needed")
         fitted = [template.fit_context(c, self._count, state_slots=self.state_slots) for c in contexts]
-        texts = [template.render_context(context, self.state_slots) for context, _ in fitted]
-        state = CoreState(len(texts), self.model.device)
         depth = self.model.config.default_depth if depth is None else depth
-        hidden = self._feed(state, texts, depth)
-        cut = tuple(dropped for _, dropped in fitted)
-        return World(state.crop(self.state_slots), state, self._slots(hidden), depth, 0, cut)
+        history = CoreState(len(fitted), self.model.device)
+        self._feed(history, [template.render_context(context, state_slots=0) for context, _ in fitted], depth)
+        return self._at_slots(history, depth, tuple(dropped for _, dropped in fitted))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str]) -> World:
@@ -107,13 +105,12 @@ class WorldModel:
         _same_length("actions", actions, world)
         _same_length("observations", observations, world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
-        texts = [template.render_transition(step) + template.STATE * self.state_slots for step in steps]
-        state = world.history.fork()
-        hidden = self._feed(state, texts, world.depth)
-        longest = int(state.next_position.max())
+        history = world.history.fork()
+        self._feed(history, [template.render_transition(step) for step in steps], world.depth)
+        longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
             raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
-        return World(state.crop(self.state_slots), state, self._slots(hidden), world.depth, 0, world.steps_cut)
+        return self._at_slots(history, world.depth, world.steps_cut)
 
     @torch.inference_mode()
     def decode(self, world: World, max_new_tokens: int = 256) -> list[str]:
@@ -170,17 +167,28 @@ class WorldModel:
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def _at_slots(self, history: CoreState, depth: int, cut: tuple[int, ...]) -> World:
+        """The world of a history: its state slots run after it, in a fork."""
+        state = history.fork()
+        hidden = self._feed(state, [template.STATE * self.state_slots] * len(cut), depth)
+        return World(history, state, self._slots(hidden), depth, 0, cut)
+
     def _slots(self, hidden: tuple[Tensor, Tensor]) -> Tensor:
         return hidden[1][:, -self.state_slots :]
 
     def _feed(self, state: CoreState, texts: Sequence[str], depth: int) -> tuple[Tensor, Tensor]:
-        """Appends one text to each row of `state`, left-padded so that all end in the same column."""
+        """Appends one text to each row of `state`: the first padded at the end, later ones in front.
+
+        So the first needs no mask, and later ones end in the same column.
+        """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
-        padded = [[self._pad] * (length - len(row)) + row for row in ids]
-        valid = [[False] * (length - len(row)) + [True] * len(row) for row in ids]
-        device = self.model.device
-        return self._forward(state, torch.tensor(padded, device=device), torch.tensor(valid, device=device), depth)
+        tokens = torch.full((len(ids), length), self._pad)
+        valid = torch.zeros(len(ids), length, dtype=torch.bool)
+        for i, row in enumerate(ids):
+            place = slice(length - len(row), None) if state.valid.shape[1] else slice(len(row))
+            tokens[i, place], valid[i, place] = torch.tensor(row), True
+        return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth)
 
     def _forward(self, state: CoreState, tokens: Tensor, valid: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         """Runs (B, L) new tokens; returns final hidden states and latents h_k, both (B, L, D)."""
