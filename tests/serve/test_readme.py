@@ -1,0 +1,81 @@
+"""The README's commands and their shown outputs, against the real server with the shipped checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHOWN_PORT = "8000"
+
+
+def block(language: str, containing: str) -> tuple[str, str]:
+    """The README's code block in this language that holds a text, and the output block right after it."""
+    pattern = rf"```{language}\n(.*?)```\s*```text\n(.*?)```"
+    (found,) = [(code, out) for code, out in re.findall(pattern, README, re.DOTALL) if containing in code]
+    return found
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = str(free.getsockname()[1])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "serve", "--model", "loopwm/pretrained", "--port", number], cwd=ROOT
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not _healthy(number):
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield number
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def _healthy(port: str) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def run(command: list[str], code: str, port: str) -> str:
+    environment = os.environ | {"NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        [*command, code.replace(f":{SHOWN_PORT}", f":{port}")],
+        env=environment, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_readmes_curl_prints_what_the_readme_shows(port):
+    code, shown = block("bash", "curl")
+    assert run(["bash", "-c"], code, port) == shown.strip()
+
+
+@pytest.mark.slow
+def test_the_readmes_client_prints_what_the_readme_shows(port):
+    code, shown = block("python", "openai")
+    assert run([sys.executable, "-c"], code, port) == shown.strip()
+
+
+def test_the_readmes_first_commands_are_targets_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
+    assert commands[:2] == ["serve", "test"]
+    assert all(f"\n{command}:" in makefile for command in commands)
