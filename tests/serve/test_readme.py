@@ -21,7 +21,8 @@ SHOWN_PORT = "8000"
 
 def block(language: str, containing: str) -> tuple[str, str]:
     """The README's code block in this language that holds a text, and the output block right after it."""
-    pattern = rf"```{language}\n(.*?)```\s*```text\n(.*?)```"
+    inside = r"((?:(?!```).)*)"
+    pattern = rf"```{language}\n{inside}```\s*```text\n{inside}```"
     (found,) = [(code, out) for code, out in re.findall(pattern, README, re.DOTALL) if containing in code]
     return found
 
