@@ -117,17 +117,24 @@ class Player:
         self.environment = make_environment(order.env)
 
     def play_chunk(self, chunk: Chunk) -> Tally:
-        """Plays and writes one chunk. A failed episode is left out, and a fresh environment goes on after it."""
+        """Plays and writes one chunk; an episode that fails twice is left out."""
         episodes, failures = [], []
         for i, variation in enumerate(chunk.variations):
             try:
-                episodes.append(self._play(chunk.task, variation, chunk.first + i))
+                episodes.append(self._play_or_retry(chunk.task, variation, chunk.first + i))
             except SimulatorError as error:
                 failures.append(f"{chunk.task}, variation {variation}: {error}")
-                self.environment.close()
-                self.environment = make_environment(self.order.env)
         write_episodes(self.out / chunk.file_name, episodes)
         return Tally(len(episodes), sum(len(episode.steps) - 1 for episode in episodes), tuple(failures))
+
+    def _play_or_retry(self, task: str, variation: int | str, index: int) -> Episode:
+        """A simulator that broke down, or was killed, is replaced: the episode comes out the same in a fresh one."""
+        try:
+            return self._play(task, variation, index)
+        except SimulatorError:
+            self.environment.close()
+            self.environment = make_environment(self.order.env)
+            return self._play(task, variation, index)
 
     def _play(self, task: str, variation: int | str, index: int) -> Episode:
         order = self.order

@@ -74,8 +74,16 @@ class ScienceWorld:
                 javaopts=list(JAVA_OPTIONS), cwd=BASEPATH, die_on_exit=True, return_proc=True,
             )  # fmt: skip
             self._gateway: Any = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port))
-            # makes objects, which loads the patched class: the folder may go
-            self._server: Any = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+            self._server: Any = self._start_interface()
+
+    def _start_interface(self) -> Any:
+        """The simulator's own interface. It makes objects, so from here on the patched class is loaded."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        try:
+            return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        except Py4JError as error:
+            raise DataError(f"scienceworld: the simulator did not start (java: {self._process.poll()})") from error
 
     def tasks(self) -> list[str]:
         return self._tasks
@@ -133,7 +141,7 @@ class ScienceWorld:
         )
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JError
 
         try:
             return method(*arguments)

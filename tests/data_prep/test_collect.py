@@ -22,9 +22,10 @@ TASK = "find-non-living-thing"
 
 
 class Toy:
-    """A world of three rooms whose middle variation breaks down."""
+    """A world of three rooms where variation 12 breaks down always, and 7 the first time."""
 
     name = "toy"
+    broke_before = False
 
     def tasks(self) -> list[str]:
         return ["walk", "run"]
@@ -49,7 +50,8 @@ class Toy:
         return "a hidden room"
 
     def step(self, action: str) -> Step:
-        if self.variation == 12:
+        if self.variation == 12 or (self.variation == 7 and not Toy.broke_before):
+            Toy.broke_before = True
             raise SimulatorError("broke down")
         return Step(action, f"you {action}", 100 if action == "stop" else 0, action == "stop")
 
@@ -61,6 +63,7 @@ class Toy:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "broke_before", False)
     monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Toy)
 
 
