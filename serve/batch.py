@@ -5,7 +5,7 @@ Shape suffixes: B rows, L new columns, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +18,10 @@ from serve.sampling import Sampling, choose
 
 MIN_SHARED_PREFIX = 16
 """Tokens in common from which on it pays to run them once for all rows, in a pass of their own."""
+
+MAX_PREFILL = 512
+"""Tokens, padding included, up to which several prompts run in one pass. Beyond it a pass is bound by arithmetic:
+more rows would only add padding, and keep the running batch waiting for longer."""
 
 
 class Finish(StrEnum):
@@ -136,6 +140,17 @@ class Batch:
             tokens_BL, mask, positions, past_key_values=cache, logits_to_keep=1, depth=self._depth
         )  # fmt: skip
         return out.logits[:, -1]
+
+
+def prefill_group(prompts: Iterable[tuple[int, ...]]) -> int:
+    """How many of the first prompts to run together; at least one if there is one."""
+    group: list[tuple[int, ...]] = []
+    for prompt in prompts:
+        group.append(prompt)
+        longest = max(map(len, group)) - shared_prefix(group)
+        if len(group) > 1 and longest * len(group) > MAX_PREFILL:
+            return len(group) - 1
+    return len(group)
 
 
 def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.batch import Batch, Event, Request, Ticket
+from serve.batch import Batch, Event, Request, Ticket, prefill_group
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +113,11 @@ class Engine:
             log.exception("decoding a batch of %d failed", len(self._batch))
             self._fail(self._batch.clear(), error)
 
-    def _take(self, count: int) -> list[Ticket]:
+    def _take(self, room: int) -> list[Ticket]:
+        """The first who wait, as many as there is room for and as run well together."""
         with self._changed:
-            return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+            first = itertools.islice(self._waiting, room)
+            return [self._waiting.popleft() for _ in range(prefill_group(ticket.request.prompt for ticket in first))]
 
     @staticmethod
     def _fail(tickets: list[Ticket], error: Exception) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopwm.core.state import SLACK
-from serve.batch import Batch, Event, Finish, Request, Ticket, shared_prefix
+from serve.batch import MAX_PREFILL, Batch, Event, Finish, Request, Ticket, prefill_group, shared_prefix
 from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
 from serve.sampling import Sampling, choose, nucleus
 
@@ -121,6 +121,15 @@ def test_a_common_beginning_is_found_and_leaves_every_prompt_a_token():
     assert shared_prefix([head, head]) == 19
     assert shared_prefix([head[:3], head[:3]]) == 0, "too short to be worth a pass"
     assert shared_prefix([head]) == 0
+
+
+def test_prompts_run_together_while_their_own_parts_are_short():
+    short, long = random_prompt(60, 1), random_prompt(MAX_PREFILL, 2)
+    assert prefill_group([]) == 0
+    assert prefill_group([long, short]) == 1, "a long one alone, however long"
+    assert prefill_group([random_prompt(60, seed) for seed in range(20)]) == MAX_PREFILL // 60
+    assert prefill_group([short, short, long]) == 2
+    assert prefill_group([(*long, seed) for seed in range(20)]) == 20, "what they share runs once"
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
