@@ -19,9 +19,11 @@ from serve.sampling import Sampling, choose
 MIN_SHARED_PREFIX = 16
 """Tokens in common from which on it pays to run them once for all rows, in a pass of their own."""
 
-MAX_PREFILL = 512
-"""Tokens, padding included, up to which several prompts run in one pass. Beyond it a pass is bound by arithmetic:
-more rows would only add padding, and keep the running batch waiting for longer."""
+MAX_PREFILL = 2048
+"""Tokens of several prompts that may run in one pass: the running batch waits for it."""
+
+MAX_PADDING = 256
+"""Padding of such a pass beyond which a pass of its own is cheaper."""
 
 
 class Finish(StrEnum):
@@ -147,10 +149,16 @@ def prefill_group(prompts: Iterable[tuple[int, ...]]) -> int:
     group: list[tuple[int, ...]] = []
     for prompt in prompts:
         group.append(prompt)
-        longest = max(map(len, group)) - shared_prefix(group)
-        if len(group) > 1 and longest * len(group) > MAX_PREFILL:
+        if len(group) > 1 and not _fits(group):
             return len(group) - 1
     return len(group)
+
+
+def _fits(group: Sequence[tuple[int, ...]]) -> bool:
+    shared = shared_prefix(group)
+    lengths = [len(prompt) - shared for prompt in group]
+    padded = max(lengths) * len(lengths)
+    return padded <= MAX_PREFILL and padded - sum(lengths) <= MAX_PADDING
 
 
 def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

@@ -127,8 +127,9 @@ def test_prompts_run_together_while_their_own_parts_are_short():
     short, long = random_prompt(60, 1), random_prompt(MAX_PREFILL, 2)
     assert prefill_group([]) == 0
     assert prefill_group([long, short]) == 1, "a long one alone, however long"
-    assert prefill_group([random_prompt(60, seed) for seed in range(20)]) == MAX_PREFILL // 60
-    assert prefill_group([short, short, long]) == 2
+    assert prefill_group([short] * 3 + [long]) == 3, "it would cost the short ones its padding"
+    assert prefill_group([random_prompt(60, seed) for seed in range(50)]) == MAX_PREFILL // 60
+    assert prefill_group([short, random_prompt(40, 3)]) == 2
     assert prefill_group([(*long, seed) for seed in range(20)]) == 20, "what they share runs once"
 
 
