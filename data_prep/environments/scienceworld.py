@@ -1,6 +1,6 @@
 """ScienceWorld: the JVM simulator in the `scienceworld` package, spoken to directly over py4j.
 
-The package's own `ScienceWorldEnv.step` also computes every valid action, which costs about twice the step itself;
+The package's own `ScienceWorldEnv.step` also computes every valid action, which costs several times the step itself;
 here each call does only what it says. Simplifications are off.
 
 The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds would differ from run to run:
