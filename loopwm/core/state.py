@@ -6,8 +6,11 @@ keeps rows of different length in one batch without moving keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 SLACK = 64
 """Columns allocated beyond what is needed, so that decoding does not copy a cache for every token."""
@@ -110,12 +113,13 @@ class CoreState:
         """
         columns = max(self.valid.shape[1], other.valid.shape[1])
         joined = CoreState(0, self.valid.device)
-        joined.valid = torch.cat([_pad_left(state.valid, 1, columns) for state in (self, other)])
+        joined.valid = torch.cat([F.pad(x.valid, (columns - x.valid.shape[1], 0)) for x in (self, other)])
         joined.next_position = torch.cat((self.next_position, other.next_position))
         for slot in self._lengths:
             sides = zip(self.columns(slot), other.columns(slot), strict=True)
-            key, value = (torch.cat([_pad_left(x, 2, columns) for x in side]) for side in sides)
+            key, value = (_stack_rows(pair, columns) for pair in sides)
             joined._buffers[slot], joined._lengths[slot] = (key, value), columns
+        joined._owned = set(joined._buffers)
         return joined
 
     def crop(self, columns: int) -> CoreState:
@@ -134,8 +138,17 @@ class CoreState:
         return sum(x.numel() * x.element_size() for slot in self._buffers for x in self.columns(slot))
 
 
-def _pad_left(x: Tensor, dim: int, size: int) -> Tensor:
-    """Pads a dimension to `size` with zeros: masked columns must not hold NaN, which zero weights would not erase."""
-    shape = list(x.shape)
-    shape[dim] = size - x.shape[dim]
-    return torch.cat((x.new_zeros(shape), x), dim=dim)
+def _stack_rows(parts: Sequence[Tensor], columns: int) -> Tensor:
+    """Parts (B_i, H, S_i, E) as one buffer (sum B_i, H, columns + SLACK, E), each padded on the left to `columns`.
+
+    The padding is zeros: masked columns must not hold NaN, which zero weights would not erase.
+    """
+    _, heads, _, width = parts[0].shape
+    buffer = parts[0].new_empty(sum(map(len, parts)), heads, columns + SLACK, width)
+    row = 0
+    for part in parts:
+        rows, start = buffer[row : row + len(part)], columns - part.shape[2]
+        rows[:, :, :start] = 0
+        rows[:, :, start:columns] = part
+        row += len(part)
+    return buffer
