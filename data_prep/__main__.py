@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import collect, tokenize, tokenizer, windows
+from data_prep import collect, counterfactual, export, stats, tokenize, tokenizer, windows
 from data_prep.errors import DataError
 
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
@@ -31,6 +31,22 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         "cut evaluation windows out of episodes",
         "python -m data_prep windows --episodes data/episodes/test-gold --suite scienceworld-500 --seed 0 "
         "--out eval/suites/scienceworld-500.jsonl.gz",
+    ),
+    "stats": (
+        stats,
+        "count what episodes hold",
+        "python -m data_prep stats --episodes data/episodes --out docs/data",
+    ),
+    "export": (
+        export,
+        "write episodes as a Hugging Face datasets folder",
+        "python -m data_prep export --episodes data/episodes/train --out data/export",
+    ),
+    "counterfactual": (
+        counterfactual,
+        "cut pairs of windows that differ in one earlier action and in the answer",
+        "python -m data_prep counterfactual --windows eval/suites/scienceworld-500.jsonl.gz --count 200 "
+        "--out eval/suites/scienceworld-counterfactual.jsonl.gz",
     ),
 }
 
@@ -57,6 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
         args.run(args)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(f"error: {error.filename or args.command}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

@@ -2,7 +2,8 @@
 
 Which variations are played, and what chance does in an episode, depend on the seed alone, and a file appears complete
 or not at all. So a run that was killed and started again yields the same files: chunks whose file exists are skipped.
-`plan.json` holds what was asked for; a run with other options refuses the folder.
+`plan.json` holds what was asked for; a run with other options refuses the folder. How the work is spread, over
+processes, machines (`--shard`) or a Dask cluster (`--dask`), changes nothing in the files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
@@ -59,6 +62,25 @@ class Chunk:
     @property
     def file_name(self) -> str:
         return f"{self.task}-{self.first:05d}.jsonl.xz"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count`, counted from 0: one machine's share of the chunks."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Reads "i/n", 1 <= i <= n. Raises DataError."""
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise DataError(f"--shard: {text!r} is not of the form i/n with 1 <= i <= n")
+        return cls(int(index) - 1, int(count))
+
+    def of(self, chunks: list[Chunk]) -> list[Chunk]:
+        return chunks[self.index :: self.count]
 
 
 @dataclass
@@ -120,6 +142,8 @@ class Player:
         """Plays and writes one chunk; an episode that fails twice is left out."""
         episodes, failures = [], []
         for i, variation in enumerate(chunk.variations):
+            if self.environment.exhausted():
+                self._renew()
             try:
                 episodes.append(self._play_or_retry(chunk.task, variation, chunk.first + i))
             except SimulatorError as error:
@@ -132,9 +156,12 @@ class Player:
         try:
             return self._play(task, variation, index)
         except SimulatorError:
-            self.environment.close()
-            self.environment = make_environment(self.order.env)
+            self._renew()
             return self._play(task, variation, index)
+
+    def _renew(self) -> None:
+        self.environment.close()
+        self.environment = make_environment(self.order.env)
 
     def _play(self, task: str, variation: int | str, index: int) -> Episode:
         order = self.order
@@ -162,15 +189,18 @@ def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
     return chunks
 
 
-def collect(order: Order, out: Path, workers: int) -> Tally:
-    """Plays all chunks that have no file yet, on `workers` processes with an environment each."""
-    chunks = load_or_make_plan(order, out)
+def collect(order: Order, out: Path, executor: Executor, shard: Shard) -> Tally:
+    """Plays all chunks of the shard that have no file yet. `executor`'s workers must see the folder `out`.
+
+    Raises DataError if a worker process dies; what was collected stays.
+    """
+    chunks = shard.of(load_or_make_plan(order, out))
     todo = [chunk for chunk in chunks if not (out / chunk.file_name).exists()]
     total = Tally()
     started = time.monotonic()
     asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
     with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
-        for tally in _play_all(order, out, todo, workers):
+        for tally in _play_all(order, out, todo, executor):
             total.episodes += tally.episodes
             total.transitions += tally.transitions
             total.failures += tally.failures
@@ -179,18 +209,36 @@ def collect(order: Order, out: Path, workers: int) -> Tally:
     return total
 
 
-def _play_all(order: Order, out: Path, chunks: list[Chunk], workers: int) -> Iterator[Tally]:
-    if not chunks:
-        return
-    if workers == 1:
-        player = Player(order, out)
-        try:
-            yield from map(player.play_chunk, chunks)
-        finally:
-            player.environment.close()
-        return
-    with get_context("spawn").Pool(workers) as pool:
-        yield from pool.imap_unordered(_play_in_worker, [(order, out, chunk) for chunk in chunks])
+def _play_all(order: Order, out: Path, chunks: list[Chunk], executor: Executor) -> Iterator[Tally]:
+    futures = [executor.submit(_play_in_worker, order, out, chunk) for chunk in chunks]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenExecutor as error:
+        raise DataError(f"{out}: a worker process died; start again to go on") from error
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def local_executor(workers: int) -> Executor:
+    """Processes of this machine, each with a simulator of its own; a single worker needs no other process."""
+    return ThreadPoolExecutor(1) if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+
+
+@contextmanager
+def dask_executor(scheduler: str) -> Iterator[Executor]:
+    """The workers of a Dask cluster. Lost work is done again by those that are left. Raises DataError."""
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise DataError(f"--dask: the package {error.name} is not installed (extra: dask)") from error
+    try:
+        client = Client(scheduler, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise DataError(f"--dask: no scheduler at {scheduler!r} ({error})") from error
+    with client:
+        yield client.get_executor(pure=False)
 
 
 @cache
@@ -199,8 +247,7 @@ def _worker_player(order: Order, out: Path) -> Player:
     return Player(order, out)
 
 
-def _play_in_worker(job: tuple[Order, Path, Chunk]) -> Tally:
-    order, out, chunk = job
+def _play_in_worker(order: Order, out: Path, chunk: Chunk) -> Tally:
     return _worker_player(order, out).play_chunk(chunk)
 
 
@@ -212,6 +259,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all)")
     parser.add_argument("--max-steps", type=int, default=160, help="cut episodes after this many actions")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator")
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="this part only, for several machines")
+    parser.add_argument("--dask", metavar="URL", help="scheduler of a Dask cluster to play on, instead of --workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
 
@@ -224,8 +273,11 @@ def run(args: argparse.Namespace) -> None:
         env=args.environment, split=args.split, policy=args.policy, episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps, seed=args.seed, tasks=tuple(sorted(args.tasks)),
     )  # fmt: skip
+    shard = Shard.parse(args.shard)
+    workers: AbstractContextManager[Executor] = dask_executor(args.dask) if args.dask else local_executor(args.workers)
     started = time.monotonic()
-    total = collect(order, args.out, args.workers)
+    with workers as executor:
+        total = collect(order, args.out, executor, shard)
     seconds = time.monotonic() - started
     for failure in total.failures:
         print(f"failed: {failure}", file=sys.stderr)

@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
         "look": ("look_at_obj_in_light",),
         "pick": ("pick_and_place_simple", "pick_two_obj_and_place"),
     },
+    "textworld": {"quest": ("quest-small", "quest-medium", "quest-large")},
 }
 
 PAPER_MIX: dict[str, dict[str, int]] = {

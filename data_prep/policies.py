@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol, runtime_checkable
 
 from data_prep.environments.base import Environment
 
@@ -13,6 +14,9 @@ DETOUR_RATES = (0.15, 0.5)
 """Least and greatest share of detours in a noisy episode; each episode draws its own."""
 
 LOOKS = ("look around", "inventory")
+LOOKS_OF = {"alfworld": ("look", "inventory")}
+"""Where the commands are worded otherwise."""
+
 INVALID = ("open unicorn", "go to moon", "pick up nothing at all", "use the force", "look at unicorn")
 FATAL = ("focus",)
 """Verbs that end an episode when they go wrong; random actions avoid them."""
@@ -31,19 +35,30 @@ class Policy:
     repeatable: bool
 
 
+@runtime_checkable
+class Replanner(Protocol):
+    """An environment whose solution can be found anew after a detour."""
+
+    def plan(self) -> list[str]: ...
+
+
 def act_gold(environment: Environment, gold: Sequence[str], rng: Random) -> Iterator[str]:
     yield from gold
 
 
 def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Iterator[str]:
-    """The gold path with detours; where a detour broke it, the path goes on regardless."""
+    """The gold path with detours; where a detour broke it, the path is found anew or else goes on regardless."""
     rate = rng.uniform(*DETOUR_RATES)
-    last = "look around"
-    for action in gold:
+    last = looks_of(environment)[0]
+    path = list(gold)
+    while path:
+        strayed = False
         while rng.random() < rate:
-            last = _detour(environment, last, rng)
+            last, strayed = _detour(environment, last, rng), True
             yield last
-        last = action
+        if strayed and isinstance(environment, Replanner):
+            path = environment.plan()
+        last = path.pop(0)
         yield last
 
 
@@ -52,11 +67,16 @@ def act_random(environment: Environment, gold: Sequence[str], rng: Random) -> It
         yield random_action(environment, rng)
 
 
+def looks_of(environment: Environment) -> tuple[str, ...]:
+    """Commands that only look."""
+    return LOOKS_OF.get(environment.name, LOOKS)
+
+
 def _detour(environment: Environment, last: str, rng: Random) -> str:
     kind = rng.choices(("valid", "look", "repeat", "invalid"), weights=(6, 2, 1, 1))[0]
     if kind == "valid":
         return random_action(environment, rng)
-    return {"look": rng.choice(LOOKS), "repeat": last, "invalid": rng.choice(INVALID)}[kind]
+    return {"look": rng.choice(looks_of(environment)), "repeat": last, "invalid": rng.choice(INVALID)}[kind]
 
 
 def random_action(environment: Environment, rng: Random) -> str:
@@ -65,13 +85,14 @@ def random_action(environment: Environment, rng: Random) -> str:
     for action in sorted(environment.valid_actions()):
         by_verb[action.split()[0]].append(action)
     verbs = [verb for verb in by_verb if verb not in FATAL]
-    return rng.choice(by_verb[rng.choice(verbs)]) if verbs else LOOKS[0]
+    return rng.choice(by_verb[rng.choice(verbs)]) if verbs else looks_of(environment)[0]
 
 
 POLICIES = {
     policy.name: policy
     for policy in (
         Policy("gold", act_gold, needs_gold=True, repeatable=False),
+        Policy("expert", act_gold, needs_gold=True, repeatable=False),
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )

@@ -15,15 +15,23 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from tqdm import tqdm
+
+from data_prep.environments import make_environment
 from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.errors import DataError
 from data_prep.families import PAPER_MIX, family_of, scaled_mix
-from data_prep.files import write_lines
+from data_prep.files import open_text, write_lines
+from data_prep.replay import replay_hidden_states
+
+_PLAYED = ("id", "env", "task", "variation", "history", "actions", "observations")
+"""What is needed of a window to play it again."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +45,29 @@ class Suite:
     mix: Mapping[str, int]
 
 
-SUITES = {"scienceworld-500": Suite("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"])}
+SUITES = {
+    "scienceworld-500": Suite("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"]),
+    "scienceworld-500-noisy": Suite("scienceworld", "test", "noisy-expert", 5, PAPER_MIX["scienceworld"]),
+    "alfworld-500": Suite("alfworld", "valid_seen", "expert", 5, PAPER_MIX["alfworld"]),
+    "alfworld-500-noisy": Suite("alfworld", "valid_seen", "noisy-expert", 5, PAPER_MIX["alfworld"]),
+}
 
 
-def cut_window(episode: Episode, now: int, horizon: int, name: str) -> dict[str, Any]:
-    """The window of `horizon` actions after step `now`."""
-    steps = episode.steps
+@dataclass(frozen=True)
+class Cut:
+    """Where a window is cut: after step `now` of an episode."""
+
+    episode: Episode
+    now: int
+    name: str
+
+
+def cut_window(cut: Cut, horizon: int, hidden_state: str | None) -> dict[str, Any]:
+    """The window of `horizon` actions after the cut; `hidden_state` is that of now."""
+    episode, now, steps = cut.episode, cut.now, cut.episode.steps
     future = steps[now + 1 : now + 1 + horizon]
     return {
-        "id": name,
+        "id": cut.name,
         "env": episode.env,
         "task": episode.task,
         "variation": episode.variation,
@@ -55,7 +77,7 @@ def cut_window(episode: Episode, now: int, horizon: int, name: str) -> dict[str,
         "history": [{"action": step.action, "observation": step.observation} for step in steps[: now + 1]],
         "look": steps[now].look,
         "inventory": steps[now].inventory,
-        "hidden_state": episode.hidden_state if now == 0 else None,
+        "hidden_state": hidden_state,
         "actions": [step.action for step in future],
         "observations": [step.observation for step in future],
         "rewards": [future[i].score - steps[now + i].score for i in range(horizon)],
@@ -82,29 +104,45 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
     return drawn
 
 
-def cut_mix(
-    episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str
-) -> list[dict[str, Any]]:
-    """Windows in a mix of families. Raises DataError naming a family with too few episodes."""
+def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str) -> list[Cut]:
+    """Cuts in a mix of families. Raises DataError naming a family with too few episodes."""
     by_family: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         by_family[family_of(episode.env, episode.task)].append(episode)
-    windows = []
+    cuts = []
     for family, count in mix.items():
         rng = Random(f"{seed}/{name}/{family}")
         try:
             drawn = draw_starts(by_family[family], count, horizon, rng)
         except DataError as error:
             raise DataError(f"--episodes: family {family}: {error}") from error
-        for i, (episode, now) in enumerate(drawn):
-            windows.append(cut_window(episode, now, horizon, f"{name}/{family.lower()}/{i:04d}"))
-    return windows
+        cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+    return cuts
 
 
-def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[dict[str, Any]]:
-    """Windows of all episodes alike, whatever their families."""
+def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[Cut]:
+    """Cuts of all episodes alike, whatever their families."""
     drawn = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
-    return [cut_window(episode, now, horizon, f"{name}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+    return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+
+
+def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
+    """Hidden states by window, as far as the episodes tell: they record that of their start."""
+    return {cut.name: cut.episode.hidden_state if cut.now == 0 else None for cut in cuts}
+
+
+def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
+    """Hidden states by window, read from the simulator. Raises DataError if it does not answer as recorded."""
+    by_episode: dict[int, list[Cut]] = defaultdict(list)
+    for cut in cuts:
+        by_episode[id(cut.episode)].append(cut)
+    found: dict[str, str | None] = {}
+    (name,) = {cut.episode.env for cut in cuts}
+    with closing(make_environment(name)) as environment:
+        for group in tqdm(by_episode.values(), desc="hidden states", unit="episode"):
+            states = replay_hidden_states(environment, group[0].episode, {cut.now for cut in group})
+            found |= {cut.name: states[cut.now] for cut in group}
+    return found
 
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
@@ -129,26 +167,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--count", type=int, help="this many windows of any episodes")
     parser.add_argument("--horizon", type=int, default=5, help="actions a window, with --count")
     parser.add_argument("--mix", choices=("episodes", "paper"), default="episodes", help="families, with --count")
+    parser.add_argument("--hidden-state", action="store_true", help="read the hidden states, as for suites")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl.gz; NAME begins the windows' ids")
 
 
-def run(args: argparse.Namespace) -> None:
-    episodes = read_sorted(args.episodes)
+def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list[Cut], int]:
+    """The cuts that the command line asks for, and their horizon."""
     name = args.out.name.split(".")[0]
     if args.suite:
         suite = SUITES[args.suite]
         check_suite(suite, episodes)
-        windows = cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite)
-    elif min(args.count, args.horizon) < 1:
+        return cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite), suite.horizon
+    if min(args.count, args.horizon) < 1:
         raise DataError("--count, --horizon: at least 1")
-    elif args.mix == "paper":
-        environments = {episode.env for episode in episodes}
-        if len(environments) != 1:
-            raise DataError(f"--mix paper: episodes of one environment only, found {', '.join(sorted(environments))}")
-        mix = scaled_mix(environments.pop(), args.count)
-        windows = cut_mix(episodes, mix, args.horizon, args.seed, name)
-    else:
-        windows = cut_any(episodes, args.count, args.horizon, args.seed, name)
-    write_lines(args.out, (json.dumps(w, ensure_ascii=False, separators=(",", ":")) for w in windows))
-    print(f"{args.out}: {len(windows)} windows, {args.out.stat().st_size:,} bytes")
+    if args.mix == "episodes":
+        return cut_any(episodes, args.count, args.horizon, args.seed, name), args.horizon
+    environments = {episode.env for episode in episodes}
+    if len(environments) != 1:
+        raise DataError(f"--mix paper: episodes of one environment only, found {', '.join(sorted(environments))}")
+    mix = scaled_mix(environments.pop(), args.count)
+    return cut_mix(episodes, mix, args.horizon, args.seed, name), args.horizon
+
+
+def run(args: argparse.Namespace) -> None:
+    cuts, horizon = choose_cuts(args, read_sorted(args.episodes))
+    states = replayed_hidden_states(cuts) if args.suite or args.hidden_state else known_hidden_states(cuts)
+    write_windows(args.out, [cut_window(cut, horizon, states[cut.name]) for cut in cuts])
+
+
+def write_windows(path: Path, windows: Sequence[Mapping[str, Any]]) -> None:
+    write_lines(path, (json.dumps(w, ensure_ascii=False, separators=(",", ":")) for w in windows))
+    print(f"{path}: {len(windows)} windows, {path.stat().st_size:,} bytes")
+
+
+def read_windows(path: Path) -> list[dict[str, Any]]:
+    """Windows of a file. Raises DataError naming file, line and field."""
+    windows = []
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                window = json.loads(line)
+                missing = [field for field in _PLAYED if field not in window]
+            except (json.JSONDecodeError, TypeError) as error:
+                raise DataError(f"{path}: line {number}: not a window ({error})") from error
+            if missing:
+                raise DataError(f"{path}: line {number}: {missing[0]}: missing")
+            windows.append(window)
+    return windows

@@ -1,7 +1,8 @@
 """Names of things in observations: what the entity metrics and the decidable rule are counted on.
 
 ScienceWorld: the longest matches of a committed list of the environment's own object, substance and location names
-(`eval/data/scienceworld_entities.txt`, built by `python -m eval build-entities`). ALFWorld: `name number`.
+(`eval/data/scienceworld_entities.txt`, built by `python -m eval build-entities`). ALFWorld: `name number`. What a thing
+is called elsewhere is not known, so other environments have no entity metrics.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -60,11 +62,17 @@ def numbered_names(text: str) -> frozenset[str]:
     return frozenset(_NUMBERED.findall(text.lower()))
 
 
-def named(env: str) -> Extractor:
-    """What extracts the entities of an observation of this environment."""
-    return scienceworld_names().longest if env == "scienceworld" else numbered_names
+@dataclass(frozen=True)
+class Names:
+    """named: the entities of an observation. mentioned: every name in a text, also inside longer names."""
+
+    named: Extractor
+    mentioned: Extractor
 
 
-def mentioned(env: str) -> Extractor:
-    """What extracts every name a text mentions, also inside longer names."""
-    return scienceworld_names().anywhere if env == "scienceworld" else numbered_names
+@cache
+def names_of(env: str) -> Names | None:
+    """How names are found in this environment; None if they are not known."""
+    if env == "scienceworld":
+        return Names(scienceworld_names().longest, scienceworld_names().anywhere)
+    return Names(numbered_names, numbered_names) if env == "alfworld" else None

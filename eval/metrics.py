@@ -5,12 +5,14 @@ Token F1           SQuAD 1.1: lower case, no punctuation, no articles; F1 of the
 BLEU-4             sacrebleu sentence BLEU, tokenizer 13a, effective order, no smoothing. Both empty: 1.
 Entity R / P / F1  of the set of names (eval/entities.py) in the prediction against that in the reference.
                    Both empty: 1; only one of them empty: 0. The papers' "Entity" behaves like recall.
+                   NaN in environments whose names are not known; there nothing is decidable.
 changed            the reference differs from the last observation of the history, which `copy` repeats (not EM).
 decidable          the reference names only what was met before; see `is_decidable`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import string
 import unicodedata
@@ -21,7 +23,7 @@ from functools import cache
 
 from sacrebleu.metrics import BLEU
 
-from eval.entities import mentioned, named
+from eval.entities import names_of
 from loopwm.text.format import Context
 
 METRICS_VERSION = "metrics-v1"
@@ -94,8 +96,10 @@ def corpus_bleu4(predictions: Sequence[str], references: Sequence[str]) -> float
 
 def entity_scores(env: str, prediction: str, reference: str) -> tuple[float, float, float]:
     """Recall, precision and F1 of the reference's set of names."""
-    extract = named(env)
-    predicted, expected = extract(prediction), extract(reference)
+    names = names_of(env)
+    if names is None:
+        return math.nan, math.nan, math.nan
+    predicted, expected = names.named(prediction), names.named(reference)
     if not predicted or not expected:
         same = float(predicted == expected)
         return same, same, same
@@ -113,8 +117,8 @@ def context_texts(context: Context) -> list[str]:
 
 def known_names(env: str, texts: Iterable[str]) -> frozenset[str]:
     """Every name the texts mention, also inside longer names."""
-    mention = mentioned(env)
-    return frozenset(name for text in texts for name in mention(text))
+    names = names_of(env)
+    return frozenset(name for text in texts for name in names.mentioned(text)) if names else frozenset()
 
 
 def is_decidable(env: str, reference: str, known: frozenset[str], actions: Sequence[str]) -> bool:
@@ -131,4 +135,5 @@ def is_decidable(env: str, reference: str, known: frozenset[str], actions: Seque
     Checked by hand on dev items of ScienceWorld, half of either kind: a first 50 brought the exemption of the inventory
     and one miss that stays (`parrot egg` after `focus on egg parrot`); of 50 others all were decided as a reader would.
     """
-    return named(env)(reference) <= known | known_names(env, actions) | ALWAYS_KNOWN
+    names = names_of(env)
+    return names is not None and names.named(reference) <= known | known_names(env, actions) | ALWAYS_KNOWN

@@ -93,7 +93,7 @@ def percent(fraction: float | None) -> str:
 
 
 def four_cell(row: Mapping[str, Any]) -> str:
-    return " / ".join(percent(row[name]) for name in FOUR)
+    return " / ".join(percent(row.get(name)) for name in FOUR)
 
 
 def paper_cell(row: Mapping[str, float] | None) -> str:

@@ -69,15 +69,17 @@ def make_rows(items: Sequence[Item], horizons: Sequence[int]) -> list[dict[str, 
 
 
 def summarize(items: Sequence[Item]) -> dict[str, Any]:
-    """Means over the items with bootstrap 95 % intervals; a mean over no items is left out."""
+    """Means over the items with bootstrap 95 % intervals; a mean over no items, or of what is not defined, is left out."""
     scores = np.array([astuple(item.scores) for item in items], dtype=np.float64)
     decidable = np.array([item.decidable for item in items])
     changed = np.array([item.changed for item in items])
     row: dict[str, Any] = {"n": len(items)}
-    row |= dict(zip(METRICS, scores.mean(axis=0).tolist(), strict=True))
+    defined = [i for i in range(len(METRICS)) if not np.isnan(scores[:, i]).any()]
+    names = [METRICS[i] for i in defined]
+    row |= dict(zip(names, scores[:, defined].mean(axis=0).tolist(), strict=True))
     row["bleu4_corpus"] = corpus_bleu4([item.prediction for item in items], [item.reference for item in items])
     row |= {"changed_share": float(changed.mean()), "decidable_share": float(decidable.mean())}
-    row["ci95"] = _intervals(scores, METRICS)
+    row["ci95"] = _intervals(scores[:, defined], names)
     em = scores[:, :1]
     for name, subset in (("em_changed", changed), ("em_unchanged", ~changed), ("em_decidable", decidable)):
         if subset.any():

@@ -23,7 +23,6 @@ from eval.files import read_json_lines, sha256
 from loopwm.text.format import FormatError, Regime, window_context
 
 SUITES = Path(__file__).parent / "suites"
-ENVIRONMENTS = ("scienceworld", "alfworld")
 _FUTURE = {"actions": (str,), "observations": (str,), "rewards": (int, float), "dones": (bool,)}
 
 
@@ -88,8 +87,6 @@ def check_window(record: dict[str, Any], where: str) -> Window:
     for field in ("look", "inventory", "hidden_state"):
         if record.setdefault(field, None) is not None:
             _expect(record, field, str, where)
-    if record["env"] not in ENVIRONMENTS:
-        raise EvalError(f"{where}: env: unknown {record['env']!r}, expected one of {', '.join(ENVIRONMENTS)}")
     _check_history(_expect(record, "history", list, where), where)
     _check_future(record, where)
     return cast(Window, record)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from data_prep.environments.alfworld import AlfWorld
 from data_prep.environments.base import Environment
 from data_prep.environments.scienceworld import ScienceWorld
+from data_prep.environments.textworld import TextWorld
 from data_prep.errors import DataError
 
-ENVIRONMENTS: dict[str, Callable[[], Environment]] = {"scienceworld": ScienceWorld}
+ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
+    environment.name: environment for environment in (ScienceWorld, AlfWorld, TextWorld)
+}
 
 
 def make_environment(name: str) -> Environment:

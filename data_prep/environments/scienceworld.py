@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from data_prep.environments.base import SimulatorError
 from data_prep.environments.class_patch import add_hash_code
+from data_prep.environments.scienceworld_hidden import describe_hidden_state
 from data_prep.episodes import Step
 from data_prep.errors import DataError
 
@@ -29,6 +30,12 @@ JAVA_OPTIONS = (
     "-Xmx2g",
 )
 OBJECT_CLASS = "scienceworld/struct/EnvObject.class"
+CALL_SECONDS = 120.0
+"""A call that takes longer means that the simulator hangs; the slowest known, a gold path in genetics, takes 10."""
+
+FULL_HEAP = 0.8
+"""Share of the heap in use from which on a simulator is replaced: worlds are not always given back."""
+
 SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 
 T = TypeVar("T")
@@ -73,7 +80,8 @@ class ScienceWorld:
                 classpath=os.pathsep.join((classes, JAR_PATH)), java_path=find_java(),
                 javaopts=list(JAVA_OPTIONS), cwd=BASEPATH, die_on_exit=True, return_proc=True,
             )  # fmt: skip
-            self._gateway: Any = JavaGateway(gateway_parameters=GatewayParameters(auto_field=True, port=port))
+            parameters = GatewayParameters(auto_field=True, port=port, read_timeout=CALL_SECONDS)
+            self._gateway: Any = JavaGateway(gateway_parameters=parameters)
             self._server: Any = self._start_interface()
 
     def _start_interface(self) -> Any:
@@ -107,7 +115,7 @@ class ScienceWorld:
         return self._call(self._server.freeActionTaskDesc)
 
     def hidden_state(self) -> str | None:
-        return None
+        return self._call(lambda: describe_hidden_state(self._gateway.jvm, self._interface().universe()))
 
     def step(self, action: str) -> Step:
         return self._step(action, action)
@@ -115,10 +123,18 @@ class ScienceWorld:
     def valid_actions(self) -> list[str]:
         return list(self._call(self._server.getValidActionObjectCombinations))
 
+    def exhausted(self) -> bool:
+        runtime = self._call(self._gateway.jvm.java.lang.Runtime.getRuntime)
+        used = self._call(runtime.totalMemory) - self._call(runtime.freeMemory)
+        return used > FULL_HEAP * self._call(runtime.maxMemory)
+
     def close(self) -> None:
-        self._gateway.shutdown()
-        self._process.kill()
+        self._process.kill()  # first: a simulator that hangs would not hear of an orderly end
         self._process.wait()
+        self._gateway.close()
+
+    def _interface(self) -> Any:
+        return self._server.agentInterface().get()
 
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
         if task not in self._loaded:

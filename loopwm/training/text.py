@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedTokenizerBase
 
 from loopwm.core import DepthPlan
 from loopwm.text import format as template
@@ -18,6 +19,11 @@ from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch
 from loopwm.training.config import ConfigError, TrainingConfig
 from loopwm.training.rows import BatchStream, Cursor, RowPlanner
 from loopwm.training.shards import read_shards
+
+
+def template_ids(tokenizer: PreTrainedTokenizerBase) -> TemplateIds:
+    marks = (template.GOAL, template.HIDDEN, template.LOOK, template.INV, template.OBS, template.ACT)
+    return TemplateIds(*special_ids(tokenizer, (*marks, template.STATE, template.END)))
 
 
 class TextProgram:
@@ -48,9 +54,7 @@ class TextProgram:
             raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
-        first, second = (template.GOAL, template.HIDDEN, template.LOOK, template.INV), (template.OBS, template.ACT)
-        marks = special_ids(self.tokenizer, (*first, *second, template.STATE, template.END))
-        builder = RowBuilder(TemplateIds(*marks), self.model_config.state_slots)
+        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.state_slots)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
         planner = RowPlanner(self.config.data, self.model_config.state_slots)
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]

@@ -24,7 +24,7 @@ def simulator() -> Iterator[ScienceWorld]:
     environment.close()
 
 
-def make_episode(task: str = "boil", variation: int = 0, length: int = 8, **changes: object) -> Episode:
+def make_episode(task: str = "boil", variation: int | str = 0, length: int = 8, **changes: object) -> Episode:
     """An episode whose texts tell task, variation and step apart, but whose look repeats."""
     label = f"{task} {variation}"
     steps = [Step(None, f"{label} begins", 0, False, f"look {label}\n", "nothing")]

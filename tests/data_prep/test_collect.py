@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -58,6 +59,9 @@ class Toy:
     def valid_actions(self) -> list[str]:
         return ["north", "south", "focus on north"]
 
+    def exhausted(self) -> bool:
+        return False
+
     def close(self) -> None: ...
 
 
@@ -86,6 +90,55 @@ def test_chunks_that_exist_are_kept_and_the_rest_comes_out_the_same(tmp_path: Pa
     assert collect_toy(tmp_path / "part") == 0
     assert contents(tmp_path / "part") == whole
     assert (tmp_path / "part" / "run-00000.jsonl.xz").stat().st_mtime_ns == kept
+
+
+@pytest.mark.usefixtures("toy")
+def test_shards_together_are_the_whole(tmp_path: Path) -> None:
+    assert collect_toy(tmp_path / "whole") == 0
+    assert collect_toy(tmp_path / "shards", "--shard", "1/2") == 0
+    half = contents(tmp_path / "shards")
+    assert collect_toy(tmp_path / "shards", "--shard", "2/2") == 0
+    assert len(half) < len(contents(tmp_path / "whole"))
+    assert contents(tmp_path / "shards") == contents(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_full_disk_is_one_line_and_keeps_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert collect_toy(tmp_path, "--shard", "1/2") == 0
+    before = contents(tmp_path)
+    capsys.readouterr()
+    monkeypatch.setattr(os, "fsync", full)
+    assert collect_toy(tmp_path) == 2
+    assert "error: collect: No space left on device\n" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_exhausted_simulator_is_replaced_between_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert collect_toy(tmp_path / "whole") == 0
+    made: list[Toy] = []
+
+    class Leaky(Toy):
+        def __init__(self) -> None:
+            made.append(self)
+            self.resets = 0
+
+        def reset(self, task: str, variation: int | str) -> Step:
+            self.resets += 1
+            return super().reset(task, variation)
+
+        def exhausted(self) -> bool:
+            return self.resets == 10
+
+    monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Leaky)
+    assert collect_toy(tmp_path / "leaky") == 0
+    assert len(made) > 5
+    assert contents(tmp_path / "leaky") == contents(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("toy")
@@ -135,6 +188,8 @@ def test_noise_keeps_the_gold_path_and_never_draws_a_fatal_verb() -> None:
         (["toy", "--split", "test", "--tasks", "swim"], "--tasks: unknown 'swim', expected some of walk, run"),
         (["chess", "--split", "test"], "environment: unknown 'chess'"),
         (["toy", "--split", "test", "--workers", "0"], "--workers: at least 1"),
+        (["toy", "--split", "test", "--shard", "3/2"], "--shard: '3/2' is not of the form i/n with 1 <= i <= n"),
+        (["toy", "--split", "test", "--dask", "tcp://127.0.0.1:9"], "--dask: no scheduler at 'tcp://127.0.0.1:9'"),
     ],
 )
 @pytest.mark.usefixtures("toy")

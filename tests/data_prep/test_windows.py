@@ -11,7 +11,7 @@ from data_prep.__main__ import main
 from data_prep.environments.scienceworld import ScienceWorld
 from data_prep.episodes import Episode, write_episodes
 from data_prep.families import FAMILIES, PAPER_MIX, scaled_mix
-from data_prep.windows import SUITES, cut_any, cut_mix
+from data_prep.windows import SUITES, cut_any, cut_mix, cut_window
 
 from .conftest import make_episode
 
@@ -28,8 +28,12 @@ def read_windows(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
+def windows_of(episodes: list[Episode], count: int, seed: int = 0) -> list[dict[str, Any]]:
+    return [cut_window(cut, 5, None) for cut in cut_any(episodes, count, 5, seed, "w")]
+
+
 def test_a_window_is_a_piece_of_its_episode() -> None:
-    for window in cut_any(EPISODES, 40, 5, seed=0, name="w"):
+    for window in windows_of(EPISODES, 40):
         episode = next(e for e in EPISODES if (e.task, e.variation) == (window["task"], window["variation"]))
         now = len(window["history"]) - 1
         played = [{"action": s.action, "observation": s.observation} for s in episode.steps]
@@ -44,7 +48,7 @@ def test_a_window_is_a_piece_of_its_episode() -> None:
 
 def test_windows_differ_and_every_start_that_fits_can_be_drawn() -> None:
     episodes = [make_episode(length=7)]
-    windows = cut_any(episodes, 3, 5, seed=0, name="w")
+    windows = windows_of(episodes, 3)
     assert sorted(len(w["history"]) for w in windows) == [1, 2, 3]
     assert len({w["id"] for w in windows}) == 3
 
@@ -55,8 +59,8 @@ def test_short_episodes_weigh_as_much_as_long_ones() -> None:
         make_episode(variation=1, length=400),
         make_episode(variation=2, length=104),
     ]
-    windows = cut_mix(episodes, {"Boil": 150}, 5, seed=0, name="w")
-    assert 35 < sum(w["variation"] == 2 for w in windows) < 65
+    cuts = cut_mix(episodes, {"Boil": 150}, 5, seed=0, name="w")
+    assert 35 < sum(cut.episode.variation == 2 for cut in cuts) < 65
 
 
 def test_the_paper_mix_has_every_family_and_scales() -> None:
@@ -125,4 +129,4 @@ def test_committed_windows_have_the_paper_mix_and_no_train_variation(
 
 def test_an_episode_too_short_is_never_drawn() -> None:
     episodes: list[Episode] = [make_episode(variation=0, length=4), make_episode(variation=1, length=5)]
-    assert {w["variation"] for w in cut_any(episodes, 1, 5, seed=3, name="w")} == {1}
+    assert {w["variation"] for w in windows_of(episodes, 1, seed=3)} == {1}

@@ -20,6 +20,7 @@ from eval.metrics import (
     sentence_bleu4,
     token_f1,
 )
+from eval.report import four_cell
 from eval.scoring import METRICS, make_rows, score_window
 from loopwm.text.format import window_context
 from tests.eval.conftest import MakeWindow
@@ -164,3 +165,12 @@ def test_bootstrap_interval_is_seeded_and_has_the_normal_width() -> None:
     np.testing.assert_array_equal(interval95(values), interval95(values))
     assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
     assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)
+
+
+def test_environments_without_known_names_have_no_entity_metrics(make_window: MakeWindow) -> None:
+    window = make_window(env="nethack")
+    items = list(score_window(window, "observed", {1: window["observations"][0]}))
+    row = make_rows(items, [1])[0]
+    assert (row["em"], row["decidable_share"]) == (1.0, 0.0)
+    assert not any(name.startswith("entity") for name in (*row, *row["ci95"]))
+    assert four_cell(row) == "100.0 / 100.0 / 100.0 / -"

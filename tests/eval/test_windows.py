@@ -30,7 +30,7 @@ def test_plain_gzip_and_xz_hold_the_same_windows(make_window: MakeWindow, write_
     [
         ({"goal": 3}, "goal"),
         ({"goal": ...}, "goal: missing"),
-        ({"env": "nethack"}, "env"),
+        ({"env": 3}, "env"),
         ({"look": ["a"]}, "look"),
         ({"history": []}, "history"),
         ({"history": [{"action": "look", "observation": "x"}]}, "history[0].action"),

@@ -12,7 +12,8 @@ import torch
 import loopwm
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.format import window_context
+from loopwm.text.tree import IGNORED, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow
+from loopwm.training.text import template_ids
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
 WINDOWS = Path(__file__).parents[1] / "data" / "dev-100.jsonl.gz"
@@ -23,33 +24,51 @@ def shipped():
     return load_checkpoint(PRETRAINED)
 
 
+def row(builder: RowBuilder, tokenizer, window: dict) -> TreeRow:
+    """A snapshot of the window's now and its deferred actions, with the observation after each as a target."""
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(template.clean(text), add_special_tokens=False)["input_ids"]
+
+    steps = len(window["actions"])
+    episode = TokenEpisode(
+        goal=ids(window["goal"]),
+        observations=[ids(text) for text in (window["history"][-1]["observation"], *window["observations"])],
+        actions=[[], *map(ids, window["actions"])],
+        looks=[ids(window["look"])] + [None] * steps,
+        inventories=[ids(window["inventory"])] + [None] * steps,
+    )
+    return builder.build(episode, RowPlan(0, True, 1, 0, ((0, steps),), False))
+
+
 @torch.inference_mode()
-def target_loss(model, tokenizer, window: dict, horizon: int, depth: int) -> float:
-    """Nats of the observation after `horizon` deferred actions, given a snapshot."""
-    prompt = template.render_prompt(window_context(window, "snapshot"), window["actions"][:horizon])
-    answer = template.clean(window["observations"][horizon - 1]) + template.END
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer)]
-    logits = model(torch.tensor([ids[0] + ids[1]]), depth=depth, logits_to_keep=len(ids[1]) + 1).logits[0, :-1]
-    return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1]), reduction="sum").item()
+def losses(model, batch: TreeBatch, depth: int) -> torch.Tensor:
+    """Nats of all target observations of each row."""
+    out = model.model(
+        batch.tokens, batch.attention_mask(), position_ids=batch.positions, use_cache=False, depth=depth
+    )  # fmt: skip
+    wanted = batch.label != IGNORED
+    logits = model.lm_head(out.last_hidden_state[wanted])
+    nats = torch.nn.functional.cross_entropy(logits, batch.label[wanted], reduction="none")
+    return torch.zeros(len(batch.tokens)).index_add(0, wanted.nonzero()[:, 0], nats)
 
 
 @pytest.mark.slow
 def test_the_trained_depth_beats_one_loop_on_100_held_out_windows(shipped):
+    """By more than two standard errors, over all horizons of the windows."""
     model, tokenizer = shipped
     with gzip.open(WINDOWS, "rt", encoding="utf-8") as lines:
         windows = [json.loads(line) for line in lines]
     assert len(windows) == 100
     assert {window["split"] for window in windows} == {"dev"}
-    depth = round(model.config.mu_rec)
-    # The mean alone: this checkpoint gains 0.04 nats an observation, 1.1 standard errors (docs/results.md).
-    gains = torch.tensor(
-        [
-            target_loss(model, tokenizer, window, horizon, 1) - target_loss(model, tokenizer, window, horizon, depth)
-            for i, window in enumerate(windows)
-            for horizon in (1 + i % 5,)
-        ]
-    )
-    assert gains.mean() > 0
+    builder = RowBuilder(template_ids(tokenizer), model.config.state_slots)
+    gains = []
+    for start in range(0, 100, 10):
+        rows = [row(builder, tokenizer, window) for window in windows[start : start + 10]]
+        batch = TreeBatch.collate(rows, range(10), tokenizer.pad_token_id)
+        gains.append(losses(model, batch, 1) - losses(model, batch, round(model.config.mu_rec)))
+    gain = torch.cat(gains)
+    assert gain.mean() > 2 * gain.std() / 10
 
 
 def test_the_folder_is_small_bfloat16_safetensors_with_a_card():

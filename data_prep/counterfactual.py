@@ -1,0 +1,103 @@
+"""Cuts pairs of windows that differ in one earlier action, and therefore in what the last action leads to.
+
+A pair shares everything up to now. The second window plays another valid action, or only looks around, in place of one
+of the actions before the last; the simulator says what then follows. Ids end in `/fact` and `/counterfact`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tqdm import tqdm
+
+from data_prep.environments import make_environment
+from data_prep.environments.base import Environment
+from data_prep.episodes import Step
+from data_prep.errors import DataError
+from data_prep.policies import LOOKS, random_action
+from data_prep.replay import replay
+from data_prep.windows import read_windows, write_windows
+
+TRIES = 4
+"""Changes tried on a window before the next one is taken."""
+
+
+def counterfact(environment: Environment, window: Mapping[str, Any], rng: Random) -> dict[str, Any] | None:
+    """The window with one action before the last changed, or None if the last observation stayed the same.
+
+    Raises DataError if the simulator does not give the window's history again.
+    """
+    history = [Step(step["action"], step["observation"], 0, False) for step in window["history"]]
+    *_, now = replay(environment, window["task"], window["variation"], history)
+    changed = rng.randrange(len(window["actions"]) - 1)
+    steps: list[Step] = []
+    for index, action in enumerate(window["actions"]):
+        played = _other_action(environment, action, rng) if index == changed else action
+        steps.append(environment.step(played))
+    if steps[-1].observation == window["observations"][-1]:
+        return None
+    scores = [step.score for step in (now, *steps)]
+    return {
+        **window,
+        "actions": [step.action for step in steps],
+        "observations": [step.observation for step in steps],
+        "rewards": [after - before for before, after in pairwise(scores)],
+        "dones": [step.done for step in steps],
+    }
+
+
+def _other_action(environment: Environment, action: str, rng: Random) -> str:
+    """A valid action in its place, or as often nothing but a look around."""
+    while True:
+        other = rng.choice((LOOKS[0], random_action(environment, rng)))
+        if other != action:
+            return other
+
+
+def pairs(
+    environment: Environment, windows: Sequence[Mapping[str, Any]], seed: int, name: str
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pairs of the windows that can be changed, in a seeded order."""
+    order = list(windows)
+    Random(f"{seed}/{name}").shuffle(order)
+    for window in order:
+        rng = Random(f"{seed}/{name}/{window['id']}")
+        for _ in range(TRIES):
+            other = counterfact(environment, window, rng)
+            if other is not None:
+                place = f"{name}/{window['id']}"
+                yield {**window, "id": f"{place}/fact"}, {**other, "id": f"{place}/counterfact"}
+                break
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--windows", type=Path, required=True, help="windows of one environment")
+    parser.add_argument("--count", type=int, default=200, help="pairs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl.gz; NAME begins the windows' ids")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.count < 1:
+        raise DataError("--count: at least 1")
+    windows = [window for window in read_windows(args.windows) if len(window["actions"]) > 1]
+    found = sorted({window["env"] for window in windows})
+    if len(found) != 1:
+        raise DataError(f"{args.windows}: windows of one environment are needed, found {', '.join(found) or 'none'}")
+    name = args.out.name.split(".")[0]
+    cut: list[dict[str, Any]] = []
+    with closing(make_environment(found[0])) as environment, tqdm(total=args.count, unit="pair") as bar:
+        for pair in pairs(environment, windows, args.seed, name):
+            cut += pair
+            bar.update()
+            if len(cut) == 2 * args.count:
+                break
+        else:
+            raise DataError(f"{args.windows}: only {len(cut) // 2} pairs were found, {args.count} are asked for")
+    write_windows(args.out, cut)

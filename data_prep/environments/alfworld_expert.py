@@ -1,0 +1,238 @@
+"""What an ALFWorld game's facts say: the hidden state as text, and a plan that wins.
+
+The plan is that of a player who searches: it goes through receptacles that could hold what it looks for, in an order
+drawn by chance, opens them, and takes the object where it finds it. It uses nothing it could not have seen by then,
+except that it never gives up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from data_prep.environments.base import SimulatorError
+
+APPLIANCES = {"ishot": ("heat", "microwave"), "iscool": ("cool", "fridge"), "isclean": ("clean", "sinkbasin")}
+STATES = {"ishot": "hot", "iscool": "cold", "isclean": "clean", "issliced": "sliced"}
+
+_OBJECT = re.compile(r"\(objectType \?(\w+) (\w+)Type\)")
+_PLACE = re.compile(r"\(receptacleType \?\w+ (\w+)Type\)")
+_STATE = re.compile(r"\((isHot|isCool|isClean) ")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Kinds of things, as players name them. Either `place` or `lamp` is set."""
+
+    thing: str
+    count: int
+    place: str | None
+    lamp: str | None
+    state: str | None
+
+
+def parse_goal(problem: str) -> Goal:
+    """The goal of a PDDL problem. Raises SimulatorError if it is none of the six tasks'."""
+    text = problem.partition("(:goal")[2]
+    things = {variable: kind.lower() for variable, kind in _OBJECT.findall(text)}
+    lamp = things.pop("ot", None)
+    place, state = _PLACE.search(text), _STATE.search(text)
+    if len(set(things.values())) != 1 or (place is None) == (lamp is None):
+        raise SimulatorError("goal: not one of the six tasks")
+    return Goal(
+        thing=next(iter(things.values())),
+        count=len(things),
+        place=place[1].lower() if place else None,
+        lamp=lamp,
+        state=state[1].lower() if state else None,
+    )
+
+
+def kind_of(name: str) -> str:
+    """`drawer 4` is a `drawer`."""
+    return name.split()[0]
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Sorts `drawer 10` after `drawer 9`."""
+    kind, _, number = name.partition(" ")
+    return kind, int(number) if number.isdigit() else 0
+
+
+@dataclass
+class World:
+    """Facts of one moment. `spots` are places to stand; receptacles without one are out of reach and left out."""
+
+    spots: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, list[str]] = field(default_factory=dict)
+    here: str = ""
+    held: str | None = None
+    facts: dict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
+
+    @classmethod
+    def of(cls, facts: Iterable[Sequence[str]]) -> World:
+        world = cls()
+        for predicate, *names in facts:
+            world.facts[predicate].add(tuple(names))
+        for receptacle, spot in sorted(world.facts["receptacleatlocation"], key=lambda fact: natural(fact[0])):
+            world.spots[receptacle], world.contents[receptacle] = spot, []
+        for thing, receptacle in sorted(world.facts["inreceptacle"], key=lambda fact: natural(fact[0])):
+            if receptacle in world.contents:
+                world.contents[receptacle].append(thing)
+        world.here = next((spot for _, spot in world.facts["atlocation"]), "")
+        world.held = next((thing for _, thing in world.facts["holds"]), None)
+        return world
+
+    def true(self, predicate: str, *names: str) -> bool:
+        return names in self.facts[predicate]
+
+    def closed(self, receptacle: str) -> bool:
+        return self.true("openable", receptacle) and not self.true("opened", receptacle)
+
+    def fits(self, thing: str, receptacle: str) -> bool:
+        return self.true("cancontain", f"{kind_of(receptacle)}type", f"{kind_of(thing)}type")
+
+
+def describe(world: World) -> str:
+    """Contents and state of every receptacle, one a line, in the game's words; then the things in a special state."""
+    lines = []
+    for receptacle, things in world.contents.items():
+        listing = _listing(things)
+        if world.true("openable", receptacle):
+            state = "closed" if world.closed(receptacle) else "open"
+            lines.append(f"The {receptacle} is {state}. In it, you see {listing}.")
+        else:
+            lines.append(f"On the {receptacle}, you see {listing}.")
+    for (thing,) in sorted(world.facts["toggleable"], key=lambda fact: natural(fact[0])):
+        lines.append(f"The {thing} is {'on' if world.true('istoggled', thing) else 'off'}.")
+    states: dict[str, list[str]] = defaultdict(list)
+    for predicate, word in STATES.items():
+        for (thing,) in world.facts[predicate]:
+            states[thing].append(word)
+    lines += [f"The {thing} is {' and '.join(states[thing])}." for thing in sorted(states, key=natural)]
+    return "\n".join(lines)
+
+
+def _listing(things: Sequence[str]) -> str:
+    words = [f"a {thing}" for thing in things]
+    if len(words) < 2:
+        return words[0] if words else "nothing"
+    return ", ".join(words[:-1]) + f", and {words[-1]}"
+
+
+def make_plan(facts: Iterable[Sequence[str]], goal: Goal, seen: Collection[str], seed: str) -> list[str]:
+    """Commands that win from here. `seen` are the receptacles whose contents were shown already.
+
+    Raises SimulatorError if what the goal asks for is out of reach.
+    """
+    return _Player(World.of(facts), seen, Random(seed)).play(goal)
+
+
+class _Player:
+    """Plays on a copy of the facts and writes down the commands."""
+
+    def __init__(self, world: World, seen: Collection[str], rng: Random) -> None:
+        self.world, self.seen, self.rng = world, set(seen), rng
+        self.commands: list[str] = []
+        self.closes = rng.random() < 0.5
+        """Whether it shuts what it opened and found of no use."""
+
+    def play(self, goal: Goal) -> list[str]:
+        if goal.lamp is not None:
+            self._take(goal.thing, barred="")
+            lamp, place = self._find(goal.lamp, barred="")
+            self._go(place)
+            self.commands.append(f"use {lamp}")
+            return self.commands
+        targets = [place for place in self.world.contents if kind_of(place) == goal.place]
+        if not targets:
+            raise SimulatorError(f"not solvable: no {goal.place} within reach")
+        target = self.rng.choice(targets)
+        while True:
+            # with a state to make, an object that lies at the target already is as good as any other
+            self._take(goal.thing, barred=target if goal.state is None else "")
+            if goal.state is not None and not self.world.true(goal.state, str(self.world.held)):
+                self._treat(goal.state)
+            self._put(target)
+            delivered = [thing for thing in self.world.contents[target] if kind_of(thing) == goal.thing]
+            if len(delivered) >= goal.count:
+                return self.commands
+
+    def _take(self, kind: str, barred: str) -> None:
+        """Has a thing of a kind in hand, from anywhere but `barred`."""
+        if self.world.held is not None:
+            if kind_of(self.world.held) == kind:
+                return
+            self._put_away(self.world.held)
+        thing, place = self._find(kind, barred)
+        self._reach(place)
+        self.commands.append(f"take {thing} from {place}")
+        self.world.contents[place].remove(thing)
+        self.world.held = thing
+
+    def _find(self, kind: str, barred: str) -> tuple[str, str]:
+        """A thing of a kind and where it is: one seen before, or else one searched for."""
+        places = [place for place in self.world.contents if place != barred]
+        unseen = [place for place in places if place not in self.seen]
+        self.rng.shuffle(unseen)
+        unseen.sort(key=lambda place: not self.world.fits(kind, place))
+        for place in [*(place for place in places if place in self.seen), *unseen]:
+            if place not in self.seen:
+                self._search(place)
+            for thing in self.world.contents[place]:
+                if kind_of(thing) == kind:
+                    return thing, place
+            if place in unseen and self.closes and self.world.true("openable", place):
+                self._close(place)
+        raise SimulatorError(f"not solvable: no {kind} within reach")
+
+    def _search(self, place: str) -> None:
+        """Sees what is in a receptacle."""
+        length = len(self.commands)
+        self._reach(place)
+        if len(self.commands) == length:  # it stood there already, before another receptacle
+            self.commands.append(f"examine {place}")
+        self.seen.add(place)
+
+    def _go(self, place: str) -> None:
+        if self.world.here != self.world.spots[place]:
+            self.commands.append(f"go to {place}")
+            self.world.here = self.world.spots[place]
+
+    def _reach(self, place: str) -> None:
+        self._go(place)
+        if self.world.closed(place):
+            self.commands.append(f"open {place}")
+            self.world.facts["opened"].add((place,))
+
+    def _close(self, place: str) -> None:
+        self.commands.append(f"close {place}")
+        self.world.facts["opened"].discard((place,))
+
+    def _treat(self, state: str) -> None:
+        """Makes the thing in hand hot, cool or clean."""
+        verb, kind = APPLIANCES[state]
+        appliance = next((place for place in self.world.contents if kind_of(place) == kind), None)
+        if appliance is None:
+            raise SimulatorError(f"not solvable: no {kind} within reach")
+        self._go(appliance)
+        self.commands.append(f"{verb} {self.world.held} with {appliance}")
+
+    def _put(self, place: str) -> None:
+        thing = self.world.held
+        assert thing is not None
+        self._reach(place)
+        self.seen.add(place)
+        self.commands.append(f"move {thing} to {place}")
+        self.world.contents[place].append(thing)
+        self.world.held = None
+
+    def _put_away(self, thing: str) -> None:
+        places = [place for place in self.world.contents if self.world.fits(thing, place)]
+        if not places:
+            raise SimulatorError(f"not solvable: nowhere to put the {thing}")
+        places.sort(key=lambda place: self.world.spots[place] != self.world.here)
+        self._put(places[0])

@@ -1,0 +1,146 @@
+"""ALFWorld's game engine, TextWorld with Fast Downward, as a program that reads and writes lines of JSON.
+
+    {"call": "load", "arguments": [game]}       -> {"result": step}      game: the fields of a `game.tw-pddl`
+    {"call": "step", "arguments": ["look"]}     -> {"result": step}      step: observation, won, look, inventory, at
+    {"call": "commands" | "facts", "arguments": []} -> {"result": [...]}    what makes sense now; [predicate, name, ...]
+
+A failed call replies {"error": "one line"}. The engine runs apart because it may hang, end the process, print, and
+change `sys.argv`. TextWorld's own environment grounds a game twice at each reset and derives the text of every command
+at each step, from its grammar; here a game is grounded once, and a command's text is filled in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+GROUNDED_GAMES = 8
+"""Games kept grounded. Each takes some megabytes."""
+
+PARSED_TEXTS = 4096
+"""Pieces of grammar kept parsed."""
+
+
+def make_engine() -> Any:
+    """TextWorld's PDDL environment without the slow parts. Raises ModuleNotFoundError if a package is missing."""
+    import fast_downward
+    from alfworld.agents.utils.misc import Demangler
+    from textworld.envs import PddlEnv
+    from textworld.envs.pddl import textgen
+    from textworld.generator.game import EntityInfo
+    from textworld.logic import Placeholder, Rule, Variable
+
+    ground = lru_cache(GROUNDED_GAMES)(fast_downward.pddl2sas)
+    # The second grounding, with `optimize`, only serves replanning, which is not used here.
+    fast_downward.pddl2sas = lambda domain, problem, verbose=False, optimize=False: ground(domain, problem)
+    Rule.parse_conjunctive_query = lru_cache(PARSED_TEXTS)(Rule.parse_conjunctive_query)
+    parse = lru_cache(PARSED_TEXTS)(textgen._parse_and_convert)
+    # copied, since the symbols of a sentence carry the context in which it is said
+    textgen._parse_and_convert = lambda *texts, **options: deepcopy(parse(*texts, **options))
+    for unchanging in (EntityInfo, Placeholder, Variable):  # the grammar copies them again and again
+        unchanging.__deepcopy__ = lambda self, memo: self
+
+    class Engine(PddlEnv):
+        def load(self, game: dict[str, str]) -> None:
+            super().load(game)
+            names = Demangler(game_infos=self._entity_infos)
+            for info in self._entity_infos.values():
+                info.name = names.demangle_alfred_name(info.id).strip()
+            self.names = {key: info.name for key, info in self._entity_infos.items()}
+            # The grammar's template asks the facts which receptacle is at the place; the action names it already.
+            self._logic.actions["gotolocation"].template = "go to {r}"
+
+        def _gather_infos(self) -> None:
+            actions = self._pddl_state.all_applicable_actions()
+            self.state["won"], self.state["lost"] = self._pddl_state.check_goal(), False
+            self.state["_valid_actions"] = actions
+            self.state["_valid_commands"] = [self._command(action) for action in actions]
+
+        def _command(self, action: Any) -> str:
+            names = {placeholder.name: self.names[v.name] for placeholder, v in action.mapping.items()}
+            return str(action.command_template.format(**names))
+
+        def facts(self) -> list[list[str]]:
+            """All facts, with the names that the player sees."""
+            return sorted([f.name, *(self.names[v.name] for v in f.arguments)] for f in self._pddl_state.facts)
+
+        def derive(self, rule: str, **entities: str) -> str:
+            """The grammar's text of a rule, its gaps filled by receptacles' ids."""
+            context = {
+                "state": self._pddl_state,
+                "facts": [],
+                "variables": {gap: self._entity_infos[key] for gap, key in entities.items()},
+                "mapping": {Placeholder(g, "receptacle"): Variable(key, "receptacle") for g, key in entities.items()},
+                "entity_infos": self._entity_infos,
+            }
+            return str(self._logic.grammar.derive(f"#{rule}.feedback#", context))
+
+        def receptacles_here(self) -> list[str]:
+            facts = list(self._pddl_state.facts)
+            here = {fact.arguments[1].name for fact in facts if fact.name == "atlocation"}
+            at = [fact.arguments for fact in facts if fact.name == "receptacleatlocation"]
+            return sorted(receptacle.name for receptacle, place in at if place.name in here)
+
+    return Engine()
+
+
+class Simulator:
+    """One game at a time."""
+
+    def __init__(self) -> None:
+        self.engine = make_engine()
+        self.room = ""
+
+    def load(self, game: dict[str, str]) -> dict[str, Any]:
+        """Starts a game anew and returns its first step."""
+        self.engine.load(game)
+        state = self.engine.reset()
+        self.room = self.engine.derive("look")
+        return self._step(state)
+
+    def step(self, command: str) -> dict[str, Any]:
+        """What came of a command. One that makes no sense now changes nothing."""
+        return self._step(self.engine.step(command)[0])
+
+    def commands(self) -> list[str]:
+        """All commands that make sense now."""
+        return sorted(set(self.engine.state["_valid_commands"]))
+
+    def facts(self) -> list[list[str]]:
+        """What is true now, each fact as predicate and names."""
+        return list(self.engine.facts())
+
+    def _step(self, state: Any) -> dict[str, Any]:
+        here = self.engine.receptacles_here()
+        views = [self.engine.derive("examineReceptacle", r=receptacle) for receptacle in here]
+        return {
+            "observation": state.feedback,
+            "won": bool(state["won"]),
+            "look": "\n".join([self.engine.derive("look"), *views]) if here else self.room,
+            "inventory": self.engine.derive("inventory"),
+            "at": [self.engine.names[receptacle] for receptacle in here],
+        }
+
+
+def serve() -> None:
+    """Answers requests until standard input ends."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the engine prints must not mix with the replies
+    simulator: Simulator | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            simulator = simulator or Simulator()
+            reply = {"result": getattr(simulator, request["call"])(*request["arguments"])}
+        except (Exception, SystemExit) as error:  # the planner's parser exits at what it does not understand
+            text = " ".join(str(error).split())
+            reply = {"error": f"{type(error).__name__}: {text}"}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    serve()

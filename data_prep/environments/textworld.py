@@ -1,0 +1,101 @@
+"""Plain TextWorld: quests in houses that the package generates from a number, as its `tw-make` does.
+
+A variation is the number; splits are ranges of numbers. A game is compiled when it is first played.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from data_prep.environments.base import SimulatorError
+from data_prep.episodes import Step
+from data_prep.errors import DataError
+
+QUESTS = {"quest-small": (2, 5, 3), "quest-medium": (4, 10, 5), "quest-large": (8, 20, 8)}
+"""Rooms, objects and length of the quest by task."""
+
+SPLITS = {"train": range(10_000), "dev": range(10_000, 11_000), "test": range(11_000, 12_000)}
+
+
+class TextWorld:
+    """One game at a time."""
+
+    name = "textworld"
+    looks = ("look", "inventory")
+
+    def __init__(self) -> None:
+        if find_spec("textworld") is None:
+            raise DataError("textworld: the package is not installed; pip install 'loopwm[textworld]'")
+        self._folder = TemporaryDirectory()
+        self._env: Any = None
+        self._state: Any = None
+
+    def tasks(self) -> list[str]:
+        return list(QUESTS)
+
+    def splits(self) -> list[str]:
+        return list(SPLITS)
+
+    def variations(self, task: str, split: str) -> list[int]:
+        return list(SPLITS[split])
+
+    def gold_actions(self, task: str, variation: int | str) -> list[str]:
+        self._start(task, variation)
+        return list(self._state.policy_commands)
+
+    def reset(self, task: str, variation: int | str) -> Step:
+        self._start(task, variation)
+        return self._step(None, self._state.description)
+
+    def goal(self) -> str:
+        return str(self._state.objective)
+
+    def hidden_state(self) -> str | None:
+        return "\n".join(sorted(f"{fact.name}: {', '.join(fact.names)}" for fact in self._state.facts))
+
+    def step(self, action: str) -> Step:
+        self._state, _, _ = self._env.step(action)
+        # what follows the prompt is the interpreter's status line
+        return self._step(action, self._state.feedback.partition("\n>")[0].strip())
+
+    def valid_actions(self) -> list[str]:
+        return list(self._state.admissible_commands)
+
+    def exhausted(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def _stop(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def _start(self, task: str, variation: int | str) -> None:
+        import textworld
+        from textworld.generator import CouldNotCompileGameError, QuestGenerationError
+
+        options = textworld.GameOptions()
+        options.nb_rooms, options.nb_objects, options.quest_length = QUESTS[task]
+        options.seeds = int(variation)
+        path = Path(self._folder.name) / f"{task}-{variation}.z8"
+        options.path = str(path)
+        wanted = ("description", "inventory", "admissible_commands", "policy_commands", "won", "lost", "objective")
+        infos = textworld.EnvInfos(**dict.fromkeys((*wanted, "score", "max_score", "facts"), True))
+        try:
+            if not path.is_file():
+                textworld.make(options)
+            self._stop()
+            self._env = textworld.start(str(path), infos)
+            self._state = self._env.reset()
+        except (OSError, CouldNotCompileGameError, QuestGenerationError) as error:
+            raise SimulatorError(f"{task}, variation {variation}: {error}") from error
+
+    def _step(self, action: str | None, observation: str) -> Step:
+        state = self._state
+        score = round(100 * state.score / state.max_score)
+        return Step(action, observation, score, state.won or state.lost, state.description, state.inventory)

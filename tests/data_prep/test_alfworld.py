@@ -1,0 +1,307 @@
+"""The engine itself plays in most of these; without the extra `alfworld` only the rest is run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.collect import play
+from data_prep.environments import alfworld as module
+from data_prep.environments.alfworld import PACKAGES, AlfWorld
+from data_prep.environments.alfworld_expert import World, describe, make_plan, parse_goal
+from data_prep.environments.alfworld_games import EXCLUDED_PLANS, TASKS, build_game, list_games
+from data_prep.environments.base import SimulatorError
+from data_prep.episodes import Episode, Step, episode_files, read_episodes
+from data_prep.errors import DataError
+from data_prep.policies import POLICIES
+from data_prep.windows import Cut, cut_window
+from loopwm.text.format import REGIMES, render_context, window_context
+
+needs_engine = pytest.mark.skipif(
+    any(find_spec(package) is None for package in PACKAGES),
+    reason="the extra 'alfworld' is not installed (installing it needs g++ and make)",
+)
+SMALL = "built/pick_two_obj_and_place-329-61"
+"""Six receptacles: quick to ground."""
+
+FACTS = [
+    ["atlocation", "agent1", "loc start"],
+    ["receptacleatlocation", "shelf 1", "loc 1"],
+    ["receptacleatlocation", "fridge 1", "loc 2"],
+    ["receptacleatlocation", "shelf 10", "loc 3"],
+    ["receptacleatlocation", "shelf 2", "loc 3"],
+    ["openable", "fridge 1"],
+    ["inreceptacle", "mug 1", "fridge 1"],
+    ["inreceptacle", "desklamp 1", "shelf 2"],
+    ["inreceptacle", "pen 1", "nowhere 1"],
+    ["toggleable", "desklamp 1"],
+    ["ishot", "mug 1"],
+    ["isclean", "mug 1"],
+    *(["cancontain", f"{place}type", "mugtype"] for place in ("shelf", "fridge")),
+]
+COOL_MUG = "(:goal (objectType ?o MugType) (receptacleType ?r ShelfType) (isCool ?o))"
+
+
+@pytest.fixture(scope="session")
+def alfworld() -> Iterator[AlfWorld]:
+    environment = AlfWorld()
+    yield environment
+    environment.close()
+
+
+@pytest.fixture(scope="session")
+def noisy(alfworld: AlfWorld) -> Episode:
+    return play(alfworld, POLICIES["noisy-expert"], "pick_two_obj_and_place", SMALL, "built", 40, Random(2))
+
+
+@pytest.fixture
+def game_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Games in ALFWorld's layout: some to be seen, one to train on, and bad ones."""
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    root = tmp_path / "json_2.1.1"
+    good = build_game(SMALL)
+    files = {
+        "train/pick_two_obj_and_place-Pen-None-SideTable-329/good": json.dumps(good),
+        "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/good": json.dumps(good),
+        "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/unsolved": json.dumps({**good, "solvable": None}),
+        "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/old": json.dumps(good).replace("move {o}", "put {o}"),
+        "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/cut": json.dumps(good).replace('"pddl_problem"', ""),
+        "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/garbled": json.dumps(
+            {**good, "pddl_problem": good["pddl_problem"].replace("(inReceptacle ?", "(nonsense ?")}
+        ),
+    }
+    for name, text in files.items():
+        (root / name).mkdir(parents=True)
+        (root / name / "game.tw-pddl").write_text(text)
+    return tmp_path
+
+
+def replayed(environment: AlfWorld, episode: Episode) -> tuple[Step, ...]:
+    steps = [environment.reset(episode.task, episode.variation)]
+    return (*steps, *(environment.step(step.action) for step in episode.steps if step.action is not None))
+
+
+@needs_engine
+@pytest.mark.parametrize("task", TASKS)
+def test_a_built_game_is_won_by_its_plan(alfworld: AlfWorld, task: str) -> None:
+    name = SMALL if task in SMALL else Random(task).choice(list_games(task))
+    episode = play(alfworld, POLICIES["expert"], task, name, "built", 200, Random(0))
+    assert [step.done for step in episode.steps] == [False] * (len(episode.steps) - 1) + [True]
+    assert (episode.steps[-1].score, episode.policy) == (100, "expert")
+    assert not [step for step in episode.steps if step.observation == "Nothing happens."]
+    assert episode.goal.startswith("Your task is to: ")
+    assert episode.goal in episode.steps[0].observation
+
+
+@needs_engine
+def test_a_game_follows_from_its_name_alone() -> None:
+    code = "import sys, hashlib; from data_prep.environments.alfworld_games import build_game; "
+    code += "print(hashlib.sha256(repr(build_game(sys.argv[1])).encode()).hexdigest())"
+    builds = {
+        subprocess.run(
+            [sys.executable, "-c", code, SMALL], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(builds) == 1
+    assert build_game(SMALL) != build_game(SMALL.replace("-61", "-62"))
+
+
+@needs_engine
+def test_excluded_floor_plans_never_appear() -> None:
+    assert set(EXCLUDED_PLANS) == {9, 10, 29, 215, 219, 226, 308, 315, 325, 404, 424, 425}
+    plans = {task: {int(name.split("-")[1]) for name in list_games(task)} for task in TASKS}
+    assert not set.union(*plans.values()) & EXCLUDED_PLANS
+    assert len(plans["pick_and_place_simple"]) == 120 - len(EXCLUDED_PLANS)
+    assert min(map(len, plans.values())) > 20
+    with pytest.raises(DataError, match="floor plan 10: excluded"):
+        build_game("built/pick_and_place_simple-10-0")
+
+
+@needs_engine
+@pytest.mark.parametrize("name", ["built/pick", "built/fly-1-0", "built/look_at_obj_in_light-1-0", "built/pick-one-0"])
+def test_a_name_of_no_game_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="alfworld: "):
+        build_game(name)
+
+
+@needs_engine
+def test_the_same_actions_bring_the_same_steps(alfworld: AlfWorld, noisy: Episode) -> None:
+    """In an engine that played other things since, and in a fresh one."""
+    alfworld.reset("pick_two_obj_and_place", SMALL.replace("-61", "-60"))
+    assert replayed(alfworld, noisy) == noisy.steps
+    fresh = AlfWorld()
+    try:
+        assert replayed(fresh, noisy) == noisy.steps
+        again = play(fresh, POLICIES["noisy-expert"], noisy.task, noisy.variation, "built", 40, Random(2))
+        assert again == noisy
+    finally:
+        fresh.close()
+
+
+@needs_engine
+def test_noise_strays_and_finds_back(alfworld: AlfWorld, noisy: Episode) -> None:
+    assert noisy.steps[-1].done
+    gold = alfworld.gold_actions(noisy.task, noisy.variation)
+    actions = [step.action for step in noisy.steps[1:]]
+    assert len(actions) > len(gold)
+    assert "Nothing happens." in [step.observation for step in noisy.steps]
+    assert "look around" not in actions
+
+
+@needs_engine
+def test_an_episode_renders_in_every_regime(alfworld: AlfWorld, noisy: Episode) -> None:
+    *_, now = replayed(alfworld, replace(noisy, steps=noisy.steps[:3]))
+    assert now == noisy.steps[2]
+    window = cut_window(Cut(noisy, 2, "w"), 2, alfworld.hidden_state())
+    texts = {regime: render_context(window_context(window, regime)) for regime in REGIMES}
+    assert len(set(texts.values())) == 3
+    assert all(noisy.goal in text and noisy.steps[2].observation.strip() in text for text in texts.values())
+    assert "drawer 2 is closed. In it, you see" in texts["full"]
+
+
+@needs_engine
+def test_looking_is_free_and_says_what_the_game_says(alfworld: AlfWorld) -> None:
+    first = alfworld.reset("pick_two_obj_and_place", SMALL)
+    assert first.look is not None
+    assert first.look in first.observation
+    alfworld.step("go to drawer 1")
+    opened = alfworld.step("open drawer 1")
+    hidden = alfworld.hidden_state()
+    assert hidden is not None
+    assert alfworld.valid_actions() == alfworld.valid_actions()
+    assert alfworld.hidden_state() == hidden
+    look, examined, inventory = (alfworld.step(action) for action in ("look", "examine drawer 1", "inventory"))
+    assert opened.look == f"{look.observation}\n{examined.observation}"
+    assert opened.inventory == inventory.observation
+    assert examined.observation.split("you see")[0] in hidden
+    assert "help" not in alfworld.valid_actions()
+
+
+@needs_engine
+@pytest.mark.slow
+def test_a_step_is_what_textworld_itself_reports(alfworld: AlfWorld, tmp_path: Path) -> None:
+    import textworld
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+
+    (tmp_path / "game.tw-pddl").write_text(json.dumps(build_game(SMALL)))
+    package = AlfredDemangler(textworld.envs.PddlEnv(textworld.EnvInfos(admissible_commands=True)))
+    package.load(str(tmp_path / "game.tw-pddl"))
+    plan = alfworld.gold_actions("pick_two_obj_and_place", SMALL)
+    state = package.reset()
+    assert alfworld.reset("pick_two_obj_and_place", SMALL).observation == state.feedback
+    for action in ("look", "fly", *plan):
+        assert [*alfworld.valid_actions(), "help"] == sorted(
+            state["admissible_commands"], key=lambda c: (c == "help", c)
+        )
+        state, score, done = package.step(action)
+        ours = alfworld.step(action)
+        assert (ours.observation, ours.score, ours.done) == (state.feedback, 100 * score, done)
+
+
+@needs_engine
+def test_splits_hold_games_of_their_own(alfworld: AlfWorld, game_files: Path) -> None:
+    names = {split: alfworld.variations("pick_two_obj_and_place", split) for split in ("train", "valid_seen", "built")}
+    assert names["train"] == ["train/pick_two_obj_and_place-Pen-None-SideTable-329/good"]
+    assert all(name.startswith("valid_seen/") for name in names["valid_seen"])
+    assert all(name.startswith("built/") for name in names["built"])
+    assert alfworld.variations("look_at_obj_in_light", "train") == []
+    with pytest.raises(DataError, match=r"ALFWORLD_DATA: no games under .*/json_2\.1\.1/valid_unseen; run"):
+        alfworld.variations("pick_and_place_simple", "valid_unseen")
+
+
+@needs_engine
+def test_bad_games_are_named_and_the_others_are_played(
+    game_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = f"--split valid_seen --policy expert --episodes-per-task 9 --out {tmp_path / 'out'}"
+    assert main(["collect", "alfworld", *options.split()]) == 0
+    said = capsys.readouterr()
+    assert "skipped 1 games not marked solvable, such as valid_seen/pick_two" in said.err
+    assert "skipped 1 games of another grammar version, such as valid_seen/pick_two" in said.err
+    assert "329/garbled: SystemExit: Undeclared predicate: nonsense" in said.err
+    assert "329/cut: game.tw-pddl: JSONDecodeError" in said.err
+    assert "1 episodes," in said.out
+    assert "2 episodes failed" in said.out
+    (episode,) = [e for path in episode_files([tmp_path / "out"]) for e in read_episodes(path)]
+    assert episode.variation == "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/good"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"), [("input()", "the engine died"), ("import time; time.sleep(60)", "no ans")]
+)
+def test_an_engine_that_dies_or_hangs_is_ended_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        answer = "import json; input(); print(json.dumps({'result': []}), flush=True)"
+        return subprocess.Popen(
+            [sys.executable, "-c", codes.pop(0) if codes else answer],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    codes = [code]
+    monkeypatch.setattr(module, "_start_engine", start)
+    engine = module._Engine()
+    monkeypatch.setattr(module, "TIME_LIMIT", 0.2 if "sleep" in code else 60)
+    with pytest.raises(SimulatorError, match=message):
+        engine.call("facts")
+    monkeypatch.setattr(module, "TIME_LIMIT", 60)
+    assert engine.call("facts") == []
+    engine.close()
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "PACKAGES", ("no_such_package",))
+    options = ["--split", "built", "--policy", "expert", "--episodes-per-task", "1", "--out", "unused"]
+    assert main(["collect", "alfworld", *options]) == 2
+    assert capsys.readouterr().err == (
+        "error: alfworld: the package no_such_package is not installed; pip install 'loopwm[alfworld]'\n"
+    )
+
+
+def test_the_hidden_state_names_every_place_within_reach() -> None:
+    assert describe(World.of(FACTS)).splitlines() == [
+        "The fridge 1 is closed. In it, you see a mug 1.",
+        "On the shelf 1, you see nothing.",
+        "On the shelf 2, you see a desklamp 1.",
+        "On the shelf 10, you see nothing.",
+        "The desklamp 1 is off.",
+        "The mug 1 is hot and clean.",
+    ]
+
+
+def test_the_expert_searches_and_remembers() -> None:
+    goal = parse_goal(COOL_MUG)
+    plans = [make_plan(FACTS, goal, (), str(seed)) for seed in range(20)]
+    for plan in plans:
+        found = plan.index("take mug 1 from fridge 1")
+        assert plan[found - 1] == "open fridge 1"
+        assert plan[found + 1] == "cool mug 1 with fridge 1"
+        assert plan[-1].startswith("move mug 1 to shelf")
+    assert len({tuple(plan) for plan in plans}) > 5
+    assert "examine shelf 10" in {command for plan in plans for command in plan}  # beside shelf 2, no way to go
+    known = make_plan(FACTS, goal, ("fridge 1", "shelf 1"), "0")
+    assert known[:3] == ["go to fridge 1", "open fridge 1", "take mug 1 from fridge 1"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        (COOL_MUG.replace("Mug", "Hat"), "not solvable: no hat within reach"),
+        (COOL_MUG.replace("Shelf", "Safe"), "not solvable: no safe within reach"),
+        ("(:goal (isHot ?o))", "goal: not one of the six tasks"),
+    ],
+)
+def test_a_goal_out_of_reach_is_said(goal: str, message: str) -> None:
+    with pytest.raises(SimulatorError, match=message):
+        make_plan(FACTS, parse_goal(goal), (), "0")

@@ -1,0 +1,81 @@
+"""Statistics against hand-counted episodes, and the export read back by the library it is meant for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.episodes import write_episodes
+from data_prep.export import from_row, to_row
+from data_prep.stats import Counter, count_groups
+from loopwm.text.format import CONTEXT_LIMIT
+
+from .conftest import make_episode
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_counts_of_a_hand_counted_episode() -> None:
+    episode = make_episode(length=2)  # goal of boil 0 | boil 0 begins | do 1: boil 0 did 1 | do 2: boil 0 did 2
+    group = Counter(words).count(episode)
+    assert (group.episodes, group.transitions, group.tokens) == (1, 2, 2 * (2 + 4))
+    assert group.contexts == [4 + 3 + 3, 4 + 3 + 3 + (2 + 4 + 3)]
+    assert (group.repeated_episodes, group.repeated_transitions, group.cut_share) == (0, 0, 0.0)
+
+
+def test_repetitions_are_those_of_the_same_variation() -> None:
+    counter = Counter(words)
+    counter.count(make_episode(length=4))
+    longer = counter.count(make_episode(length=6))
+    assert (longer.repeated_episodes, longer.repeated_transitions) == (0, 4)
+    again = counter.count(make_episode(length=6))
+    assert (again.repeated_episodes, again.repeated_transitions) == (1, 6)
+    other = counter.count(make_episode(variation=1, length=6))
+    assert (other.repeated_episodes, other.repeated_transitions) == (0, 0)
+
+
+def test_contexts_over_the_limit_are_counted() -> None:
+    group = Counter(lambda text: CONTEXT_LIMIT // 4).count(make_episode(length=3))
+    assert group.contexts[0] == CONTEXT_LIMIT // 2 + 3
+    assert group.cut_share == pytest.approx(2 / 3)
+
+
+def test_groups_add_up() -> None:
+    tables = count_groups([make_episode(task, v) for task in ("boil", "melt") for v in range(3)], words)
+    assert tables["family"].keys() == {"scienceworld, Boil", "scienceworld, Melt"}
+    for groups in tables.values():
+        assert sum(group.transitions for group in groups.values()) == 6 * 8
+
+
+def test_the_command_writes_table_numbers_and_plot(tmp_path: Path, episode_file: Path) -> None:
+    assert main(["stats", "--episodes", str(episode_file), "--out", str(tmp_path / "stats")]) == 0
+    assert "| scienceworld | 6 | 48 |" in (tmp_path / "stats/statistics.md").read_text()
+    numbers = json.loads((tmp_path / "stats/statistics.json").read_text())
+    assert numbers["environment"]["scienceworld"]["transitions"] == 48
+    assert (tmp_path / "stats/statistics.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("variation", [3, "trial_T20190907_174127_043461"])
+def test_an_exported_row_is_the_episode_again(variation: int | str) -> None:
+    episode = make_episode(variation=variation, hidden_state="a hidden room")
+    assert from_row(to_row(episode)) == json.loads(json.dumps(asdict(episode)))
+
+
+def test_the_export_is_loaded_by_datasets(tmp_path: Path, episode_file: Path) -> None:
+    from datasets import load_dataset
+
+    test_file = tmp_path / "test.jsonl"
+    write_episodes(test_file, [make_episode("freeze", split="test")])
+    out = tmp_path / "export"
+    assert main(["export", "--episodes", str(episode_file), str(test_file), "--out", str(out)]) == 0
+    found = load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 6, "test": 1}
+    first = make_episode("boil", 0)
+    assert from_row(found["train"][0]) == json.loads(json.dumps(asdict(first)))
+    assert main(["export", "--episodes", str(test_file), "--out", str(out)]) == 2
