@@ -1,5 +1,6 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
+# make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 
-.PHONY: serve test lint test-vllm
+.PHONY: serve test lint test-vllm test-games
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -28,7 +29,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "error: $(PYTHON) is not Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,dask,dev]'
+	touch $@
+
+test-games: $(VENV)/.games
+	$(BIN)/python -m pytest tests/data_prep/test_alfworld.py tests/data_prep/test_textworld.py $(PYTEST_ARGS)
+
+# The compilation asks for a command named `python`.
+$(VENV)/.games: $(VENV)/.installed
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt -e '.[textworld,alfworld]'
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed

@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 
 from data_prep import collect, counterfactual, export, stats, tokenize, tokenizer, windows
+from data_prep.environments.base import SimulatorError
 from data_prep.errors import DataError
 
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         args.run(args)
-    except DataError as error:
+    except (DataError, SimulatorError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that may not be written

@@ -37,6 +37,9 @@ CHUNK = 10
 
 PLAN = "plan.json"
 
+SOLVERS = ("gold", "expert")
+"""Policies that play a solution; an environment has one of them."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -96,6 +99,8 @@ def plan_chunks(order: Order, environment: Environment) -> list[Chunk]:
     """Which variations are played, in which files. Raises DataError for an unknown task or split."""
     if order.split not in environment.splits():
         raise DataError(f"--split: unknown {order.split!r}, expected one of {', '.join(environment.splits())}")
+    if order.policy in SOLVERS and order.policy != environment.solver:
+        raise DataError(f"--policy: {order.policy!r}: in {environment.name} it is called {environment.solver!r}")
     unknown = sorted(set(order.tasks) - set(environment.tasks()))
     if unknown:
         raise DataError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")

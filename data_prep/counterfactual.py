@@ -20,7 +20,7 @@ from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.episodes import Step
 from data_prep.errors import DataError
-from data_prep.policies import LOOKS, random_action
+from data_prep.policies import random_action
 from data_prep.replay import replay
 from data_prep.windows import read_windows, write_windows
 
@@ -55,7 +55,7 @@ def counterfact(environment: Environment, window: Mapping[str, Any], rng: Random
 def _other_action(environment: Environment, action: str, rng: Random) -> str:
     """A valid action in its place, or as often nothing but a look around."""
     while True:
-        other = rng.choice((LOOKS[0], random_action(environment, rng)))
+        other = rng.choice((environment.looks[0], random_action(environment, rng)))
         if other != action:
             return other
 

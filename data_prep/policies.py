@@ -13,10 +13,6 @@ from data_prep.environments.base import Environment
 DETOUR_RATES = (0.15, 0.5)
 """Least and greatest share of detours in a noisy episode; each episode draws its own."""
 
-LOOKS = ("look around", "inventory")
-LOOKS_OF = {"alfworld": ("look", "inventory")}
-"""Where the commands are worded otherwise."""
-
 INVALID = ("open unicorn", "go to moon", "pick up nothing at all", "use the force", "look at unicorn")
 FATAL = ("focus",)
 """Verbs that end an episode when they go wrong; random actions avoid them."""
@@ -49,7 +45,7 @@ def act_gold(environment: Environment, gold: Sequence[str], rng: Random) -> Iter
 def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Iterator[str]:
     """The gold path with detours; where a detour broke it, the path is found anew or else goes on regardless."""
     rate = rng.uniform(*DETOUR_RATES)
-    last = looks_of(environment)[0]
+    last = environment.looks[0]
     path = list(gold)
     while path:
         strayed = False
@@ -67,16 +63,11 @@ def act_random(environment: Environment, gold: Sequence[str], rng: Random) -> It
         yield random_action(environment, rng)
 
 
-def looks_of(environment: Environment) -> tuple[str, ...]:
-    """Commands that only look."""
-    return LOOKS_OF.get(environment.name, LOOKS)
-
-
 def _detour(environment: Environment, last: str, rng: Random) -> str:
     kind = rng.choices(("valid", "look", "repeat", "invalid"), weights=(6, 2, 1, 1))[0]
     if kind == "valid":
         return random_action(environment, rng)
-    return {"look": rng.choice(looks_of(environment)), "repeat": last, "invalid": rng.choice(INVALID)}[kind]
+    return {"look": rng.choice(environment.looks), "repeat": last, "invalid": rng.choice(INVALID)}[kind]
 
 
 def random_action(environment: Environment, rng: Random) -> str:
@@ -85,7 +76,7 @@ def random_action(environment: Environment, rng: Random) -> str:
     for action in sorted(environment.valid_actions()):
         by_verb[action.split()[0]].append(action)
     verbs = [verb for verb in by_verb if verb not in FATAL]
-    return rng.choice(by_verb[rng.choice(verbs)]) if verbs else looks_of(environment)[0]
+    return rng.choice(by_verb[rng.choice(verbs)]) if verbs else environment.looks[0]
 
 
 POLICIES = {

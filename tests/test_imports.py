@@ -23,7 +23,7 @@ FORBIDDEN = {
     "data_prep": ("eval", "serve", "loopwm"),
 }
 ALLOWED = {"data_prep": "loopwm.text.format"}
-SIMULATORS = ("scienceworld", "textworld", "alfworld")
+SIMULATORS = ("scienceworld", "textworld", "alfworld", "fast_downward")
 SIMULATOR_HOME = "data_prep.environments"
 LOOPED_BLOCK = ("loopwm.core.looped", "block")
 """The module that loops the block, and the attribute that holds it."""

@@ -11,7 +11,9 @@ from data_prep.environments.textworld import TextWorld
 from data_prep.errors import DataError
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
-    environment.name: environment for environment in (ScienceWorld, AlfWorld, TextWorld)
+    ScienceWorld.name: ScienceWorld,
+    AlfWorld.name: AlfWorld,
+    TextWorld.name: TextWorld,
 }
 
 

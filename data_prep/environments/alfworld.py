@@ -45,6 +45,8 @@ class AlfWorld:
     """One engine with one game."""
 
     name = "alfworld"
+    looks = ("look", "inventory")
+    solver = "expert"
 
     def __init__(self) -> None:
         if missing := [package for package in PACKAGES if find_spec(package) is None]:

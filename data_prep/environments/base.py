@@ -15,6 +15,11 @@ class Environment(Protocol):
     """One simulator. `reset` before anything that speaks of the world."""
 
     name: str
+    looks: tuple[str, ...]
+    """Commands that only look."""
+
+    solver: str
+    """Name of the policy that plays the environment's own solution: gold, or expert if it searches as a player."""
 
     def tasks(self) -> list[str]:
         """All tasks, in the simulator's order."""

@@ -64,6 +64,8 @@ class ScienceWorld:
     """One JVM with one world."""
 
     name = "scienceworld"
+    looks = ("look around", "inventory")
+    solver = "gold"
 
     def __init__(self) -> None:
         try:

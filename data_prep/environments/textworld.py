@@ -25,6 +25,7 @@ class TextWorld:
 
     name = "textworld"
     looks = ("look", "inventory")
+    solver = "gold"
 
     def __init__(self) -> None:
         if find_spec("textworld") is None:

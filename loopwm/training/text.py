@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
 from loopwm.text import format as template
@@ -21,7 +21,7 @@ from loopwm.training.rows import BatchStream, Cursor, RowPlanner
 from loopwm.training.shards import read_shards
 
 
-def template_ids(tokenizer: PreTrainedTokenizerBase) -> TemplateIds:
+def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
     marks = (template.GOAL, template.HIDDEN, template.LOOK, template.INV, template.OBS, template.ACT)
     return TemplateIds(*special_ids(tokenizer, (*marks, template.STATE, template.END)))
 

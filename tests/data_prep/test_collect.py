@@ -26,6 +26,8 @@ class Toy:
     """A world of three rooms where variation 12 breaks down always, and 7 the first time."""
 
     name = "toy"
+    looks = ("look around", "inventory")
+    solver = "gold"
     broke_before = False
 
     def tasks(self) -> list[str]:
@@ -188,6 +190,7 @@ def test_noise_keeps_the_gold_path_and_never_draws_a_fatal_verb() -> None:
         (["toy", "--split", "test", "--tasks", "swim"], "--tasks: unknown 'swim', expected some of walk, run"),
         (["chess", "--split", "test"], "environment: unknown 'chess'"),
         (["toy", "--split", "test", "--workers", "0"], "--workers: at least 1"),
+        (["toy", "--split", "test", "--policy", "expert"], "--policy: 'expert': in toy it is called 'gold'"),
         (["toy", "--split", "test", "--shard", "3/2"], "--shard: '3/2' is not of the form i/n with 1 <= i <= n"),
         (["toy", "--split", "test", "--dask", "tcp://127.0.0.1:9"], "--dask: no scheduler at 'tcp://127.0.0.1:9'"),
     ],

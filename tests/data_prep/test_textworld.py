@@ -1,0 +1,39 @@
+"""Plain TextWorld, the example of a new environment: collected, cut and evaluated through the front door."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main as data_prep
+from data_prep.environments.textworld import QUESTS, TextWorld
+from data_prep.episodes import read_episodes
+from eval.__main__ import main as evaluate
+
+pytestmark = pytest.mark.skipif(find_spec("textworld") is None, reason="needs the extra textworld")
+
+
+def test_splits_do_not_overlap() -> None:
+    environment = TextWorld()
+    found = [set(environment.variations(task, split)) for task in QUESTS for split in environment.splits()]
+    assert len(set.union(*found)) * len(QUESTS) == sum(map(len, found))
+    environment.close()
+
+
+@pytest.mark.slow
+def test_from_games_to_an_evaluated_table(tmp_path: Path) -> None:
+    episodes, windows, out = tmp_path / "episodes", tmp_path / "windows.jsonl.gz", tmp_path / "run"
+    options = ["--split", "test", "--policy", "noisy-expert", "--episodes-per-task", "2", "--tasks", "quest-small"]
+    assert data_prep(["collect", "textworld", *options, "--out", str(episodes)]) == 0
+    played = list(read_episodes(episodes / "quest-small-00000.jsonl.xz"))
+    assert [episode.steps[-1].done and episode.steps[-1].score for episode in played] == [100, 100]
+    cut = ["windows", "--episodes", str(episodes), "--count", "3", "--horizon", "2", "--hidden-state"]
+    assert data_prep([*cut, "--out", str(windows)]) == 0
+    for regime in ("observed", "snapshot", "full"):
+        run = ["run", "--model", "copy", "--suite", str(windows), "--context", regime, "--horizons", "1,2"]
+        assert evaluate([*run, "--out", str(out / regime)]) == 0
+        rows = json.loads((out / regime / "results.json").read_text())["rows"]
+        assert [(row["family"], row["n"]) for row in rows] == [("overall", 3)] * 2 + [("quest", 3)] * 2
