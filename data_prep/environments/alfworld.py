@@ -45,7 +45,7 @@ class AlfWorld:
     """One engine with one game."""
 
     name = "alfworld"
-    looks = ("look", "inventory")
+    looks: tuple[str, ...] = ("look", "inventory")
     solver = "expert"
 
     def __init__(self) -> None:

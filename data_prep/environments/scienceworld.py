@@ -64,7 +64,7 @@ class ScienceWorld:
     """One JVM with one world."""
 
     name = "scienceworld"
-    looks = ("look around", "inventory")
+    looks: tuple[str, ...] = ("look around", "inventory")
     solver = "gold"
 
     def __init__(self) -> None:
@@ -131,9 +131,9 @@ class ScienceWorld:
         return used > FULL_HEAP * self._call(runtime.maxMemory)
 
     def close(self) -> None:
-        self._process.kill()  # first: a simulator that hangs would not hear of an orderly end
+        self._gateway.shutdown()
+        self._process.kill()
         self._process.wait()
-        self._gateway.close()
 
     def _interface(self) -> Any:
         return self._server.agentInterface().get()

@@ -24,7 +24,7 @@ class TextWorld:
     """One game at a time."""
 
     name = "textworld"
-    looks = ("look", "inventory")
+    looks: tuple[str, ...] = ("look", "inventory")
     solver = "gold"
 
     def __init__(self) -> None:

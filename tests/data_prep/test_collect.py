@@ -26,7 +26,7 @@ class Toy:
     """A world of three rooms where variation 12 breaks down always, and 7 the first time."""
 
     name = "toy"
-    looks = ("look around", "inventory")
+    looks: tuple[str, ...] = ("look around", "inventory")
     solver = "gold"
     broke_before = False
 
