@@ -239,7 +239,7 @@ def dask_executor(scheduler: str) -> Iterator[Executor]:
     except ModuleNotFoundError as error:
         raise DataError(f"--dask: the package {error.name} is not installed (extra: dask)") from error
     try:
-        client = Client(scheduler, timeout="10s")
+        client = Client(scheduler, timeout="5s")
     except (OSError, ValueError) as error:
         raise DataError(f"--dask: no scheduler at {scheduler!r} ({error})") from error
     with client:

@@ -19,6 +19,9 @@ QUESTS = {"quest-small": (2, 5, 3), "quest-medium": (4, 10, 5), "quest-large": (
 
 SPLITS = {"train": range(10_000), "dev": range(10_000, 11_000), "test": range(11_000, 12_000)}
 
+INFOS = ("description", "inventory", "admissible_commands", "policy_commands", "objective", "facts", "score",
+         "max_score", "won", "lost")  # fmt: skip
+
 
 class TextWorld:
     """One game at a time."""
@@ -30,7 +33,7 @@ class TextWorld:
     def __init__(self) -> None:
         if find_spec("textworld") is None:
             raise DataError("textworld: the package is not installed; pip install 'loopwm[textworld]'")
-        self._folder = TemporaryDirectory()
+        self._folder = TemporaryDirectory()  # removed with the last reference
         self._env: Any = None
         self._state: Any = None
 
@@ -69,10 +72,6 @@ class TextWorld:
         return False
 
     def close(self) -> None:
-        self._stop()
-        self._folder.cleanup()
-
-    def _stop(self) -> None:
         if self._env is not None:
             self._env.close()
 
@@ -82,16 +81,12 @@ class TextWorld:
 
         options = textworld.GameOptions()
         options.nb_rooms, options.nb_objects, options.quest_length = QUESTS[task]
-        options.seeds = int(variation)
-        path = Path(self._folder.name) / f"{task}-{variation}.z8"
-        options.path = str(path)
-        wanted = ("description", "inventory", "admissible_commands", "policy_commands", "won", "lost", "objective")
-        infos = textworld.EnvInfos(**dict.fromkeys((*wanted, "score", "max_score", "facts"), True))
+        options.seeds, options.path = int(variation), f"{self._folder.name}/{task}-{variation}.z8"
         try:
-            if not path.is_file():
+            if not Path(options.path).is_file():
                 textworld.make(options)
-            self._stop()
-            self._env = textworld.start(str(path), infos)
+            self.close()
+            self._env = textworld.start(options.path, textworld.EnvInfos(**dict.fromkeys(INFOS, True)))
             self._state = self._env.reset()
         except (OSError, CouldNotCompileGameError, QuestGenerationError) as error:
             raise SimulatorError(f"{task}, variation {variation}: {error}") from error
