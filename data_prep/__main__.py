@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
     "stats": (
         stats,
         "count what episodes hold",
-        "python -m data_prep stats --episodes data/episodes --out docs/data",
+        "python -m data_prep stats --episodes data/episodes --out docs/statistics",
     ),
     "export": (
         export,
