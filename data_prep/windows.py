@@ -137,7 +137,7 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
     for cut in cuts:
         by_episode[id(cut.episode)].append(cut)
     found: dict[str, str | None] = {}
-    (name,) = {cut.episode.env for cut in cuts}
+    name = only_environment((cut.episode for cut in cuts), "--hidden-state")
     with closing(make_environment(name)) as environment:
         for group in tqdm(by_episode.values(), desc="hidden states", unit="episode"):
             states = replay_hidden_states(environment, group[0].episode, {cut.now for cut in group})
@@ -149,6 +149,14 @@ def read_sorted(paths: Iterable[Path]) -> list[Episode]:
     """All episodes in an order that does not depend on how they are spread over files."""
     episodes = [episode for path in episode_files(paths) for episode in read_episodes(path)]
     return sorted(episodes, key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
+
+
+def only_environment(episodes: Iterable[Episode], option: str) -> str:
+    """The environment of all episodes. Raises DataError if there is more than one, for an option that needs one."""
+    environments = {episode.env for episode in episodes}
+    if len(environments) != 1:
+        raise DataError(f"{option}: episodes of one environment only, found {', '.join(sorted(environments))}")
+    return environments.pop()
 
 
 def check_suite(suite: Suite, episodes: Iterable[Episode]) -> None:
@@ -183,10 +191,7 @@ def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list
         raise DataError("--count, --horizon: at least 1")
     if args.mix == "episodes":
         return cut_any(episodes, args.count, args.horizon, args.seed, name), args.horizon
-    environments = {episode.env for episode in episodes}
-    if len(environments) != 1:
-        raise DataError(f"--mix paper: episodes of one environment only, found {', '.join(sorted(environments))}")
-    mix = scaled_mix(environments.pop(), args.count)
+    mix = scaled_mix(only_environment(episodes, "--mix paper"), args.count)
     return cut_mix(episodes, mix, args.horizon, args.seed, name), args.horizon
 
 
