@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -22,6 +27,26 @@ def simulator() -> Iterator[ScienceWorld]:
         environment = ScienceWorld()
     yield environment
     environment.close()
+
+
+def check_that_kills_change_nothing(options: list[str], folder: Path, seed: int) -> None:
+    """Collects undisturbed, and again with kills at random moments of that time; compares the files."""
+    command = [sys.executable, "-m", "data_prep", "collect", *options, "--out"]
+    whole, killed = folder / "whole", folder / "killed"
+    started = time.monotonic()
+    subprocess.run([*command, str(whole)], check=True, capture_output=True)
+    took, rng, kills = time.monotonic() - started, Random(seed), 0
+    for _ in range(3):
+        process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=rng.uniform(0.3, 0.9) * took)
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+    subprocess.run([*command, str(killed)], check=True, capture_output=True)
+    assert kills > 0
+    assert {path.name for path in killed.glob("[!.]*")} == {path.name for path in whole.iterdir()}
+    assert all((killed / path.name).read_bytes() == path.read_bytes() for path in whole.iterdir())
 
 
 def make_episode(task: str = "boil", variation: int | str = 0, length: int = 8, **changes: object) -> Episode:

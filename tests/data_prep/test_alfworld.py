@@ -26,6 +26,8 @@ from data_prep.policies import POLICIES
 from data_prep.windows import Cut, cut_window
 from loopwm.text.format import REGIMES, render_context, window_context
 
+from .conftest import check_that_kills_change_nothing
+
 needs_engine = pytest.mark.skipif(
     any(find_spec(package) is None for package in PACKAGES),
     reason="the extra 'alfworld' is not installed (installing it needs g++ and make)",
@@ -206,6 +208,14 @@ def test_a_step_is_what_textworld_itself_reports(alfworld: AlfWorld, tmp_path: P
         state, score, done = package.step(action)
         ours = alfworld.step(action)
         assert (ours.observation, ours.score, ours.done) == (state.feedback, 100 * score, done)
+
+
+@needs_engine
+@pytest.mark.slow
+def test_killed_and_restarted_yields_the_same_set(tmp_path: Path) -> None:
+    order = "alfworld --split built --policy noisy-expert --episodes-per-task 1 --max-steps 20"
+    options = [*order.split(), "--tasks", "pick_two_obj_and_place", "look_at_obj_in_light", "pick_and_place_simple"]
+    check_that_kills_change_nothing(options, tmp_path, seed=0)
 
 
 @needs_engine

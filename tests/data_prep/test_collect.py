@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -18,6 +15,8 @@ from data_prep.environments.base import SimulatorError
 from data_prep.environments.scienceworld import ScienceWorld, find_java
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.policies import POLICIES
+
+from .conftest import check_that_kills_change_nothing
 
 TASK = "find-non-living-thing"
 
@@ -248,36 +247,9 @@ def test_a_step_is_what_the_package_itself_reports(simulator: ScienceWorld, monk
 
 @pytest.mark.slow
 def test_killed_and_restarted_yields_the_same_set(tmp_path: Path) -> None:
-    def command(out: Path) -> list[str]:
-        tasks = [TASK, "lifespan-longest-lived"]
-        options = ["--split", "train", "--policy", "noisy-expert", "--episodes-per-task", "1", "--max-steps", "6"]
-        return [
-            sys.executable,
-            "-m",
-            "data_prep",
-            "collect",
-            "scienceworld",
-            *options,
-            "--tasks",
-            *tasks,
-            "--out",
-            str(out),
-        ]
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    undisturbed = subprocess.Popen(command(whole), stderr=subprocess.DEVNULL)
-    process = subprocess.Popen(command(killed), stderr=subprocess.DEVNULL)
-    while not list(killed.glob("[!.]*.xz")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    assert len(list(killed.glob("[!.]*.xz"))) == 1
-    subprocess.run(command(killed), check=True, capture_output=True)
-    assert undisturbed.wait() == 0
-    files = {path.name for path in whole.iterdir()}
-    assert files == {path.name for path in killed.iterdir() if path.name[0] != "."}
-    assert all((whole / name).read_bytes() == (killed / name).read_bytes() for name in files)
+    order = "scienceworld --split train --policy noisy-expert --episodes-per-task 11 --max-steps 3"
+    options = [*order.split(), "--tasks", TASK, "lifespan-longest-lived"]
+    check_that_kills_change_nothing(options, tmp_path, seed=0)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,6 @@ from data_prep.windows import SUITES, cut_any, cut_mix, cut_window
 from .conftest import make_episode
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = {
-    "scienceworld-500": ROOT / "eval/suites/scienceworld-500.jsonl.gz",
-    "dev-100": ROOT / "tests/data/dev-100.jsonl.gz",
-}
 EPISODES = [make_episode(task, v, length=5 + v) for task in ("boil", "melt", "freeze") for v in range(6)]
 
 
@@ -111,20 +108,61 @@ def test_what_cannot_be_cut_is_refused_in_one_line(
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("name", "count", "split"), [("scienceworld-500", 500, "test"), ("dev-100", 100, "dev")])
-def test_committed_windows_have_the_paper_mix_and_no_train_variation(
-    simulator: ScienceWorld, name: str, count: int, split: str
-) -> None:
-    windows = read_windows(COMMITTED[name])
-    found = {family: sum(w["family"] == family for w in windows) for family in PAPER_MIX["scienceworld"]}
-    assert found == scaled_mix("scienceworld", count)
-    assert len({w["id"] for w in windows}) == len(windows) == count
+def committed(name: str) -> list[dict[str, Any]]:
+    return read_windows(ROOT / f"eval/suites/{name}.jsonl.gz")
+
+
+def check_variations(windows: list[dict[str, Any]], simulator: ScienceWorld, split: str) -> None:
+    """All are of that split, none is trained on."""
     assert {w["split"] for w in windows} == {split}
-    assert {len(w["actions"]) for w in windows} == {SUITES["scienceworld-500"].horizon}
     for task in sorted({w["task"] for w in windows}):
         used = {w["variation"] for w in windows if w["task"] == task}
         assert used <= set(simulator.variations(task, split))
         assert not used & set(simulator.variations(task, "train"))
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_has_the_paper_mix_hidden_states_and_no_training_variation(simulator: ScienceWorld, name: str) -> None:
+    suite, windows = SUITES[name], committed(name)
+    assert Counter(w["family"] for w in windows) == suite.mix
+    assert len({w["id"] for w in windows}) == len(windows) == 500
+    assert {(w["env"], len(w["actions"])) for w in windows} == {(suite.env, suite.horizon)}
+    assert all(w["hidden_state"] and w["look"] and w["inventory"] for w in windows)
+    if suite.env == "scienceworld":
+        check_variations(windows, simulator, suite.split)
+    else:
+        assert all(w["variation"].startswith("valid_seen/") for w in windows)
+
+
+def test_noisy_suites_hold_what_solvers_never_do() -> None:
+    for env, refusal in (("scienceworld", "No known action matches that input."), ("alfworld", "Nothing happens.")):
+        gold, noisy = (
+            sum(observation == refusal for window in committed(name) for observation in window["observations"])
+            for name in (f"{env}-500", f"{env}-500-noisy")
+        )
+        assert gold == 0
+        assert noisy > 50
+
+
+@pytest.mark.parametrize("env", PAPER_MIX)
+def test_a_counterfactual_suite_holds_pairs_of_suite_windows(env: str) -> None:
+    windows = committed(f"{env}-counterfactual")
+    known = {w["id"]: w for w in committed(f"{env}-500")}
+    for fact, other in zip(windows[::2], windows[1::2], strict=True):
+        assert fact == {**known[fact["id"].removeprefix(f"{env}-counterfactual/")[:-5]], "id": fact["id"]}
+        assert {key for key in fact if fact[key] != other[key]} <= {"id", "actions", "observations", "rewards", "dones"}
+        changed = [i for i, (a, b) in enumerate(zip(fact["actions"], other["actions"], strict=True)) if a != b]
+        assert len(changed) == 1
+        assert changed[0] < len(fact["actions"]) - 1
+        assert fact["observations"][: changed[0]] == other["observations"][: changed[0]]
+        assert fact["observations"][-1] != other["observations"][-1]
+    assert len({w["id"] for w in windows}) == len(windows) == 400
+
+
+def test_dev_windows_are_of_dev_variations(simulator: ScienceWorld) -> None:
+    windows = read_windows(ROOT / "tests/data/dev-100.jsonl.gz")
+    assert Counter(w["family"] for w in windows) == Counter(scaled_mix("scienceworld", 100))
+    check_variations(windows, simulator, "dev")
 
 
 def test_an_episode_too_short_is_never_drawn() -> None:
