@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.bootstrap import interval95
 from eval.errors import EvalError
@@ -17,6 +17,7 @@ from eval.report import percent, table
 from eval.run_folder import Key, Record, read_records
 
 EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
+Scores = NDArray[np.float64]
 _SCORES = {"em": exact_match, "f1": token_f1}
 
 
@@ -54,13 +55,17 @@ def _difference(metric: str, k: int, a: dict[str, Record], b: dict[str, Record],
     if a.keys() != b.keys():
         raise EvalError(f"{folder_b}: windows: other ones at horizon {k} ({len(b)}, the first run has {len(a)})")
     scores_a, scores_b = (_scores(metric, records, sorted(a)) for records in (a, b))
-    differences = scores_a - scores_b
-    low, high = interval95(differences[:, None])[:, 0].tolist()
-    mean_a, mean_b = float(scores_a.mean()), float(scores_b.mean())
-    return Difference(metric, k, len(a), mean_a, mean_b, mean_a - mean_b, low, high)
+    return paired_difference(metric, k, scores_a, scores_b)
 
 
-def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def paired_difference(metric: str, horizon: int, a: Scores, b: Scores) -> Difference:
+    """a, b: (n,) scores of the same windows in the same order."""
+    low, high = interval95((a - b)[:, None])[:, 0].tolist()
+    mean_a, mean_b = float(a.mean()), float(b.mean())
+    return Difference(metric, horizon, len(a), mean_a, mean_b, mean_a - mean_b, low, high)
+
+
+def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> Scores:
     score = _SCORES[metric]
     return np.array([score(records[window]["prediction"], records[window]["target"]) for window in windows])
 

@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help=f"checkpoint folder, or one of {', '.join(FLOORS)}")
     parser.add_argument("--suite", required=True, help="name of a committed suite, or a window file")
     parser.add_argument("--context", choices=REGIMES, required=True, help="what of a window the model is shown")
-    parser.add_argument("--horizons", type=_horizons, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
-    parser.add_argument("--limit", type=_positive, help="sample of this many windows, stratified by family")
+    parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
+    parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
     parser.add_argument("--out", type=Path, required=True, help="run folder")
-    parser.add_argument("--depth", type=_positive, help="loops of every pass (default: the checkpoint's)")
-    parser.add_argument("--batch-size", type=_positive, default=16, help="windows at once (default: 16)")
+    parser.add_argument("--depth", type=positive, help="loops of every pass (default: the checkpoint's)")
+    parser.add_argument("--batch-size", type=positive, default=16, help="windows at once (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     parser.add_argument("--train-episodes", type=Path, nargs="+", default=[], metavar="FILE", help=_EPISODES_HELP)
 
@@ -67,11 +67,11 @@ def _checkpoint(folder: Path, depth: int | None) -> Predictor:
     return CheckpointPredictor(folder, depth)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
-def _horizons(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_positive(part.strip()) for part in text.split(",")}))
+def ascending(text: str) -> tuple[int, ...]:
+    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -48,15 +48,11 @@ class RunFolder:
         """The predictions so far; what a kill left behind the last full line is cut off."""
         if not self._predictions.exists():
             return {}
-        _drop_torn_line(self._predictions)
+        drop_torn_line(self._predictions)
         return read_records(self._predictions)
 
     def append(self, records: Sequence[Record]) -> None:
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        with self._predictions.open("ab") as file:
-            file.write(lines.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self._predictions, records)
 
 
 def read_records(predictions: Path) -> dict[Key, Record]:
@@ -77,7 +73,17 @@ def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> No
             raise EvalError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
 
 
-def _drop_torn_line(path: Path) -> None:
+def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Appends one JSON object a line and syncs."""
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with path.open("ab") as file:
+        file.write(lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cuts off what a kill left behind the last full line."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

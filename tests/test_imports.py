@@ -22,7 +22,7 @@ FORBIDDEN = {
     "serve": ("eval", "data_prep", "loopwm.training"),
     "data_prep": ("eval", "serve", "loopwm"),
 }
-ALLOWED = {"data_prep": "loopwm.text.format"}
+ALLOWED = {"data_prep": "loopwm.text.format", "eval": "loopwm.training.config"}
 SIMULATORS = ("scienceworld", "textworld", "alfworld", "fast_downward")
 SIMULATOR_HOME = "data_prep.environments"
 LOOPED_BLOCK = ("loopwm.core.looped", "block")
@@ -96,6 +96,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("data_prep.shards", "from loopwm.text import tokenizer"),
         ("data_prep.environments.scienceworld", "from scienceworld import ScienceWorldEnv"),
         ("eval.harness", "def f():\n    import alfworld.agents"),
+        ("eval.studies.training", "from loopwm.training import trainer"),
         ("serve.app", "from eval import metrics"),
         ("serve.app", "from . import engine"),
         ("loopwm.text.modeling", "def f(core, h):\n    for layer in core.block:\n        h = layer(h)"),
@@ -111,6 +112,7 @@ def test_an_offence_is_found(module, source):
         ("data_prep.windows", "from loopwm.text.format import clean\nfrom loopwm.text import format"),
         ("data_prep.environments.scienceworld", "def f():\n    from scienceworld import ScienceWorldEnv"),
         ("loopwm.core.looped", "def f(self):\n    return self.block"),
+        ("eval.studies.protocol", "from loopwm.training.config import load_config"),
         ("serve.app", "from loopwm.text import world\nfrom loopwm.core.block import Block"),
     ],
 )

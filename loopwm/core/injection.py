@@ -60,6 +60,34 @@ class StateInjection(nn.Module):
         return gain.to(e_BLD.dtype) * self.B(e_BLD)
 
 
+class FreeInjection(nn.Module):
+    """State injection without the spectral constraint, to compare with: A_bar is a free diagonal and may leave (0, 1).
+
+    The parameters are `A_bar` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). None of them takes weight decay.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.A_bar = nn.Parameter(torch.empty(dim))
+        self.b = nn.Parameter(torch.empty(dim))
+        self.B = nn.Linear(dim, dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The values that `StateInjection` starts from."""
+        nn.init.constant_(self.A_bar, INITIAL_RETENTION)
+        nn.init.constant_(self.b, math.log(math.expm1(-math.log(INITIAL_RETENTION))))
+        identity_(self.B.weight)
+
+    def retention(self) -> Tensor:
+        """A_bar: (D,) float32."""
+        return self.A_bar.float()
+
+    def drive(self, e_BLD: Tensor) -> Tensor:
+        """B_bar e with B_bar = dt * B: (B, L, D)."""
+        return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
+
+
 def _log_softplus(x: Tensor) -> Tensor:
     """log(softplus(x)), which is x itself where softplus underflows."""
     return torch.where(x < -15, x, F.softplus(x.clamp(min=-15)).log())

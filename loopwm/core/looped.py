@@ -17,12 +17,16 @@ from torch import Tensor, nn
 
 from loopwm.core.block import Attend, AttentionInputs, Block, RMSNorm
 from loopwm.core.depth import DepthPlan
-from loopwm.core.injection import StateInjection, identity_
+from loopwm.core.injection import FreeInjection, StateInjection, identity_
 
 
 @dataclass(frozen=True)
 class CoreConfig:
-    """Sizes of a core. Slots number the attention calls of the deepest pass."""
+    """Sizes of a core. Slots number the attention calls of the deepest pass.
+
+    Two switches are off only to measure what they do: input_norm is the RMSNorm on e, spectral_constraint keeps A_bar
+    inside (0, 1).
+    """
 
     dim: int
     heads: int
@@ -34,6 +38,8 @@ class CoreConfig:
     max_loops: int
     norm_eps: float
     zoh: bool
+    input_norm: bool = True
+    spectral_constraint: bool = True
 
     def prelude_slot(self, layer: int) -> int:
         return layer
@@ -68,8 +74,9 @@ class LoopedCore(nn.Module):
         super().__init__()
         self.config = config
         self.prelude = self._layers(config.prelude_layers)
-        self.input_norm = RMSNorm(config.dim, eps=config.norm_eps)
-        self.injection = StateInjection(config.dim, config.zoh)
+        self.input_norm = RMSNorm(config.dim, eps=config.norm_eps) if config.input_norm else nn.Identity()
+        constrained = config.spectral_constraint
+        self.injection = StateInjection(config.dim, config.zoh) if constrained else FreeInjection(config.dim)
         self.block = self._layers(config.block_layers)
         self.C = nn.Linear(config.dim, config.dim, bias=False)
         self.coda = self._layers(config.coda_layers)
@@ -79,7 +86,8 @@ class LoopedCore(nn.Module):
         self.injection.reset_parameters()
         for layer in (*self.prelude, *self.block, *self.coda):
             layer.reset_parameters()
-        nn.init.ones_(self.input_norm.weight)
+        if isinstance(self.input_norm, RMSNorm):
+            nn.init.ones_(self.input_norm.weight)
         identity_(self.C.weight)
 
     def _layers(self, count: int) -> nn.ModuleList:

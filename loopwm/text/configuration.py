@@ -28,6 +28,8 @@ class LoopWMConfig(PreTrainedConfig):
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
         zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
+        input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
+        spectral_constraint: A_bar is kept inside (0, 1). Off only to compare: A_bar is then a free diagonal.
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -49,6 +51,8 @@ class LoopWMConfig(PreTrainedConfig):
     state_slots: int = 1
     copy_attention: bool = True
     zoh: bool = False
+    input_norm: bool = True
+    spectral_constraint: bool = True
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -78,6 +82,8 @@ class LoopWMConfig(PreTrainedConfig):
             )
         if not 1 <= self.default_depth <= self.max_loops:
             raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
+        if self.zoh and not self.spectral_constraint:
+            raise ValueError("zoh: the exact hold needs spectral_constraint")
         if self.state_slots < 1 or self.block_layers < 1:
             raise ValueError("state_slots and block_layers must be at least 1")
 
@@ -94,6 +100,8 @@ class LoopWMConfig(PreTrainedConfig):
             max_loops=self.max_loops,
             norm_eps=self.rms_norm_eps,
             zoh=self.zoh,
+            input_norm=self.input_norm,
+            spectral_constraint=self.spectral_constraint,
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import CoreState
@@ -133,6 +134,23 @@ class WorldModel:
                 rows, tokens, state = [rows[i] for i in index.tolist()], tokens[index], state.select(index)
             hidden, _ = self._forward(state, tokens[:, None], torch.ones_like(tokens[:, None]).bool(), world.depth)
         return self.tokenizer.batch_decode(out, skip_special_tokens=True)
+
+    @torch.inference_mode()
+    def nats(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Teacher-forced loss: -log p of each row's observation with its `<|end|>`, and how many tokens that is.
+
+        Both (B,), the first float32. `world` stays as it is.
+        """
+        _same_length("observations", observations, world)
+        texts = [template.OBS + template.clean(text) + template.END for text in observations]
+        hidden, _ = self._feed(world.state.fork(), texts, world.depth)
+        losses, counts = [], []
+        for row, text in zip(hidden, texts, strict=True):
+            targets = torch.tensor(self._ids(text)[1:], device=row.device)
+            logits = self.model.lm_head(row[-len(targets) - 1 : -1])
+            losses.append(F.cross_entropy(logits.float(), targets, reduction="sum"))
+            counts.append(len(targets))
+        return torch.stack(losses), torch.tensor(counts, device=hidden.device)
 
     def rollout(
         self,

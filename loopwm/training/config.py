@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import yaml
 
+T = typing.TypeVar("T")
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file or key."""
@@ -123,6 +125,11 @@ class TrainingConfig:
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
     """Reads a YAML file and applies `section.key=value` overrides. Raises ConfigError."""
+    return load_typed(TrainingConfig, path, overrides)
+
+
+def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
+    """Reads a YAML file as the dataclass `cls` and applies `section.key=value` overrides. Raises ConfigError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -133,7 +140,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
         raise ConfigError(f"{path}: expected a mapping of sections")
     for override in overrides:
         _apply_override(raw, override)
-    return _build(TrainingConfig, raw, "")
+    config: T = _build(cls, raw, "")
+    return config
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
@@ -154,7 +162,15 @@ def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
     unknown = set(raw) - set(hints)
     if unknown:
         raise ConfigError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
+    missing = _required(cls) - set(raw)
+    if missing:
+        raise ConfigError(f"{prefix}{min(missing)}: missing")
     return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in raw.items()})
+
+
+def _required(cls: type) -> set[str]:
+    nothing = dataclasses.MISSING
+    return {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:
@@ -171,7 +187,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
     if origin is dict and isinstance(value, dict):
-        return value
+        item = typing.get_args(hint)[1]
+        return value if item is Any else {key: _convert(item, v, f"{name}.{key}") for key, v in value.items()}
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         return _float(value, name)
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:

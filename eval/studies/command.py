@@ -1,0 +1,69 @@
+"""Run a study: a question about the model, answered by a protocol that is written down before.
+
+Writes results.json, report.md and plots to --out. Killed and started again with the same arguments it goes on where it
+was: a finished run or score is not made again. docs/studies.md says what each study does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from eval.harness import Settings
+from eval.run import ascending, positive
+from eval.windows import load_suite
+from loopwm.text.format import REGIMES
+
+EXAMPLE = "python -m eval study looping --out runs/studies/looping --workers 2"
+PROTOCOLS = Path("configs/studies")
+TRAINING = {
+    "looping": "looped against unlooped models of the same parameters and of the same FLOPs",
+    "ablate": "each part of the training recipe off, or an optional one on",
+    "deferral": "deferred decoding against decoding every step and feeding text back",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    studies = parser.add_subparsers(dest="study", required=True, metavar="STUDY")
+    for name, purpose in TRAINING.items():
+        _training_arguments(studies.add_parser(name, help=purpose, description=purpose), name)
+    purpose = "loss, metrics and FLOPs of a checkpoint at T = 1 .. 2 mu_rec loops"
+    depth = studies.add_parser("depth", help=purpose, description=purpose)
+    _checkpoint_arguments(depth)
+    depth.add_argument("--depths", type=ascending, help="loops to try (default: 1 .. 2 mu_rec)")
+
+
+def _training_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument("--protocol", type=Path, default=PROTOCOLS / f"{name}.yaml", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study")
+    parser.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol, such as seeds=[0]")
+
+
+def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--windows", required=True, help="window file, or the name of a committed suite")
+    parser.add_argument("--context", choices=REGIMES, default="snapshot", help="default: snapshot")
+    parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
+    parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
+    parser.add_argument("--batch-size", type=positive, default=32, help="windows at once (default: 32)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study")
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    return Settings(str(args.model), args.context, args.horizons, args.limit, args.seed, args.batch_size)
+
+
+def run(args: argparse.Namespace) -> None:
+    # The studies load torch and matplotlib, which the other commands do without.
+    if args.study == "depth":
+        from eval.studies.depth import run_depth_study
+
+        run_depth_study(args.model, load_suite(args.windows), _settings(args), args.depths, args.out)
+    else:
+        from eval.studies.protocol import load_protocol
+        from eval.studies.training_study import run_study
+
+        run_study(args.study, load_protocol(args.protocol, args.overrides), args.out, args.workers)
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")

@@ -1,0 +1,76 @@
+"""Scores of one model on the windows of a study: exact match and F1 of what it decodes, and its teacher-forced loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from eval.files import read_json_lines
+from eval.harness import Settings, evaluate, plan_batches
+from eval.metrics import exact_match, token_f1
+from eval.models import CheckpointPredictor
+from eval.run_folder import append_lines, drop_torn_line, read_records
+from eval.windows import Suite, Window
+
+Values = NDArray[np.float64]
+NATS = "nats.jsonl"
+Scores = dict[str, Values]
+"""By metric, (windows, horizons), windows in the order given: `em`, `f1`, `nats` (of an observation with its end,
+teacher-forced) and `tokens` (of it). The last two are absent where no such loss is defined."""
+
+
+def score(
+    predictor: CheckpointPredictor,
+    suite: Suite,
+    windows: Sequence[Window],
+    settings: Settings,
+    out: Path,
+    teacher_forced: bool = True,
+) -> None:
+    """Makes what `out` lacks of a model's scores: predictions, and the losses unless no such loss is defined."""
+    evaluate(predictor, suite, windows, settings, out)
+    if teacher_forced:
+        add_losses(predictor, windows, settings, out / NATS)
+
+
+def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -> Scores:
+    """What `score` left in `out`."""
+    records = read_records(out / "predictions.jsonl")
+    pairs = [[(r["prediction"], r["target"]) for r in (records[w["id"], k] for k in horizons)] for w in windows]
+    scores = {
+        name: np.array([[metric(*pair) for pair in row] for row in pairs])
+        for name, metric in (("em", exact_match), ("f1", token_f1))
+    }
+    losses = _read_losses(out / NATS)
+    if losses:
+        scores |= {name: np.array([losses[w["id"]][name] for w in windows]) for name in ("nats", "tokens")}
+    return scores
+
+
+def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settings: Settings, path: Path) -> None:
+    """Appends to the file `path`, batch by batch, the teacher-forced losses of the windows it lacks."""
+    known = _read_losses(path)
+    with tqdm(total=len(windows), initial=len(known), unit="window", desc=f"teacher-forced {settings.context}") as bar:
+        for batch in plan_batches(windows, settings):
+            missing = [window for window in batch if window["id"] not in known]
+            if missing:
+                losses = predictor.nats(missing, settings.context, settings.horizons)
+                append_lines(path, [_line(w, row, settings.horizons) for w, row in zip(missing, losses, strict=True)])
+                bar.update(len(missing))
+
+
+def _line(window: Window, losses: dict[int, tuple[float, int]], horizons: Sequence[int]) -> dict[str, Any]:
+    nats, tokens = zip(*(losses[k] for k in horizons), strict=True)
+    return {"id": window["id"], "nats": nats, "tokens": tokens}
+
+
+def _read_losses(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    drop_torn_line(path)
+    return {line["id"]: line for _, line in read_json_lines(path)}

@@ -1,0 +1,110 @@
+"""Studies that train: every arm with every seed, scored on the same windows, compared with the reference arm.
+
+Everything a study has finished lies in its folder: OUT/ARM/seed-N holds a training run and, under eval/, its scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from eval.errors import EvalError
+from eval.files import write_json
+from eval.harness import Settings, select_windows
+from eval.models import CheckpointPredictor
+from eval.studies.imagination import FedBackPredictor, latent_norms
+from eval.studies.protocol import Protocol
+from eval.studies.scores import score
+from eval.studies.summary import summarize, write_report
+from eval.studies.training import Job, best_run, locked, make_run, train
+from eval.studies.training_log import read_training_log
+from eval.windows import Window, load_suite
+from loopwm.text.format import Regime
+
+
+def run_study(name: str, protocol: Protocol, out: Path, workers: int) -> None:
+    """Does what is not done yet, then writes results.json, report.md and plots to `out`."""
+    suite = load_suite(protocol.windows)
+    chosen = [select_windows(suite, settings_for(protocol, "", regime)) for regime in protocol.regimes]
+    rates = choose_rates(protocol, out, workers)
+    jobs = [
+        Job(protocol, arm, make_run(protocol, out, protocol.model_arm(arm), seed, rates[protocol.model_arm(arm)]))
+        for seed in protocol.seeds
+        for arm in protocol.arms
+    ]
+    in_processes(complete, jobs, workers)
+    results = summarize(name, protocol, jobs, suite, chosen[0])
+    write_json(out / "results.json", results)
+    write_report(results, out)
+
+
+def choose_rates(protocol: Protocol, out: Path, workers: int) -> dict[str, float | None]:
+    """The learning rate of each trained arm: where the protocol sweeps, the best of the first seed on dev loss."""
+    if not protocol.rates:
+        return dict.fromkeys(protocol.trained_arms)
+    runs = {
+        arm: [make_run(protocol, out, arm, protocol.seeds[0], rate) for rate in protocol.rates]
+        for arm in protocol.trained_arms
+    }
+    in_processes(train, [run for of_arm in runs.values() for run in of_arm], workers)
+    return {arm: best_run(of_arm).rate for arm, of_arm in runs.items()}
+
+
+def complete(job: Job) -> None:
+    """Trains and scores; what is done already is skipped. A run that diverged is not scored."""
+    train(job.run)
+    if read_training_log(job.run.folder).diverged:
+        return
+    with locked(job.run):
+        score_regimes(job)
+
+
+def score_regimes(job: Job) -> None:
+    protocol, fed_back = job.protocol, job.decode == "fed_back"
+    predictor = (FedBackPredictor if fed_back else CheckpointPredictor)(job.run.model, protocol.depth or None)
+    suite = load_suite(protocol.windows)
+    for regime in protocol.regimes:
+        settings = settings_for(protocol, f"{job.arm}/seed-{job.run.seed}", regime)
+        windows = select_windows(suite, settings)
+        score(predictor, suite, windows, settings, job.scores(regime), teacher_forced=not fed_back)
+        if job.follows_latents:
+            add_latents(predictor, windows, protocol, regime, job.latents(regime))
+
+
+def settings_for(protocol: Protocol, model: str, regime: Regime) -> Settings:
+    return Settings(model, regime, protocol.horizons, protocol.limit or None, 0, protocol.batch_size)
+
+
+def add_latents(
+    predictor: CheckpointPredictor, windows: Sequence[Window], protocol: Protocol, regime: Regime, path: Path
+) -> None:
+    """Writes the norms of the latent over a long rollout, unless `path` has them."""
+    if not path.exists():
+        chosen = windows[: protocol.latent_windows]
+        norms = latent_norms(predictor, chosen, regime, protocol.latent_horizon, protocol.batch_size)
+        write_json(path, asdict(norms))
+
+
+def in_processes(work: Callable[[Any], None], items: Sequence[Any], workers: int) -> None:
+    """work(item) for every item, `workers` at a time, each in a process of its own if there are several.
+
+    Raises EvalError if one fails; the others then come to their end.
+    """
+    if workers == 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(lambda item: _in_process(work, item), items))
+
+
+def _in_process(work: Callable[[Any], None], item: Any) -> None:
+    process = get_context("spawn").Process(target=work, args=(item,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise EvalError(f"a process of the study ended with status {process.exitcode}; its message is above")
