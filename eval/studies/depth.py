@@ -17,7 +17,7 @@ from eval.provenance import provenance
 from eval.report import table
 from eval.studies.differences import ALL, METRICS, Difference, Mean, differences, means
 from eval.studies.flops import forward_flops
-from eval.studies.report import TITLES, differences_table, means_table, save_figure
+from eval.studies.report import TITLES, UNITS, differences_table, means_table, save_figure
 from eval.studies.scores import read_scores, score
 from eval.studies.summary import FLOPS_KEYS
 from eval.windows import Suite
@@ -31,6 +31,7 @@ def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Seque
     predictor = CheckpointPredictor(model)
     config, default = predictor.world_model.model.config, predictor.depth
     chosen = sorted({*(depths or range(1, min(round(2 * config.mu_rec), config.max_loops) + 1)), default})
+    CheckpointPredictor(model, chosen[-1])  # refuses a depth over the limit before anything is written
     for depth in chosen:
         named = replace(settings, model=f"{settings.model} T={depth}")
         score(CheckpointPredictor(model, depth), suite, windows, named, out / f"T-{depth}")
@@ -64,7 +65,7 @@ def write_report(results: dict[str, Any], out: Path) -> None:
     head = (
         f"# Study: depth of {settings['model']}\n\n{results['windows']} windows, {settings['context']}. The reference "
         f"is the default depth, T={results['default_depth']}. A difference counts where its paired bootstrap 95 % "
-        f"interval over windows excludes zero. FLOPs are of one token with {FLOPS_KEYS} keys in every layer.\n"
+        f"interval over windows excludes zero. FLOPs are of one token with {FLOPS_KEYS} keys in every layer. {UNITS}\n"
     )
     flops = [[f"T={depth}", f"{value / 1e6:.2f}"] for depth, value in results["flops_per_token"].items()]
     tables = [means_table(found_means, settings["context"], metric) for metric in METRICS]
@@ -83,7 +84,7 @@ def plot(path: Path, found_means: Sequence[Mean], found_differences: Sequence[Di
             if (d.metric, d.horizon) == (metric, ALL):
                 base = points[d.reference]
                 axes.vlines(_loops(d.arm), base + d.low, base + d.high, color="black" if d.counts else "gray")
-        axes.set(title=f"{TITLES[metric]}".replace(", %", ""), xlabel="T")
+        axes.set(title=TITLES[metric], xlabel="T", xticks=[_loops(arm) for arm in points])
     save_figure(path, canvas)
 
 

@@ -14,7 +14,8 @@ from eval.files import write_atomic
 from eval.report import table
 from eval.studies.differences import ALL, Difference, Mean
 
-TITLES = {"em": "EM, %", "f1": "Token F1, %", "nats": "Teacher-forced loss, nats an observation"}
+TITLES = {"em": "EM", "f1": "Token F1", "nats": "Teacher-forced loss"}
+UNITS = "EM and F1 are percent, losses nats an observation."
 
 
 def figure(metric: str, value: float, sign: str = "") -> str:
@@ -68,7 +69,7 @@ def _plot_means(axes: Axes, means: Sequence[Mean], metric: str, regime: str) -> 
     for arm in dict.fromkeys(m.arm for m in means):
         points = [(m.horizon, m.mean) for m in means if m.arm == arm and m.horizon != ALL]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
-    axes.set(title=f"{TITLES[metric]} ({regime})".replace(", %", ""), xlabel="horizon")
+    axes.set(title=f"{TITLES[metric]}, {regime}", xlabel="horizon")
     axes.legend(fontsize="small")
 
 
@@ -82,7 +83,7 @@ def _plot_differences(axes: Axes, differences: Sequence[Difference], metric: str
     axes.axvline(0, color="black", linewidth=0.5)
     reference = differences[0].reference if differences else ""
     axes.set_yticks(range(len(differences)), [d.arm for d in differences])
-    axes.set(title=f"minus {reference}: {TITLES[metric]}".replace(", %", ""))
+    axes.set(title=f"minus {reference}: {TITLES[metric]}")
     axes.invert_yaxis()
 
 

@@ -14,7 +14,7 @@ from eval.report import table
 from eval.studies.differences import METRICS, Difference, Mean, differences, means
 from eval.studies.flops import count_parameters, forward_flops, training_flops
 from eval.studies.protocol import Protocol
-from eval.studies.report import differences_table, latents_table, means_table, plot_latents, plot_study
+from eval.studies.report import UNITS, differences_table, latents_table, means_table, plot_latents, plot_study
 from eval.studies.scores import read_scores
 from eval.studies.training import Job, make_run
 from eval.studies.training_log import TrainingFacts, read_training_log
@@ -115,7 +115,7 @@ def _how(results: dict[str, Any]) -> str:
         f"{', '.join(map(str, protocol['seeds']))}. A difference counts where its paired bootstrap 95 % interval over "
         f"windows (of the mean over seeds) excludes zero and every seed has the same sign. FLOPs are of one token with "
         f"{FLOPS_KEYS} keys in every layer. Dev loss (nats a token), loss spikes and the largest RMS of h^(T) in "
-        f"training are given by seed.\n"
+        f"training are given by seed. {UNITS}\n"
     )
 
 

@@ -230,3 +230,27 @@ def test_forks_and_selections_of_a_state_are_independent():
     assert fork.nbytes() == 2 * 2 * 3 * 3 * 4
     with pytest.raises(ValueError, match="cannot crop"):
         state.crop(3)
+
+
+def test_a_free_retention_starts_as_the_constrained_one_and_may_leave_the_unit_interval():
+    cores = [LoopedCore(dataclasses.replace(CONFIG, spectral_constraint=on)) for on in (True, False)]
+    x = random_input(2, 4).float()
+    constrained, free = (core.injection for core in cores)
+    torch.testing.assert_close(free.retention(), constrained.retention())
+    torch.testing.assert_close(free.drive(x), constrained.drive(x))
+    with torch.no_grad():
+        free.A_bar.fill_(1.5)
+    assert (free.retention() == 1.5).all()
+    cores[1](x, shared_inputs(2, 4), causal_attention, 3).h.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in free.parameters())
+    norms = [cores[1](x, shared_inputs(2, 4), causal_attention, depth).state.abs().max() for depth in (3, 6)]
+    assert norms[1] > 3 * norms[0]
+
+
+def test_without_the_norm_on_e_the_injection_grows_with_what_comes_in():
+    x = random_input(2, 4).float()
+    for on, ratio in ((True, 1.0), (False, 10.0)):
+        core = LoopedCore(dataclasses.replace(CONFIG, input_norm=on))
+        assert ("input_norm.weight" in dict(core.named_parameters())) is on
+        small, large = (core(s * x, shared_inputs(2, 4), causal_attention, 1).state for s in (1.0, 10.0))
+        torch.testing.assert_close(large, ratio * small, rtol=1e-3, atol=1e-4)

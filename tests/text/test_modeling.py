@@ -121,7 +121,15 @@ def test_presets_have_the_sizes_they_promise(preset, low, high):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"head_dim": 48}, {"default_depth": 0}, {"default_depth": 99}, {"state_slots": 0}, {"block_layers": 0}]
+    "wrong",
+    [
+        {"head_dim": 48},
+        {"default_depth": 0},
+        {"default_depth": 99},
+        {"state_slots": 0},
+        {"block_layers": 0},
+        {"zoh": True, "spectral_constraint": False},
+    ],
 )
 def test_impossible_configurations_are_refused_by_name(wrong):
     with pytest.raises(Exception, match=next(iter(wrong))):
