@@ -2,17 +2,37 @@
 
 from loopwm.core.block import Attend, AttentionInputs, causal_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
+from loopwm.core.halting import (
+    Convergence,
+    CumulativeGate,
+    ExitGate,
+    ExitRule,
+    Fixed,
+    Gate,
+    RandomExit,
+    Trace,
+    as_rule,
+)
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 from loopwm.core.state import CoreState
 
 __all__ = [
     "Attend",
     "AttentionInputs",
+    "Convergence",
     "CoreConfig",
     "CoreOutput",
     "CoreState",
+    "CumulativeGate",
     "DepthPlan",
+    "ExitGate",
+    "ExitRule",
+    "Fixed",
+    "Gate",
     "LoopedCore",
+    "RandomExit",
+    "Trace",
+    "as_rule",
     "causal_attention",
     "rotary_angles",
 ]
