@@ -14,7 +14,7 @@ from loopwm.core.halting import (
     as_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.state import CoreState
+from loopwm.core.state import CoreState, Planes, new_state
 
 __all__ = [
     "Attend",
@@ -30,9 +30,11 @@ __all__ = [
     "Fixed",
     "Gate",
     "LoopedCore",
+    "Planes",
     "RandomExit",
     "Trace",
     "as_rule",
     "causal_attention",
+    "new_state",
     "rotary_angles",
 ]
