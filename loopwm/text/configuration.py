@@ -30,6 +30,7 @@ class LoopWMConfig(PreTrainedConfig):
         zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
         input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
         spectral_constraint: A_bar is kept inside (0, 1). Off only to compare: A_bar is then a free diagonal.
+        exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -53,6 +54,7 @@ class LoopWMConfig(PreTrainedConfig):
     zoh: bool = False
     input_norm: bool = True
     spectral_constraint: bool = True
+    exit_gate: bool = False
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -102,6 +104,7 @@ class LoopWMConfig(PreTrainedConfig):
             zoh=self.zoh,
             input_norm=self.input_norm,
             spectral_constraint=self.spectral_constraint,
+            exit_gate=self.exit_gate,
         )
 
 

@@ -27,8 +27,9 @@ CONFIG = CoreConfig(
 def random_core(config: CoreConfig = CONFIG, seed: int = 0) -> LoopedCore:
     """A core in float64 whose weights are all random, the zero-initialised ones too."""
     generator = torch.Generator().manual_seed(seed)
-    core = LoopedCore(config).double()
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        core = LoopedCore(config).double()
         for parameter in core.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return core
