@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     depth = studies.add_parser("depth", help=purpose, description=purpose)
     _checkpoint_arguments(depth)
     depth.add_argument("--depths", type=ascending, help="loops to try (default: 1 .. 2 mu_rec)")
+    purpose = "loops that exit rules save, against the best fixed depth and against random exits"
+    halting = studies.add_parser("halting", help=purpose, description=purpose)
+    _checkpoint_arguments(halting)
+    for rule, threshold in (("gate", "tau"), ("cumulative", "q"), ("convergence", "eps")):
+        halting.add_argument(f"--{rule}", type=_numbers, help=f"{threshold}s to try, such as 0.3,0.5")
+    halting.add_argument("--rule-limit", type=positive, help="most loops of the rules (default: the best fixed depth)")
 
 
 def _training_arguments(parser: argparse.ArgumentParser, name: str) -> None:
@@ -51,6 +57,13 @@ def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the study")
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, got {text!r}") from None
+
+
 def _settings(args: argparse.Namespace) -> Settings:
     return Settings(str(args.model), args.context, args.horizons, args.limit, args.seed, args.batch_size)
 
@@ -61,6 +74,12 @@ def run(args: argparse.Namespace) -> None:
         from eval.studies.depth import run_depth_study
 
         run_depth_study(args.model, load_suite(args.windows), _settings(args), args.depths, args.out)
+    elif args.study == "halting":
+        from eval.studies.halting import Thresholds, run_halting_study
+
+        given = {rule: getattr(args, rule) for rule in ("gate", "cumulative", "convergence")}
+        thresholds = Thresholds(**{rule: values for rule, values in given.items() if values is not None})
+        run_halting_study(args.model, load_suite(args.windows), _settings(args), thresholds, args.rule_limit, args.out)
     else:
         from eval.studies.protocol import load_protocol
         from eval.studies.training_study import run_study

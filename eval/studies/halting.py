@@ -1,0 +1,198 @@
+"""The halting study: loops saved by exit rules, against fixed depths and against random exits at equal mean loops.
+
+1. Fixed depths 1 .. 2 mu_rec. The one of highest EM, mean over horizons, is the best (the smaller of two equal ones).
+2. Every rule at every threshold, with the best depth as its limit: it differs from the best depth only by its exits.
+   (Another limit can be asked for; contexts are then encoded with as many loops.)
+3. For each of these, random exits of the same mean loops.
+
+A policy keeps the quality where the paired 95 % lower bound of its EM minus the best depth's is at least -MARGIN. Fixed
+depths are judged alike: a rule is worth having where it saves more than they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from eval.errors import EvalError
+from eval.files import write_atomic, write_json
+from eval.harness import Settings, select_windows
+from eval.models import CheckpointPredictor, checkpoint_hash
+from eval.provenance import provenance
+from eval.report import percent, table
+from eval.studies.differences import ALL, Difference, differences
+from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
+from eval.studies.report import save_figure
+from eval.studies.scores import Scores, read_scores, score
+from eval.windows import Suite, Window
+from loopwm.core import ExitRule, Fixed
+from loopwm.core.halting import Convergence, CumulativeGate, Gate
+
+MARGIN = 0.01
+"""EM that may be lost."""
+
+
+_Named = tuple[str, float, ExitRule]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Of each rule: tau of the gate, q of the cumulated gate, eps of convergence."""
+
+    gate: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    cumulative: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    convergence: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
+
+    def policies(self, limit: int, with_gate: bool) -> list[Policy]:
+        """Raises EvalError for a threshold outside its range."""
+        try:
+            gates: list[_Named] = [("gate", tau, Gate(tau, limit)) for tau in self.gate]
+            gates += [("cumulative", q, CumulativeGate(q, limit)) for q in self.cumulative]
+            others: list[_Named] = [("convergence", eps, Convergence(eps, limit)) for eps in self.convergence]
+        except ValueError as error:
+            raise EvalError(str(error)) from error
+        chosen = [*gates, *others] if with_gate else others
+        return [Policy(f"{family} {threshold:g}", family, rule, rule, limit) for family, threshold, rule in chosen]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A policy on the windows. against_best and against_random: EM differences, the mean over all horizons."""
+
+    policy: str
+    family: str
+    loops: MeanLoops
+    em: float
+    against_best: Difference | None
+    against_random: Difference | None
+
+    @property
+    def keeps_quality(self) -> bool:
+        return self.against_best is None or self.against_best.low >= -MARGIN
+
+
+def run_halting_study(
+    model: Path, suite: Suite, settings: Settings, thresholds: Thresholds, limit: int | None, out: Path
+) -> None:
+    """Scores what `out` lacks, then writes results.json, report.md and plot.png there.
+
+    limit: most loops of the rules, None for the best fixed depth. Raises EvalError for one over the checkpoint's.
+    """
+    if not model.is_dir():
+        raise EvalError(f"--model: {str(model)!r} is no checkpoint folder")
+    windows = select_windows(suite, settings)
+    config = CheckpointPredictor(model).world_model.model.config
+    study = _Study(model, suite, windows, settings, out)
+    thresholds.policies(1, with_gate=True)  # refuses bad ones before anything is written
+    if limit is not None and limit > config.max_loops:
+        raise EvalError(f"--rule-limit: {limit} is above {config.max_loops}, the loops this checkpoint allows")
+    deepest = min(round(2 * config.mu_rec), config.max_loops)
+    fixed = [Policy(f"T={t}", "fixed", Fixed(t), Fixed(t), t) for t in range(1, deepest + 1)]
+    study.score(fixed)
+    best = max(fixed, key=lambda policy: (study.em(policy), -policy.limit))
+    rules = thresholds.policies(limit or best.limit, config.exit_gate)
+    study.score(rules)
+    randoms = {policy.name: random_policy(policy, study.loops(policy)) for policy in rules}
+    study.score(randoms.values())
+    outcomes = [study.outcome(policy, best, None) for policy in fixed]
+    outcomes += [study.outcome(policy, best, randoms[policy.name]) for policy in rules]
+    outcomes += [study.outcome(policy, best, None) for policy in randoms.values()]
+    results = {
+        "study": "halting",
+        "settings": asdict(settings),
+        "thresholds": asdict(thresholds),
+        "margin": MARGIN,
+        "suite_sha256": suite.sha256,
+        "windows": len(windows),
+        "provenance": {"model_sha256": checkpoint_hash(model), **provenance()},
+        "best_fixed_depth": best.limit,
+        "rule_limit": limit or best.limit,
+        "has_gate": config.exit_gate,
+        "policies": [{**asdict(outcome), "keeps_quality": outcome.keeps_quality} for outcome in outcomes],
+    }
+    write_json(out / "results.json", results)
+    write_atomic(out / "report.md", render(results, outcomes))
+    plot(out / "plot.png", outcomes)
+
+
+class _Study:
+    """Scores of policies on the same windows, kept in a folder each."""
+
+    def __init__(self, model: Path, suite: Suite, windows: Sequence[Window], settings: Settings, out: Path) -> None:
+        self.model, self.suite, self.windows, self.settings, self.out = model, suite, windows, settings, out
+
+    def score(self, policies: Iterable[Policy]) -> None:
+        for policy in policies:
+            named = Settings(**{**vars(self.settings), "model": f"{self.settings.model} {policy.name}"})
+            predictor = PolicyPredictor(self.model, policy, self._folder(policy))
+            score(predictor, self.suite, self.windows, named, self._folder(policy), teacher_forced=False)
+
+    def loops(self, policy: Policy) -> MeanLoops:
+        return read_mean_loops(self._folder(policy))
+
+    def em(self, policy: Policy) -> float:
+        return float(self._scores(policy)["em"].mean())
+
+    def outcome(self, policy: Policy, best: Policy, random: Policy | None) -> Outcome:
+        against_best = None if policy == best else self._difference(policy, best)
+        against_random = None if random is None else self._difference(policy, random)
+        loops, em = self.loops(policy), self.em(policy)
+        return Outcome(policy.name, policy.family, loops, em, against_best, against_random)
+
+    def _difference(self, ours: Policy, theirs: Policy) -> Difference:
+        sides = [self._scores(ours)], [self._scores(theirs)]
+        found = differences((ours.name, theirs.name), self.settings.context, *sides, self.settings.horizons)
+        return next(d for d in found if (d.metric, d.horizon) == ("em", ALL))
+
+    def _scores(self, policy: Policy) -> Scores:
+        return read_scores(self.windows, self.settings.horizons, self._folder(policy))
+
+    def _folder(self, policy: Policy) -> Path:
+        return self.out / policy.name.replace(", ", "-").replace(" ", "-")
+
+
+def render(results: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
+    """The content of `report.md`."""
+    settings, best = results["settings"], results["best_fixed_depth"]
+    head = (
+        f"# Study: halting of {settings['model']}\n\n{results['windows']} windows, {settings['context']}, EM over "
+        f"horizons {', '.join(map(str, settings['horizons']))}. The best fixed depth is T={best}; rules take at "
+        f"most {results['rule_limit']} loops and encode contexts with as many. Quality is kept where the paired 95 % "
+        f"lower bound of the EM difference from the best depth is at least {-100 * MARGIN:g} points. Loops saved are "
+        "counted against it, in transitions and in decoded tokens apart. Figures but loops are percent.\n"
+    )
+    if not results["has_gate"]:
+        head += "\nThe checkpoint has no exit gate: gate rules are left out.\n"
+    header = ["Policy", "loops, advance", "loops, decode", "EM", "minus best (95 %)", "quality kept"]
+    header += ["saved, advance", "saved, decode", "minus random at equal loops (95 %)"]
+    return f"{head}\n" + table(header, [_row(outcome, best) for outcome in outcomes])
+
+
+def _row(o: Outcome, best: int) -> list[str]:
+    saved = [percent(1 - loops / best) for loops in (o.loops.advance, o.loops.decode)]
+    kept = "yes" if o.keeps_quality else "no"
+    loops = [f"{o.loops.advance:.2f}", f"{o.loops.decode:.2f}"]
+    return [o.policy, *loops, percent(o.em), _bounds(o.against_best), kept, *saved, _bounds(o.against_random)]
+
+
+def _bounds(d: Difference | None) -> str:
+    if d is None:
+        return "-"
+    return f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
+
+
+def plot(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """EM against mean loops, of transitions and of decoded tokens."""
+    canvas = Figure(figsize=(12, 4.5), layout="constrained")
+    for axes, part in zip(canvas.subplots(1, 2, sharey=True), ("advance", "decode"), strict=True):
+        for family in dict.fromkeys(o.family for o in outcomes):
+            points = sorted((getattr(o.loops, part), 100 * o.em) for o in outcomes if o.family == family)
+            style = "-o" if family == "fixed" else "x" if family == "random" else "--s"
+            axes.plot(*zip(*points, strict=True), style, markersize=4, label=family)
+        axes.set(xlabel=f"mean loops, {part}", ylabel="EM, percent")
+        axes.legend()
+    save_figure(path, canvas)

@@ -1,0 +1,108 @@
+"""What decides how deep each pass loops, as predictors of the harness that also record the loops taken."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from eval.files import read_json_lines
+from eval.models import MAX_NEW_TOKENS, CheckpointPredictor
+from eval.predictors import Prediction
+from eval.run_folder import append_lines, drop_torn_line
+from eval.windows import Window
+from loopwm.core import ExitRule, Fixed
+from loopwm.core.halting import RandomExit
+from loopwm.text.format import Regime, window_context
+
+LOOPS = "loops.jsonl"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Exit rules of transitions and of decoded tokens. Contexts are encoded with `limit` loops."""
+
+    name: str
+    family: str
+    advance: ExitRule
+    decode: ExitRule
+    limit: int
+
+
+@dataclass(frozen=True)
+class MeanLoops:
+    """Over all transitions, and over all decoded tokens with the end marks."""
+
+    advance: float
+    decode: float
+
+
+class PolicyPredictor(CheckpointPredictor):
+    """A checkpoint under a policy. Loops go to the file `loops.jsonl` of `out`, window by window."""
+
+    def __init__(self, folder: Path, policy: Policy, out: Path) -> None:
+        super().__init__(folder, policy.limit)
+        self._policy, self._loops = policy, out / LOOPS
+        if self._loops.exists():
+            drop_torn_line(self._loops)
+
+    @property
+    def identity(self) -> Mapping[str, str | int]:
+        return {**super().identity, "advance": repr(self._policy.advance), "decode": repr(self._policy.decode)}
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        world = self.encode(windows, [window_context(window, regime) for window in windows])
+        predictions = [Prediction({}, cut) for cut in world.steps_cut]
+        decoded_loops: list[list[tuple[int, ...]]] = [[] for _ in windows]
+        advance, decode = (_seeded(rule, windows) for rule in (self._policy.advance, self._policy.decode))
+        for k in range(1, max(horizons) + 1):
+            world = self.world_model.advance(world, [window["actions"][k - 1] for window in windows], advance)
+            if k in horizons:
+                decoded = self.world_model.decode_traced(world, MAX_NEW_TOKENS, decode)
+                for prediction, loops, found in zip(predictions, decoded_loops, decoded, strict=True):
+                    prediction.texts[k] = found.text
+                    loops.append(found.loops)
+        append_lines(
+            self._loops,
+            [
+                {"id": window["id"], "advance": taken, "decode": sum(map(sum, loops)), "tokens": sum(map(len, loops))}
+                for window, taken, loops in zip(windows, world.loops, decoded_loops, strict=True)
+            ],
+        )
+        return predictions
+
+
+def _seeded(rule: ExitRule, windows: Sequence[Window]) -> ExitRule:
+    """Random exits draw by row of a batch: another batch gets another seed."""
+    if not isinstance(rule, RandomExit):
+        return rule
+    return replace(rule, seed=rule.seed + zlib.crc32(" ".join(window["id"] for window in windows).encode()))
+
+
+def read_mean_loops(out: Path) -> MeanLoops:
+    """A window whose batch was interrupted stands twice in the file; it counts once."""
+    lines = {line["id"]: line for _, line in read_json_lines(out / LOOPS)}.values()
+    advance = [loops for line in lines for loops in line["advance"]]
+    return MeanLoops(
+        sum(advance) / len(advance), sum(line["decode"] for line in lines) / sum(line["tokens"] for line in lines)
+    )
+
+
+def random_policy(policy: Policy, loops: MeanLoops) -> Policy:
+    """Random exits with the mean loops of `policy`, in transitions and in decoding apart."""
+    advance, decode = (
+        _random_rule(mean, policy.limit, seed) for seed, mean in enumerate((loops.advance, loops.decode))
+    )
+    return Policy(f"{policy.name}, random", "random", advance, decode, policy.limit)
+
+
+def _random_rule(mean: float, limit: int, seed: int) -> ExitRule:
+    """Leaves after each loop with one probability p, so that (1 - (1 - p)^limit) / p is `mean`."""
+    if mean in (1, limit):
+        return Fixed(round(mean))
+    low, high = 0.0, 1.0  # the mean falls from limit to 1
+    for _ in range(50):
+        p = (low + high) / 2
+        low, high = (p, high) if (1 - (1 - p) ** limit) / p > mean else (low, p)
+    return RandomExit((low + high) / 2, limit, seed)
