@@ -13,7 +13,7 @@ from eval.__main__ import main
 from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
 from eval.windows import load_suite
 from loopwm.core import Fixed
-from loopwm.core.halting import CumulativeGate, Gate, RandomExit
+from loopwm.core.halting import Convergence, Gate, RandomExit
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.format import window_context
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -55,14 +55,14 @@ def results(out: Path) -> dict[str, Any]:
 
 def test_recorded_loops_are_those_the_world_takes(gated: Path, windows_file: Path, tmp_path: Path) -> None:
     windows = list(load_suite(str(windows_file)).windows)
-    policy = Policy("gate", "gate", CumulativeGate(0.999, 5), Gate(0.7, 5), 5)
+    policy = Policy("gate", "gate", Convergence(0.5, 5), Gate(0.7, 5), 5)
     predictor = PolicyPredictor(gated, policy, tmp_path)
     predictions = predictor.predict(windows, "observed", (1, 3))
     world_model = predictor.world_model
     world = world_model.encode([window_context(window, "observed") for window in windows], 5)
     decoded = []
     for k in (1, 2, 3):
-        world = world_model.advance(world, [window["actions"][k - 1] for window in windows], CumulativeGate(0.999, 5))
+        world = world_model.advance(world, [window["actions"][k - 1] for window in windows], Convergence(0.5, 5))
         decoded += [] if k == 2 else world_model.decode_traced(world, 6, Gate(0.7, 5))
     tokens = [loops for row in decoded for loops in row.loops]
     found = read_mean_loops(tmp_path)
