@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
+from loopwm.core.depth import MeanRamp
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -19,6 +20,13 @@ from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch
 from loopwm.training.config import ConfigError, TrainingConfig
 from loopwm.training.rows import BatchStream, Cursor, RowPlanner
 from loopwm.training.shards import read_shards
+
+SAMPLERS = {
+    "per_sequence": DepthPlan.sample,
+    "per_batch": DepthPlan.sample_batch,
+    "fixed": DepthPlan.constant,
+}
+"""How `depth.sampling` draws."""
 
 
 def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
@@ -35,6 +43,7 @@ class TextProgram:
         self.config = config
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
+        self.mean_depth = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
         self.objective = TextObjective(LoopWMForCausalLM(self.model_config))
         self.train_stream = self._stream(config.data.train, config.run.seed)
         self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
@@ -75,8 +84,8 @@ class TextProgram:
         return batches[: self.config.run.eval_batches]
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
-        c = self.model_config
-        return DepthPlan.sample(self.config.run.seed, step, batch.row_ids, c.mu_rec, c.max_loops, batch.place)
+        draw, mu_rec = SAMPLERS[self.config.depth.sampling], self.mean_depth.at(step)
+        return draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
 
     def export(self, folder: Path) -> None:
         """Writes the model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
