@@ -241,7 +241,6 @@ def test_asking_for_valid_actions_changes_nothing(simulator: ScienceWorld) -> No
         return steps
 
     undisturbed = played(lambda: None)
-    assert len({step.look for step in undisturbed[-5:]}) > 1
     assert played(simulator.valid_actions) == undisturbed
 
 
