@@ -82,6 +82,8 @@ class DepthConfig:
     """How many loops a row makes in training; the mean is the model's mu_rec."""
 
     sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
+    backward_loops: int = 0
+    """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
     ramp_steps: int = 0
     """mu_rec grows from 1 over so many steps."""
     learned: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
@@ -85,7 +86,8 @@ class TextProgram:
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
         draw, mu_rec = SAMPLERS[self.config.depth.sampling], self.mean_depth.at(step)
-        return draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
+        plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
+        return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def export(self, folder: Path) -> None:
         """Writes the model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
