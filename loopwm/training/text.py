@@ -38,6 +38,8 @@ class TextProgram:
         exits = config.objective
         if self.model_config.exit_gate != (exits.exit_loss != "none"):
             raise ConfigError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
+        if exits.exit_loss == "expected" and self.model_config.mu_rec <= 2:
+            raise ConfigError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
         model = LoopWMForCausalLM(self.model_config)
         self.objective = TextObjective(model, exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
