@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,22 +136,25 @@ def fit_gate(
     state_token: int,
     rate: float,
 ) -> None:
-    """Adam on the gate alone, one step a global batch, the rate falling linearly to zero."""
-    optimizer = torch.optim.Adam(gate.parameters())
+    """Adam on the gate alone, one step a global batch, the rate falling linearly to zero.
+
+    The weights' rate is a share of 1 / rms(h), so that it fits models whose states differ in size.
+    """
+    groups: list[dict[str, Any]] = [{"params": [gate.linear.weight]}, {"params": [gate.linear.bias]}]
+    optimizer = torch.optim.Adam(groups)
+    units = (1.0, 1.0)
     bar = tqdm(range(steps), unit="step")
     for step in bar:
-        for group in optimizer.param_groups:
-            group["lr"] = rate * (1 - step / steps)
-        group_of_batches = next(batches)
-        total = 0.0
-        for batch in group_of_batches:
-            kinds = decisions(model, batch.to(model.device), limit, state_token)
-            loss = gate_loss(gate, kinds) / len(group_of_batches)
-            loss.backward()
-            total += float(loss.detach())
+        kinds_by_batch = [decisions(model, batch.to(model.device), limit, state_token) for batch in next(batches)]
+        if step == 0:
+            units = (1 / kinds_by_batch[0][0].states.square().mean().sqrt().item(), 1.0)
+        for group, unit in zip(optimizer.param_groups, units, strict=True):
+            group["lr"] = rate * unit * (1 - step / steps)
+        loss = torch.stack([gate_loss(gate, kinds) for kinds in kinds_by_batch]).mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        bar.set_postfix_str(f"loss {total:.4f}")
+        bar.set_postfix_str(f"loss {loss.item():.4f}")
 
 
 @torch.no_grad()
