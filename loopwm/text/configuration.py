@@ -28,6 +28,7 @@ class LoopWMConfig(PreTrainedConfig):
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
         zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
+        exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -49,6 +50,7 @@ class LoopWMConfig(PreTrainedConfig):
     state_slots: int = 1
     copy_attention: bool = True
     zoh: bool = False
+    exit_gate: bool = False
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -94,6 +96,7 @@ class LoopWMConfig(PreTrainedConfig):
             max_loops=self.max_loops,
             norm_eps=self.rms_norm_eps,
             zoh=self.zoh,
+            exit_gate=self.exit_gate,
         )
 
 

@@ -52,6 +52,16 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is added to the observation loss."""
+
+    exit_loss: Literal["none", "entropy", "expected"] = "none"
+    """What teaches the exit gate: the paper's regulariser, or the expected loss over exits instead of the last one."""
+    exit_entropy_coef: float = 0.0
+    """alpha: weight of the gate's entropy, or of that of the exit distribution."""
+
+
+@dataclass(frozen=True)
 class BatchConfig:
     """A global batch is `micro_batches` micro-batches of at most `tokens` padded tokens, over all processes."""
 
@@ -122,6 +132,7 @@ class TrainingConfig:
     system: Literal["text"] = "text"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     depth: DepthConfig = field(default_factory=DepthConfig)
@@ -133,6 +144,8 @@ class TrainingConfig:
                 value = getattr(getattr(self, section), key)
                 if value <= 0:
                     raise ConfigError(f"{section}.{key}: {value} is not above zero")
+        if self.objective.exit_entropy_coef < 0:
+            raise ConfigError(f"objective.exit_entropy_coef: {self.objective.exit_entropy_coef} is below zero")
         if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
             raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
         if self.depth.learned and self.depth.ramp_steps:

@@ -45,7 +45,13 @@ class TextProgram:
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
         self.mean_depth = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
-        self.objective = TextObjective(LoopWMForCausalLM(self.model_config))
+        exits = config.objective
+        if self.model_config.exit_gate != (exits.exit_loss != "none"):
+            raise ConfigError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
+        if exits.exit_loss == "expected" and self.model_config.mu_rec <= 2:
+            raise ConfigError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
+        model = LoopWMForCausalLM(self.model_config)
+        self.objective = TextObjective(model, exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
         self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
 
@@ -90,15 +96,19 @@ class TextProgram:
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def export(self, folder: Path) -> None:
-        """Writes the model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+        export_model(self.objective.model, self.tokenizer, folder)
 
-        The folder appears as a whole or not at all.
-        """
-        temporary = folder.with_name(folder.name + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        published = LoopWMForCausalLM(self.model_config)
-        published.load_state_dict(self.objective.model.state_dict())
-        published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
-        self.tokenizer.save_pretrained(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
+
+def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+
+    The folder appears as a whole or not at all.
+    """
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    published = LoopWMForCausalLM(model.config)
+    published.load_state_dict(model.state_dict())
+    published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+    tokenizer.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)

@@ -29,8 +29,9 @@ CONFIG = CoreConfig(
 def random_core(config: CoreConfig = CONFIG, seed: int = 0) -> LoopedCore:
     """A core in float64 whose weights are all random, the zero-initialised ones too."""
     generator = torch.Generator().manual_seed(seed)
-    core = LoopedCore(config).double()
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        core = LoopedCore(config).double()
         for parameter in core.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return core
@@ -269,3 +270,16 @@ def test_forks_and_selections_of_a_state_are_independent():
     assert fork.nbytes() == 2 * 2 * 3 * 3 * 4
     with pytest.raises(ValueError, match="cannot crop"):
         state.crop(3)
+
+
+def test_what_is_kept_for_the_backward_pass_follows_mu_bwd_and_not_the_depth():
+    core, x = random_core(), random_input(2, 4)
+
+    def kept(loops: int, mu_bwd: int) -> int:
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            core.forward_sampled(x, shared_inputs(2, 4), causal_attention, DepthPlan((loops,) * 2, mu_bwd, (1, 2)))
+        return sum(sizes)
+
+    assert kept(2, 2) == kept(3, 2) == kept(6, 2)
+    assert kept(6, 4) - kept(6, 3) == kept(6, 3) - kept(6, 2) > 0
