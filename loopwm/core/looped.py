@@ -137,13 +137,13 @@ class LoopedCore(nn.Module):
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
         h = previous = torch.zeros_like(drive, dtype=torch.float32)
-        if not isinstance(rule, Fixed):
+        if isinstance(rule, Fixed):
+            # No decision may depend on data here: serving engines capture this path as a graph.
+            for loop in range(rule.loops):
+                previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
+            loops = torch.full((len(h),), rule.loops, device=h.device)
+        else:
             h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
-            return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
-        # No decision may depend on data here: serving engines capture this path as a graph.
-        for loop in range(rule.loops):
-            previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
-        loops = torch.full((len(h),), rule.loops, device=h.device)
         return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
 
     def trajectory(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, limit: int) -> list[Tensor]:
@@ -177,10 +177,12 @@ class LoopedCore(nn.Module):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
             if remaining <= plan.mu_bwd:
                 carried.append(h)
-                gates.append(self._gate_rows(h, rows))
+                if self.gate is not None:
+                    nothing = h.new_full(h.shape[:2], math.nan)
+                    gates.append(nothing.index_copy(0, rows, self.gate(h[rows])))
         out = self.read_out(h, shared, attend, x_BLD.dtype)
         loops = torch.tensor(plan.loops, device=h.device)
-        gate_logits = None if self.gate is None else torch.stack(gates, dim=-1)
+        gate_logits = torch.stack(gates, dim=-1) if gates else None
         return CoreOutput(out, h, previous, loops, tuple(carried), gate_logits)
 
     def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -212,11 +214,6 @@ class LoopedCore(nn.Module):
             return self._loop(h, drive, retention, shared, attend, loop)
         updated = self._loop(h[rows], drive[rows], retention, shared.select(rows), attend, loop)
         return h.index_copy(0, rows, updated)
-
-    def _gate_rows(self, h: Tensor, rows: Tensor) -> Tensor:
-        """Gate logits (B, L) of these rows, NaN in the others."""
-        logits = h.new_full(h.shape[:2], math.nan)
-        return logits if self.gate is None else logits.index_copy(0, rows, self.gate(h[rows]))
 
     def _loop_until_exit(
         self,

@@ -54,6 +54,16 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is added to the observation loss."""
+
+    exit_loss: Literal["none", "entropy", "expected"] = "none"
+    """What teaches the exit gate: the paper's regulariser, or the expected loss over exits instead of the last one."""
+    exit_entropy_coef: float = 0.0
+    """alpha: weight of the gate's entropy, or of that of the exit distribution."""
+
+
+@dataclass(frozen=True)
 class BatchConfig:
     """A global batch is `micro_batches` micro-batches of at most `tokens` padded tokens, over all processes."""
 
@@ -80,6 +90,22 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class DepthConfig:
+    """How many loops a row makes in training; the mean is the model's mu_rec."""
+
+    sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
+    backward_loops: int = 0
+    """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
+    ramp_steps: int = 0
+    """mu_rec grows from 1 over so many steps."""
+    learned: bool = False
+    """mu_rec follows a score-function estimate, starting from the model's."""
+    loop_price: float = 0.01
+    """Nats a target that a loop costs when mu_rec is learned."""
+    learned_rate: float = 0.1
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Length, logging and checkpoints of a run."""
 
@@ -97,6 +123,7 @@ POSITIVE = {
     "data": ("row_stride", "trunk_tokens_min", "max_horizon", "max_branches"),
     "batch": ("tokens", "micro_batches", "length_pool"),
     "optimizer": ("learning_rate", "clip_norm"),
+    "depth": ("learned_rate",),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
 """Keys whose values must be above zero."""
@@ -107,8 +134,10 @@ class TrainingConfig:
     system: Literal["text"] = "text"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -117,8 +146,12 @@ class TrainingConfig:
                 value = getattr(getattr(self, section), key)
                 if value <= 0:
                     raise ConfigError(f"{section}.{key}: {value} is not above zero")
+        if self.objective.exit_entropy_coef < 0:
+            raise ConfigError(f"objective.exit_entropy_coef: {self.objective.exit_entropy_coef} is below zero")
         if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
             raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
+        if self.depth.learned and self.depth.ramp_steps:
+            raise ConfigError("depth.ramp_steps: a learned mu_rec has no ramp")
         if self.data.max_horizon > 16:
             raise ConfigError(f"data.max_horizon: {self.data.max_horizon} is above the limit, 16")
 

@@ -42,6 +42,7 @@ class Totals:
     loops: float = 0.0
     state_rms: float = 0.0
     last_step_rms: float = 0.0
+    gate: float = 0.0
 
 
 class Trainer:
@@ -153,6 +154,8 @@ class Trainer:
             "state_rms": reduced["state_rms"].item() / rows,
             "last_step_rms": reduced["last_step_rms"].item() / rows,
         }
+        if reduced["gate"].item() > 0:
+            record["gate"] = reduced["gate"].item() / rows
         for k in torch.nonzero(targets).flatten().tolist():
             record[f"loss_k{k}"] = (loss[k] / targets[k]).item()
             record[f"token_accuracy_k{k}"] = (right[k] / targets[k]).item()
@@ -259,6 +262,7 @@ def _add(totals: Totals, batch: TreeBatch, diagnostics: dict[str, Tensor], loops
     totals.loops += loops
     totals.state_rms += rows * float(diagnostics["state_rms"])
     totals.last_step_rms += rows * float(diagnostics["last_step_rms"])
+    totals.gate += rows * float(diagnostics.get("gate", 0.0))
 
 
 def _summary(record: dict[str, Any]) -> str:
