@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     halting = studies.add_parser("halting", help=purpose, description=purpose)
     _checkpoint_arguments(halting)
     for rule, threshold in (("gate", "tau"), ("cumulative", "q"), ("convergence", "eps")):
-        halting.add_argument(f"--{rule}", type=_numbers, help=f"{threshold}s to try, such as 0.3,0.5")
+        halting.add_argument(f"--{rule}", type=_numbers, help=f"{threshold}s to try, such as 0.3,0.5; names the rule")
     halting.add_argument("--rule-limit", type=positive, help="most loops of the rules (default: the best fixed depth)")
 
 
@@ -77,8 +77,9 @@ def run(args: argparse.Namespace) -> None:
     elif args.study == "halting":
         from eval.studies.halting import Thresholds, run_halting_study
 
-        given = {rule: getattr(args, rule) for rule in ("gate", "cumulative", "convergence")}
-        thresholds = Thresholds(**{rule: values for rule, values in given.items() if values is not None})
+        given = {"gate": args.gate, "cumulative": args.cumulative, "convergence": args.convergence}
+        named = any(given.values())
+        thresholds = Thresholds(**{rule: values or () for rule, values in given.items()}) if named else Thresholds()
         run_halting_study(args.model, load_suite(args.windows), _settings(args), thresholds, args.rule_limit, args.out)
     else:
         from eval.studies.protocol import load_protocol

@@ -19,6 +19,7 @@ from eval.studies.scores import read_scores
 from eval.studies.training import Job, make_run
 from eval.studies.training_log import TrainingFacts, read_training_log
 from eval.windows import Suite, Window
+from loopwm.core.depth import backward_loops
 from loopwm.text.configuration import LoopWMConfig
 
 FLOPS_KEYS = 512
@@ -60,8 +61,9 @@ def _arm(protocol: Protocol, jobs: Sequence[Job], facts: Sequence[TrainingFacts]
     config = LoopWMConfig.from_pretrained(jobs[0].run.model)
     parameters = count_parameters(config)
     depth = protocol.depth or config.default_depth
+    mu_bwd = jobs[0].run.config.depth.backward_loops or backward_loops(config.mu_rec)
     mean_depth = sum(f.mean_depth for f in facts) / len(facts)
-    latents = {r: [read_json(job.latents(r)) for job in jobs if job.latents(r).exists()] for r in protocol.regimes}
+    followed = jobs[0].follows_latents and not any(f.diverged for f in facts)
     return {
         "arm": jobs[0].arm,
         "decode": jobs[0].decode,
@@ -71,9 +73,9 @@ def _arm(protocol: Protocol, jobs: Sequence[Job], facts: Sequence[TrainingFacts]
         "parameters_without_embeddings": parameters.without_embeddings,
         "depth": depth,
         "flops_per_token": forward_flops(config, depth, FLOPS_KEYS),
-        "training_flops_per_token": training_flops(config, mean_depth, math.ceil(config.mu_rec / 2), FLOPS_KEYS),
+        "training_flops_per_token": training_flops(config, mean_depth, mu_bwd, FLOPS_KEYS),
         "seeds": {str(job.run.seed): _finite(asdict(f)) for job, f in zip(jobs, facts, strict=True)},
-        "latents": latents if jobs[0].follows_latents else {},
+        "latents": {r: [read_json(job.latents(r)) for job in jobs] for r in protocol.regimes} if followed else {},
     }
 
 

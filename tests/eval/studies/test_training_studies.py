@@ -111,7 +111,7 @@ def test_a_diverged_arm_is_reported_and_not_scored(protocol_file: Path, tmp_path
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     records[-1]["loss"] = float("nan")
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    assert study(protocol_file, out, "seeds=[0]", "arms={plain: {}, flat: " + _flat() + "}", "latent_horizon=0") == 0
+    assert study(protocol_file, out, "seeds=[0]", "arms={plain: {}, flat: " + _flat() + "}") == 0
     assert {m["arm"] for m in results(out)["means"]} == {"plain"}
     assert "diverged" in (out / "report.md").read_text()
 
