@@ -1,7 +1,7 @@
 """LoopedCore: prelude -> looped block -> coda. The only place that iterates the block.
 
     e        = RMSNorm(prelude(x))                       x: (B, L, D)
-    h^(0)    = truncated noise in training, zeros otherwise
+    h^(0)    = truncated noise in training, zeros otherwise, or what the caller carries over
     h^(t+1)  = block(A_bar * h^(t) + B_bar e)            the same block in every loop
     out      = coda(C h^(T))
 
@@ -86,27 +86,40 @@ class LoopedCore(nn.Module):
         c = self.config
         return nn.ModuleList(Block(c.dim, c.heads, c.head_dim, c.mlp_dim, c.norm_eps) for _ in range(count))
 
-    def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, depth: int) -> CoreOutput:
-        """Every row loops `depth` times from a zero state; x_BLD: (B, L, D).
+    def forward(
+        self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, depth: int, initial_BLD: Tensor | None = None
+    ) -> CoreOutput:
+        """Every row loops `depth` times from `initial_BLD`, None for zeros; x_BLD: (B, L, D).
 
         Raises ValueError if depth is not in [1, max_loops].
         """
         if not 1 <= depth <= self.config.max_loops:
             raise ValueError(f"depth: {depth} loops, expected 1 to max_loops = {self.config.max_loops}")
         drive, retention = self._drive(x_BLD, shared, attend)
-        h = previous = torch.zeros_like(drive, dtype=torch.float32)
+        h = previous = torch.zeros_like(drive, dtype=torch.float32) if initial_BLD is None else initial_BLD
         for loop in range(depth):
             previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
         return self._finish(h, previous, shared, attend, x_BLD.dtype)
 
-    def forward_sampled(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, plan: DepthPlan) -> CoreOutput:
+    def forward_sampled(
+        self,
+        x_BLD: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        plan: DepthPlan,
+        initial_BLD: Tensor | None = None,
+    ) -> CoreOutput:
         """Training: each row has its own depth, and only the last min(T_i, mu_bwd) loops carry gradients.
+
+        The first state is `initial_BLD`, None for the plan's noise; no gradient reaches what it was made from.
 
         All rows finish together, so the loops without gradients come first and hold only the rows that are deep
         enough to need them: the cost follows the mean depth and no row is computed in vain.
         """
         drive, retention = self._drive(x_BLD, shared, attend)
-        h = previous = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
+        if initial_BLD is None:
+            initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
+        h = previous = initial_BLD.detach()
         for remaining in range(plan.longest, 0, -1):
             rows = plan.rows_at(remaining, x_BLD.device)
             loop = plan.longest - remaining
@@ -114,11 +127,16 @@ class LoopedCore(nn.Module):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
         return self._finish(h, previous, shared, attend, x_BLD.dtype)
 
-    def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
-        """B_bar e (B, L, D) and A_bar (D,): what stays fixed over the loops of a pass."""
+    def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
+        """e = RMSNorm(prelude(x)): (B, L, D)."""
         for index, layer in enumerate(self.prelude):
             x_BLD = layer(x_BLD, shared, attend, self.config.prelude_slot(index))
-        return self.injection.drive(self.input_norm(x_BLD)).to(x_BLD.dtype), self.injection.retention()
+        return self.input_norm(x_BLD)
+
+    def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
+        """B_bar e (B, L, D) and A_bar (D,): what stays fixed over the loops of a pass."""
+        e_BLD = self.encode_input(x_BLD, shared, attend)
+        return self.injection.drive(e_BLD).to(x_BLD.dtype), self.injection.retention()
 
     def _loop(
         self, h: Tensor, drive: Tensor, retention: Tensor, shared: AttentionInputs, attend: Attend, loop: int

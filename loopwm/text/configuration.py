@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -28,6 +28,11 @@ class LoopWMConfig(PreTrainedConfig):
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
         zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
+        prediction_heads: reward and continuation are read from h_k.
+        monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
+        propagate: "latent" adds a projection of h_k to the input of the next step's slots.
+        carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
+        decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -49,6 +54,11 @@ class LoopWMConfig(PreTrainedConfig):
     state_slots: int = 1
     copy_attention: bool = True
     zoh: bool = False
+    prediction_heads: bool = False
+    monitor_head: bool = False
+    propagate: Literal["none", "latent"] = "none"
+    carry_state: bool = False
+    decode_sees: Literal["all", "state"] = "all"
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -80,6 +90,14 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
         if self.state_slots < 1 or self.block_layers < 1:
             raise ValueError("state_slots and block_layers must be at least 1")
+        if self.carry_state and self.propagate != "latent":
+            raise ValueError(f"carry_state: needs propagate: latent, got {self.propagate!r}")
+
+    def require_causal(self, user: str) -> None:
+        """Raises ValueError, one line, if the model is no plain causal language model, which `user` needs."""
+        for name, value, needed in (("propagate", self.propagate, "none"), ("decode_sees", self.decode_sees, "all")):
+            if value != needed:
+                raise ValueError(f"{name}: {value} is not supported by {user}, which needs {needed}")
 
     @property
     def core(self) -> CoreConfig:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
@@ -28,9 +29,18 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import can_return_tuple
 
-from loopwm.core import Attend, AttentionInputs, CoreState, DepthPlan, LoopedCore, rotary_angles
+from loopwm.core import (
+    Attend,
+    AttentionInputs,
+    CoreState,
+    DepthPlan,
+    LoopedCore,
+    causal_attention,
+    rotary_angles,
+)
 from loopwm.core.block import RMSNorm, rotate, split_heads
 from loopwm.text.configuration import LoopWMConfig
+from loopwm.text.heads import MonitorHead, PredictionHeads, Propagation
 from loopwm.text.tree import TreeMask, tree_attention
 
 COPY_SCALE = 8.0
@@ -121,10 +131,21 @@ class LoopWMPreTrainedModel(PreTrainedModel):
         shutil.copyfile(Path(__file__).with_name("auto.py"), Path(save_directory) / "auto.py")
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LoopedCore | CopyAttention):
+        if isinstance(module, LoopedCore | CopyAttention | PredictionHeads | MonitorHead | Propagation):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the columns of a pass take over from the step before; used with `propagate: latent` only.
+
+    latent: (B, L, D) h_{k-1} at the slots, zeros elsewhere. initial: (B, L, D) h^(0), None for the usual one.
+    """
+
+    latent: Tensor
+    initial: Tensor | None
 
 
 @dataclass
@@ -145,6 +166,9 @@ class LoopWMModel(LoopWMPreTrainedModel):
         self.core = LoopedCore(config.core)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.copy = CopyAttention(config) if config.copy_attention else None
+        self.propagation = Propagation(config.hidden_size) if config.propagate == "latent" else None
+        self.heads = PredictionHeads(config.hidden_size) if config.prediction_heads else None
+        self.monitor = MonitorHead(config.hidden_size) if config.monitor_head else None
         self.slots = nn.ModuleList(AttentionSlot(config, i) for i in range(config.num_hidden_layers))
         self.post_init()
 
@@ -158,13 +182,14 @@ class LoopWMModel(LoopWMPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         depth: int | DepthPlan | None = None,
+        carried: Carried | None = None,
         **kwargs: Any,
     ) -> LoopWMOutput:
         """Runs tokens (B, L) through the core.
 
         `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, or the TreeMask of
         training rows, which leaves the slots aside. `depth` is the number of loops; training passes a DepthPlan;
-        None takes `config.default_depth`.
+        None takes `config.default_depth`. `carried` is what a step takes over from the one before it.
         """
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
@@ -173,18 +198,22 @@ class LoopWMModel(LoopWMPreTrainedModel):
         if position_ids is None:
             position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
         mask: Tensor | TreeMask | None = attention_mask
-        attend: Attend = tree_attention
-        if not isinstance(attention_mask, TreeMask):
+        if isinstance(attention_mask, TreeMask):
+            attend = _row_attention(past_key_values)
+        else:
             mask = self._causal_mask(inputs_embeds, attention_mask, past_key_values, position_ids)
             attend = self._slot_attention(past_key_values, **kwargs)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
         shared = AttentionInputs(cos, sin, mask)
         depth = self.config.default_depth if depth is None else depth
         x = self.embed_norm(inputs_embeds)
+        initial = None
+        if carried is not None and self.propagation is not None:
+            x, initial = x + self.propagation(carried.latent.to(x.dtype)), carried.initial
         if isinstance(depth, DepthPlan):
-            out = self.core.forward_sampled(x, shared, attend, depth)
+            out = self.core.forward_sampled(x, shared, attend, depth, initial)
         else:
-            out = self.core(x, shared, attend, depth)
+            out = self.core(x, shared, attend, depth, initial)
         final = self.norm(out.h)
         if self.copy is not None:
             final = final + self.copy(final, inputs_embeds, shared, attend, self.config.core.copy_slot)
@@ -211,11 +240,35 @@ class LoopWMModel(LoopWMPreTrainedModel):
             position_ids=position_ids,
         )
 
+    @torch.no_grad()
+    def embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
+        """Each observation by itself through the prelude: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
+
+        tokens_NO: padded at the end to O; length_N: tokens of each, at least one. No gradient flows (LoopWM,
+        eq. dd_consist: e*_k = sg(E(o_k))).
+        """
+        positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
+        shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
+        e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)
+        real = positions < length_N[:, None]
+        return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
+
     def _slot_attention(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return self.slots[slot](q, k, v, mask, cache, **kwargs)
 
         return attend
+
+
+def _row_attention(kept: Cache | CoreState | None) -> Attend:
+    """Attention of training rows. With a state, columns also see those of earlier passes that it keeps."""
+    if not isinstance(kept, CoreState):
+        return tree_attention
+
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -> Tensor:
+        return tree_attention(slot, q, *kept.update(k, v, slot), mask)
+
+    return attend
 
 
 def _positions(embeds: Tensor, attention_mask: Tensor | TreeMask | None, cache: Cache | CoreState | None) -> Tensor:
@@ -250,7 +303,11 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
         depth: int | DepthPlan | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy."""
+        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
+
+        Raises ValueError for a model whose worlds are more than a causal language model.
+        """
+        self.config.require_causal("a causal language model")
         out = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, depth, **kwargs
         )
