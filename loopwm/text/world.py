@@ -3,6 +3,8 @@
     world = model.encode(contexts)            h_0 at the state slots
     world = model.advance(world, actions)     h_{k+1}; nothing is decoded, the old world stays valid
     texts = model.decode(world)               the observation, from h_K
+    model.predictions(world)                  reward and continuation of the last step, from h_K
+    model.monitor(world)                      g_omega(h_K)
     world = model.observe(world, actions, observations)   what really happened; equals encode of the longer history
 
 A `World` is a batch: one row for each world. Every method takes and returns whole batches.
@@ -10,20 +12,28 @@ A `World` is a batch: one row for each world. Every method takes and returns who
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import CoreState
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
-from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.heads import Predictions
+from loopwm.text.modeling import Carried, LoopWMForCausalLM, LoopWMOutput
 from loopwm.text.tokenizer import special_ids
+from loopwm.text.world_file import fingerprint, read_world, write_world
+
+FACTS = ("depth", "steps", "steps_cut", "ended")
+"""Fields of a world that are saved as JSON."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +41,19 @@ class World:
     """A batch of worlds at the same number of imagined steps.
 
     history: keys and values of what was really seen, without state slots. state: these, the slots and the imagined
-    steps. latent: (B, M, D) h_k at the newest slots. depth: loops of every pass. steps: imagined since the last real
-    observation. steps_cut: old steps dropped from each row's context to fit the limit.
+    steps. latent: (B, M, D) h_k at the newest slots. loop_state: (B, M, D) their h^(T). depth: loops of every pass.
+    steps: imagined since the last real observation. steps_cut: old steps dropped from each row's context to fit the
+    limit. ended: rows the caller marked as over; no action can follow there.
     """
 
     history: CoreState
     state: CoreState
     latent: Tensor
+    loop_state: Tensor
     depth: int
     steps: int
     steps_cut: tuple[int, ...]
+    ended: tuple[bool, ...]
 
     def __len__(self) -> int:
         return len(self.latent)
@@ -48,9 +61,19 @@ class World:
     def select(self, rows: Sequence[int]) -> World:
         """The worlds of these rows; repeats make independent copies."""
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
-        cut = tuple(self.steps_cut[i] for i in rows)
-        state, latent = self.state.select(index), self.latent[index]
-        return World(self.history.select(index), state, latent, self.depth, self.steps, cut)
+        return replace(
+            self,
+            history=self.history.select(index),
+            state=self.state.select(index),
+            latent=self.latent[index],
+            loop_state=self.loop_state[index],
+            steps_cut=tuple(self.steps_cut[i] for i in rows),
+            ended=tuple(self.ended[i] for i in rows),
+        )
+
+    def end(self, rows: Sequence[int]) -> World:
+        """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
+        return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
 
 
 class WorldModel:
@@ -86,24 +109,27 @@ class WorldModel:
     def advance(self, world: World, actions: Sequence[str]) -> World:
         """One imagined step: an action for each row goes in, nothing is decoded. `world` stays as it is.
 
-        Raises FormatError for an empty action or a wrong number of them.
+        Raises FormatError for an empty action, a wrong number of them, or a world that has ended.
         """
         _same_length("actions", actions, world)
+        _not_ended(world)
         state = world.state.fork()
-        hidden = self._feed(state, [template.render_step(action, self.state_slots) for action in actions], world.depth)
-        return World(world.history, state, self._slots(hidden), world.depth, world.steps + 1, world.steps_cut)
+        texts = [template.render_step(action, self.state_slots) for action in actions]
+        latent, loop_state = self._slots(self._feed(state, texts, world.depth, world))
+        return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1)
 
     @torch.inference_mode()
     def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
         """What the environment really did. Equals encoding the longer history as long as that fits the limit.
 
-        Raises FormatError for a world with imagined steps (observe from the world before them), for a wrong number of
-        actions or observations, and when the context limit is reached.
+        Raises FormatError for a world with imagined steps (observe from the world before them) or that has ended, for a
+        wrong number of actions or observations, and when the context limit is reached.
         """
         if world.steps:
             raise FormatError("world", f"has {world.steps} imagined steps; observe from the world before them")
         _same_length("actions", actions, world)
         _same_length("observations", observations, world)
+        _not_ended(world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
         history = world.history.fork()
         self._feed(history, [template.render_transition(step) for step in steps], world.depth)
@@ -114,11 +140,15 @@ class WorldModel:
 
     @torch.inference_mode()
     def decode(self, world: World, max_new_tokens: int = 256) -> list[str]:
-        """The observation of each row, decoded greedily. `world` stays as it is."""
+        """The observation of each row, decoded greedily. `world` stays as it is.
+
+        With `decode_sees: state` the decoder reads the newest slots alone, the paper's D(h_K).
+        """
         out: list[list[int]] = [[] for _ in range(len(world))]
         rows, going = list(range(len(world))), set(range(len(world)))
-        state = world.state.fork()
-        hidden, _ = self._feed(state, [template.OBS] * len(rows), world.depth)
+        whole = self.model.config.decode_sees == "all"
+        state = world.state.fork() if whole else world.state.tail(self.state_slots)
+        hidden = self._feed(state, [template.OBS] * len(rows), world.depth).last_hidden_state
         for _ in range(max_new_tokens):
             tokens = self.model.lm_head(hidden[:, -1]).argmax(-1)
             for row, token in zip(rows, tokens.tolist(), strict=True):
@@ -131,7 +161,8 @@ class WorldModel:
             if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so not for every one that ends
                 index = torch.tensor([i for i, row in enumerate(rows) if row in going], device=tokens.device)
                 rows, tokens, state = [rows[i] for i in index.tolist()], tokens[index], state.select(index)
-            hidden, _ = self._forward(state, tokens[:, None], torch.ones_like(tokens[:, None]).bool(), world.depth)
+            valid = torch.ones_like(tokens[:, None]).bool()
+            hidden = self._forward(state, tokens[:, None], valid, world.depth).last_hidden_state
         return self.tokenizer.batch_decode(out, skip_special_tokens=True)
 
     def rollout(
@@ -161,6 +192,49 @@ class WorldModel:
                     texts[k] = text
         return out
 
+    @torch.inference_mode()
+    def predictions(self, world: World) -> Predictions:
+        """Reward of each row's last step and the chance that its world goes on, from h_k. Nothing is decoded.
+
+        Raises ValueError if the checkpoint has no such heads.
+        """
+        heads = self.model.model.heads
+        if heads is None:
+            raise ValueError("prediction_heads: this checkpoint has none, it predicts no reward and no continuation")
+        return heads.predict(world.latent)
+
+    @torch.inference_mode()
+    def monitor(self, world: World) -> Tensor:
+        """g_omega(h_k), a unit vector for each row: (B, D). It resembles the embedding of the observation at step k.
+
+        Raises ValueError if the checkpoint has no monitor head.
+        """
+        head = self.model.model.monitor
+        if head is None:
+            raise ValueError("monitor_head: this checkpoint has none")
+        summary: Tensor = head(world.latent)
+        return summary
+
+    def save(self, world: World, path: str | Path) -> None:
+        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from."""
+        tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
+        facts = {name: getattr(world, name) for name in FACTS}
+        facts["history_columns"] = world.history.valid.shape[1]
+        write_world(Path(path), tensors, facts, self._fingerprint)
+
+    def load(self, path: str | Path) -> World:
+        """The worlds of a file. Raises WorldFileError if it is damaged or belongs to another checkpoint."""
+        tensors, facts = read_world(Path(path), self.model.device, self._fingerprint)
+        latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
+        state = CoreState.from_tensors(tensors)
+        history = state.crop(state.valid.shape[1] - facts["history_columns"])
+        cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
+        return World(history, state, latent, loop_state, facts["depth"], facts["steps"], cut, ended)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.model)
+
     def _count(self, text: str) -> int:
         return len(self._ids(text))
 
@@ -170,16 +244,19 @@ class WorldModel:
     def _at_slots(self, history: CoreState, depth: int, cut: tuple[int, ...]) -> World:
         """The world of a history: its state slots run after it, in a fork."""
         state = history.fork()
-        hidden = self._feed(state, [template.STATE * self.state_slots] * len(cut), depth)
-        return World(history, state, self._slots(hidden), depth, 0, cut)
+        latent, loop_state = self._slots(self._feed(state, [template.STATE * self.state_slots] * len(cut), depth))
+        return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut))
 
-    def _slots(self, hidden: tuple[Tensor, Tensor]) -> Tensor:
-        return hidden[1][:, -self.state_slots :]
+    def _slots(self, out: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""
+        latent, loop_state = (x[:, -self.state_slots :] for x in (out["latent"], out["state"]))
+        return latent, loop_state
 
-    def _feed(self, state: CoreState, texts: Sequence[str], depth: int) -> tuple[Tensor, Tensor]:
+    def _feed(self, state: CoreState, texts: Sequence[str], depth: int, before: World | None = None) -> LoopWMOutput:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
-        So the first needs no mask, and later ones end in the same column.
+        So the first needs no mask, and later ones end in the same column. `before` is the world whose latent the
+        slots at the end of the texts take over.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
@@ -188,15 +265,35 @@ class WorldModel:
         for i, row in enumerate(ids):
             place = slice(length - len(row), None) if state.valid.shape[1] else slice(len(row))
             tokens[i, place], valid[i, place] = torch.tensor(row), True
-        return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth)
+        carried = None if before is None else self._carried(before, length)
+        return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
 
-    def _forward(self, state: CoreState, tokens: Tensor, valid: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Runs (B, L) new tokens; returns final hidden states and latents h_k, both (B, L, D)."""
+    def _carried(self, before: World, length: int) -> Carried | None:
+        """What the slots in the last of `length` columns take over, None where the model carries nothing."""
+        config = self.model.config
+        if config.propagate == "none":
+            return None
+        before_slots = (0, 0, length - self.state_slots, 0)
+        return Carried(
+            F.pad(before.latent, before_slots), F.pad(before.loop_state, before_slots) if config.carry_state else None
+        )
+
+    def _forward(
+        self, state: CoreState, tokens: Tensor, valid: Tensor, depth: int, carried: Carried | None = None
+    ) -> LoopWMOutput:
+        """Runs (B, L) new tokens."""
         positions, mask = state.extend(valid)
-        out = self.model.model(tokens, mask, positions, past_key_values=state, depth=depth)
-        return out.last_hidden_state, out.latent
+        out: LoopWMOutput = self.model.model(
+            tokens, mask, positions, past_key_values=state, depth=depth, carried=carried
+        )
+        return out
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:
     if len(values) != len(world):
         raise FormatError(name, f"{len(values)} given for {len(world)} worlds")
+
+
+def _not_ended(world: World) -> None:
+    if any(world.ended):
+        raise FormatError("world", f"row {world.ended.index(True)} has ended, no action can follow")
