@@ -90,6 +90,12 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
         if self.state_slots < 1 or self.block_layers < 1:
             raise ValueError("state_slots and block_layers must be at least 1")
+        for name, value, known in (
+            ("propagate", self.propagate, ("none", "latent")),
+            ("decode_sees", self.decode_sees, ("all", "state")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
         if self.carry_state and self.propagate != "latent":
             raise ValueError(f"carry_state: needs propagate: latent, got {self.propagate!r}")
 

@@ -160,9 +160,9 @@ class LoopWMOutput(BaseModelOutputWithPast):
 
 class LoopWMModel(LoopWMPreTrainedModel):
     def __init__(self, config: LoopWMConfig) -> None:
-        super().__init__(config)
         if config._attn_implementation == "vllm":
             config.require_causal("vLLM")
+        super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=None)
         self.embed_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.core = LoopedCore(config.core)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from loopwm.text.tree import TreeBatch
 
 @dataclass(frozen=True)
 class RowOutput:
-    """`LoopWMOutput` of all columns of a batch, every tensor (B, L, D)."""
+    """Those parts of a `LoopWMOutput` that every column has, (B, L, D) each."""
 
     last_hidden_state: Tensor
     latent: Tensor
@@ -29,8 +28,12 @@ class RowOutput:
     previous_state: Tensor
 
     @classmethod
-    def join(cls, outs: Sequence[LoopWMOutput]) -> RowOutput:
-        return cls(**{f.name: torch.cat([out[f.name] for out in outs], dim=1) for f in fields(cls)})
+    def of(cls, out: LoopWMOutput) -> RowOutput:
+        return cls(**{f.name: out[f.name] for f in fields(cls)})
+
+    @classmethod
+    def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
+        return cls(**{f.name: torch.cat([getattr(out, f.name) for out in outs], dim=1) for f in fields(cls)})
 
 
 def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> RowOutput:
@@ -40,10 +43,10 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
     """
     mask = batch.attention_mask() if model.config.decode_sees == "all" else batch.state_mask()
     if model.config.propagate == "none":
-        return RowOutput.join([model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth)])
+        return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
     kept = CoreState(0, batch.tokens.device)
     first = _first_states(model, batch, depth)
-    outs: list[LoopWMOutput] = []
+    outs: list[RowOutput] = []
     start = 0
     for stage, end in enumerate(batch.stage_ends):
         columns = slice(start, end)
@@ -56,14 +59,12 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
             depth=depth,
             carried=_carried(model, batch, stage, outs, first[:, columns]),
         )
-        outs.append(out)
+        outs.append(RowOutput.of(out))
         start = end
     return RowOutput.join(outs)
 
 
-def _carried(
-    model: LoopWMModel, batch: TreeBatch, stage: int, outs: Sequence[LoopWMOutput], first_BLD: Tensor
-) -> Carried:
+def _carried(model: LoopWMModel, batch: TreeBatch, stage: int, outs: Sequence[RowOutput], first_BLD: Tensor) -> Carried:
     """What the slots of this stage's columns take from the stage before; `first_BLD` is h^(0) of everything else."""
     latent = torch.zeros_like(first_BLD)
     if stage == 0:
@@ -72,7 +73,7 @@ def _carried(
     here = (steps.horizon == stage).nonzero()[:, 0]
     row, column = steps.row[here, None], steps.columns[here] - starts[stage]
     source = steps.columns[here - 1] - starts[stage - 1]
-    before: Any = outs[-1]
+    before = outs[-1]
     latent = latent.index_put((row, column), before.latent[row, source].float())
     if model.config.carry_state:
         first_BLD = first_BLD.index_put((row, column), before.state.detach()[row, source])

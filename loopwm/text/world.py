@@ -12,11 +12,10 @@ A `World` is a batch: one row for each world. Every method takes and returns who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,8 @@ from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.heads import Predictions
-from loopwm.text.modeling import Carried, LoopWMForCausalLM, LoopWMOutput
+from loopwm.text.modeling import Carried, LoopWMForCausalLM
+from loopwm.text.stages import RowOutput
 from loopwm.text.tokenizer import special_ids
 from loopwm.text.world_file import fingerprint, read_world, write_world
 
@@ -247,12 +247,11 @@ class WorldModel:
         latent, loop_state = self._slots(self._feed(state, [template.STATE * self.state_slots] * len(cut), depth))
         return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut))
 
-    def _slots(self, out: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def _slots(self, out: RowOutput) -> tuple[Tensor, Tensor]:
         """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""
-        latent, loop_state = (x[:, -self.state_slots :] for x in (out["latent"], out["state"]))
-        return latent, loop_state
+        return out.latent[:, -self.state_slots :], out.state[:, -self.state_slots :]
 
-    def _feed(self, state: CoreState, texts: Sequence[str], depth: int, before: World | None = None) -> LoopWMOutput:
+    def _feed(self, state: CoreState, texts: Sequence[str], depth: int, before: World | None = None) -> RowOutput:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
         So the first needs no mask, and later ones end in the same column. `before` is the world whose latent the
@@ -280,13 +279,11 @@ class WorldModel:
 
     def _forward(
         self, state: CoreState, tokens: Tensor, valid: Tensor, depth: int, carried: Carried | None = None
-    ) -> LoopWMOutput:
+    ) -> RowOutput:
         """Runs (B, L) new tokens."""
         positions, mask = state.extend(valid)
-        out: LoopWMOutput = self.model.model(
-            tokens, mask, positions, past_key_values=state, depth=depth, carried=carried
-        )
-        return out
+        out = self.model.model(tokens, mask, positions, past_key_values=state, depth=depth, carried=carried)
+        return RowOutput.of(out)
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:
