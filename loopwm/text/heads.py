@@ -1,4 +1,8 @@
-"""What reads and carries the latent h_k beside the decoder. h_k is the coda output at the state slots: (N, M, D)."""
+"""What reads and carries the latent h_k beside the decoder. h_k is the coda output at the state slots: (N, M, D).
+
+It is the end of a residual stream, whose size is arbitrary and grows while a model trains; so everything here takes it
+at a root mean square of one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,16 @@ from loopwm.core.twohot import BINS, two_hot_value
 
 POINTS = 100.0
 """Points of score that make a reward of 1."""
+
+EPS = 1e-6
+
+
+def _pooled(h_NMD: Tensor) -> Tensor:
+    return _unit(h_NMD).mean(1)
+
+
+def _unit(h: Tensor) -> Tensor:
+    return F.rms_norm(h.float(), h.shape[-1:], eps=EPS).to(h.dtype)
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ class PredictionHeads(nn.Module):
 
     def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
         """Reward logits (N, BINS) and continuation logits (N,)."""
-        pooled = h_NMD.mean(1)
+        pooled = _pooled(h_NMD)
         return self.reward(pooled), self.continuation(pooled)[:, 0]
 
     def predict(self, h_NMD: Tensor) -> Predictions:
@@ -60,7 +74,7 @@ class MonitorHead(nn.Linear):
 
     def forward(self, h_NMD: Tensor) -> Tensor:
         """(N, D), every row of length 1."""
-        return F.normalize(super().forward(h_NMD.mean(1)).float(), dim=-1)
+        return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)
 
 
 class Propagation(nn.Linear):
@@ -74,3 +88,7 @@ class Propagation(nn.Linear):
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(..., D) -> (..., D); zeros stay zeros."""
+        return super().forward(_unit(h))

@@ -246,8 +246,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
     def embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
         """Each observation by itself through the prelude: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
 
-        tokens_NO: padded at the end to O; length_N: tokens of each, at least one. No gradient flows (LoopWM,
-        eq. dd_consist: e*_k = sg(E(o_k))).
+        tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
+        flows (LoopWM, eq. dd_consist: e*_k = sg(E(o_k))).
         """
         positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
         shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))

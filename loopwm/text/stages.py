@@ -39,11 +39,13 @@ class RowOutput:
 def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> RowOutput:
     """Runs a batch as the model's configuration lets its columns see and carry.
 
-    Under `propagate: latent` the batch must be laid out `by_stage`.
+    Raises ValueError if the model carries latents and the batch is not laid out `by_stage`.
     """
     mask = batch.attention_mask() if model.config.decode_sees == "all" else batch.state_mask()
     if model.config.propagate == "none":
         return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
+    if len(batch.stage_ends) != 1 + int(batch.stage.max()):
+        raise ValueError("batch: laid out for one pass, propagate: latent needs the layout by_stage")
     kept = CoreState(0, batch.tokens.device)
     first = _first_states(model, batch, depth)
     outs: list[RowOutput] = []
