@@ -162,7 +162,8 @@ class TextObjective(nn.Module):
         """The terms on the latents of the branches, each with its coefficient."""
         model, weights, steps = self.model.model, self.coefficients, batch.steps
         h_NMD = steps.at_slots(out.latent)
-        yield weights.contraction, contraction_loss(h_NMD, steps, self.c_max())
+        measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged, and free where it is off
+        yield weights.contraction, contraction_loss(measured, steps, self.c_max())
         if model.heads is not None:
             reward, continuation = model.heads(h_NMD)
             yield weights.reward, reward_loss(reward, steps)
