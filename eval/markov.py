@@ -84,7 +84,7 @@ def _transitions(paths: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:
                 pairs = [(step["action"].strip(), step["observation"].strip()) for step in episode["steps"][1:]]
             except (KeyError, TypeError, AttributeError) as error:
                 raise EvalError(f"{path}: line {line}: not an episode ({error})") from error
-            if split != "train":
+            if split not in TRAIN_SPLITS:
                 raise EvalError(f"{path}: line {line}: split: is {split!r}, the table is built from train alone")
             yield from ((env, policy, action, observation) for action, observation in pairs)
 

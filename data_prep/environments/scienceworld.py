@@ -4,8 +4,9 @@ The package's own `ScienceWorldEnv.step` also computes every valid action, which
 here each call does only what it says. Simplifications are off.
 
 The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds would differ from run to run:
-its objects hash by identity, and some classes draw random numbers when they are first used. The first is mended by
-`class_patch`, the second by loading a task twice when an environment plays it first. An episode then depends on task,
+its objects hash by identity, some classes draw random numbers when they are first used, and asking for valid actions
+draws from the same random numbers that move the animals. The first is mended by `class_patch`, the second by loading a
+task twice when an environment plays it first, the third by giving the numbers back. An episode then depends on task,
 variation and actions alone.
 """
 
@@ -123,7 +124,10 @@ class ScienceWorld:
         return self._step(action, action)
 
     def valid_actions(self) -> list[str]:
-        return list(self._call(self._server.getValidActionObjectCombinations))
+        numbers = self._call(_RandomNumbers, self._gateway.jvm)
+        actions = list(self._call(self._server.getValidActionObjectCombinations))
+        self._call(numbers.restore)
+        return actions
 
     def exhausted(self) -> bool:
         runtime = self._call(self._gateway.jvm.java.lang.Runtime.getRuntime)
@@ -165,3 +169,19 @@ class ScienceWorld:
             return method(*arguments)
         except Py4JError as error:
             raise SimulatorError(str(error).splitlines()[0]) from error
+
+
+class _RandomNumbers:
+    """The state of Scala's global random numbers, to be restored."""
+
+    def __init__(self, jvm: Any) -> None:
+        self._holder = jvm.java.lang.Class.forName("scala.util.Random$").getField("MODULE$").get(None)
+        self._field = jvm.java.lang.Class.forName("scala.util.Random").getDeclaredField("self")
+        self._field.setAccessible(True)
+        written = jvm.java.io.ByteArrayOutputStream()
+        jvm.java.io.ObjectOutputStream(written).writeObject(self._field.get(self._holder))
+        source = jvm.java.io.ByteArrayInputStream(written.toByteArray())
+        self._copy = jvm.java.io.ObjectInputStream(source).readObject()
+
+    def restore(self) -> None:
+        self._field.set(self._holder, self._copy)

@@ -2,17 +2,39 @@
 
 from loopwm.core.block import Attend, AttentionInputs, causal_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
+from loopwm.core.halting import (
+    Convergence,
+    CumulativeGate,
+    ExitGate,
+    ExitRule,
+    Fixed,
+    Gate,
+    RandomExit,
+    Trace,
+    as_rule,
+)
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.state import CoreState
+from loopwm.core.state import CoreState, Planes, new_state
 
 __all__ = [
     "Attend",
     "AttentionInputs",
+    "Convergence",
     "CoreConfig",
     "CoreOutput",
     "CoreState",
+    "CumulativeGate",
     "DepthPlan",
+    "ExitGate",
+    "ExitRule",
+    "Fixed",
+    "Gate",
     "LoopedCore",
+    "Planes",
+    "RandomExit",
+    "Trace",
+    "as_rule",
     "causal_attention",
+    "new_state",
     "rotary_angles",
 ]

@@ -3,6 +3,9 @@
 T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, "Variable-Depth Training"), cut at `max_loops`;
 gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
 
+Other ways to draw are kept to compare with: one depth for a whole micro-batch, as in prior work, and no draw at all.
+`mu_rec` may grow over a run (`MeanRamp`) or be learned (`LearnedMean`).
+
 Depth and initial noise are pure functions of (seed, step, index in the global batch): how many processes share a
 batch does not change them.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +22,20 @@ from torch import Tensor
 
 NOISE_CUT = 3.0
 """Standard deviations at which the initial noise is cut."""
+
+BASELINE_KEEP = 0.95
+"""Share of the moving average of costs that stays at each step."""
+
+
+def backward_loops(mu_rec: float) -> int:
+    """mu_bwd = ceil(mu_rec / 2)."""
+    return math.ceil(mu_rec / 2)
+
+
+def _draw(seed: int, step: int, row: int, mu_rec: float, max_loops: int) -> tuple[int, int]:
+    """Depth and noise seed of a row."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
+    return min(max(1, int(rng.poisson(mu_rec))), max_loops), int(rng.integers(2**63))
 
 
 @dataclass(frozen=True)
@@ -44,13 +61,25 @@ class DepthPlan:
     def sample(
         cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
     ) -> DepthPlan:
-        """Draws the plan of the rows with these indices in the global batch of optimiser step `step`."""
-        loops, noise_seeds = [], []
-        for row in rows:
-            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
-            loops.append(min(max(1, int(rng.poisson(mu_rec))), max_loops))
-            noise_seeds.append(int(rng.integers(2**63)))
-        return cls(tuple(loops), math.ceil(mu_rec / 2), tuple(noise_seeds), places)
+        """A Poisson depth for each of the rows with these indices in the global batch of optimiser step `step`."""
+        loops, noise_seeds = zip(*(_draw(seed, step, row, mu_rec, max_loops) for row in rows), strict=True)
+        return cls(loops, backward_loops(mu_rec), noise_seeds, places)
+
+    @classmethod
+    def sample_batch(
+        cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
+    ) -> DepthPlan:
+        """One Poisson depth for all rows of a micro-batch."""
+        plan = cls.sample(seed, step, rows, mu_rec, max_loops, places)
+        return replace(plan, loops=(plan.loops[0],) * len(rows))
+
+    @classmethod
+    def constant(
+        cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
+    ) -> DepthPlan:
+        """Every row loops mu_rec times, rounded."""
+        plan = cls.sample(seed, step, rows, mu_rec, max_loops, places)
+        return replace(plan, loops=(min(max(1, round(mu_rec)), max_loops),) * len(rows))
 
     @property
     def longest(self) -> int:
@@ -80,3 +109,47 @@ class DepthPlan:
         quantiles = tail + rows * (1 - 2 * tail)
         noise = math.sqrt(2 / (5 * dim)) * torch.special.ndtri(quantiles)
         return noise if self.places is None else noise.gather(1, self.places[:, :, None].expand(-1, -1, dim))
+
+
+@dataclass(frozen=True)
+class MeanRamp:
+    """mu_rec as a function of the optimiser step: linear from `start` to `end` over `steps`, then `end`."""
+
+    start: float
+    end: float
+    steps: int
+
+    def at(self, step: int) -> float:
+        return self.end if step >= self.steps else self.start + (self.end - self.start) * step / self.steps
+
+
+class LearnedMean:
+    """A learned mu_rec: the paper calls the mean of the Poisson learnable, but a sampled integer passes no gradient.
+
+    Our reading is the score-function estimator. The expected cost E[loss(T) + price T] has the derivative
+    E[(cost - baseline)(T / mu - 1)], the second factor being d log Poisson(T; mu) / d mu; T is taken as drawn after its
+    cut to 1 .. max_loops, which is a small bias. The baseline is a moving average of the cost. Without a price more
+    loops can only help, and mu grows as far as it may.
+    """
+
+    def __init__(self, mu_rec: float, max_loops: int, price: float, rate: float) -> None:
+        """price: nats a loop; rate: of the gradient step on mu."""
+        self.mu_rec, self.max_loops, self.price, self.rate = mu_rec, max_loops, price, rate
+        self.baseline: float | None = None
+
+    def update(self, loops: Sequence[int], losses: Sequence[float]) -> None:
+        """One step from the rows of a global batch: their depths and their mean losses in nats."""
+        costs = [loss + self.price * count for loss, count in zip(losses, loops, strict=True)]
+        mean = sum(costs) / len(costs)
+        baseline = mean if self.baseline is None else self.baseline
+        scores = [(cost - baseline) * (count / self.mu_rec - 1) for cost, count in zip(costs, loops, strict=True)]
+        self.mu_rec -= self.rate * sum(scores) / len(scores)
+        self.mu_rec = min(max(self.mu_rec, 1.0), float(self.max_loops))
+        self.baseline = BASELINE_KEEP * baseline + (1 - BASELINE_KEEP) * mean
+
+    def state_dict(self) -> dict[str, float | None]:
+        return {"mu_rec": self.mu_rec, "baseline": self.baseline}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        assert state["mu_rec"] is not None
+        self.mu_rec, self.baseline = state["mu_rec"], state["baseline"]

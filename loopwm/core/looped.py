@@ -10,6 +10,7 @@ With h' = A_bar h + B_bar e the residual form h' + residuals(h') is the paper's 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from loopwm.core.block import Attend, AttentionInputs, Block, RMSNorm
 from loopwm.core.depth import DepthPlan
+from loopwm.core.halting import ExitGate, ExitRule, Fixed, LoopView, as_rule
 from loopwm.core.injection import StateInjection, identity_
 
 
@@ -34,6 +36,7 @@ class CoreConfig:
     max_loops: int
     norm_eps: float
     zoh: bool
+    exit_gate: bool = False
 
     def prelude_slot(self, layer: int) -> int:
         return layer
@@ -50,17 +53,31 @@ class CoreConfig:
         return self.copy_slot + 1 + loop * self.block_layers + layer
 
     @property
+    def loop_slots(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer of the block, its slots from the first loop to the deepest."""
+        loops = range(self.max_loops)
+        return tuple(tuple(self.loop_slot(loop, layer) for loop in loops) for layer in range(self.block_layers))
+
+    @property
     def num_slots(self) -> int:
         return self.loop_slot(self.max_loops, 0)
 
 
 @dataclass(frozen=True)
 class CoreOutput:
-    """h: (B, L, D) coda output. state: (B, L, D) h^(T) in float32. previous_state: h^(T-1)."""
+    """h: (B, L, D) coda output. state: (B, L, D) h^(T) in float32. previous_state: h^(T-1). loops: (B,) int64 T.
+
+    Of sampled depth only: carried, the states (B, L, D) after each of the last S = min(longest, mu_bwd) loops, the
+    ones that carry gradients; gate_logits (B, L, S), the exit gate's of these, NaN where a row does not run the loop;
+    None for a core without a gate.
+    """
 
     h: Tensor
     state: Tensor
     previous_state: Tensor
+    loops: Tensor
+    carried: tuple[Tensor, ...] = ()
+    gate_logits: Tensor | None = None
 
 
 class LoopedCore(nn.Module):
@@ -73,6 +90,7 @@ class LoopedCore(nn.Module):
         self.block = self._layers(config.block_layers)
         self.C = nn.Linear(config.dim, config.dim, bias=False)
         self.coda = self._layers(config.coda_layers)
+        self.gate = ExitGate(config.dim) if config.exit_gate else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -81,25 +99,65 @@ class LoopedCore(nn.Module):
             layer.reset_parameters()
         nn.init.ones_(self.input_norm.weight)
         identity_(self.C.weight)
+        if self.gate is not None:
+            self.gate.reset_parameters()
 
     def _layers(self, count: int) -> nn.ModuleList:
         c = self.config
         return nn.ModuleList(Block(c.dim, c.heads, c.head_dim, c.mlp_dim, c.norm_eps) for _ in range(count))
 
-    def forward(
-        self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, depth: int, initial_BLD: Tensor | None = None
-    ) -> CoreOutput:
-        """Every row loops `depth` times from `initial_BLD`, None for zeros; x_BLD: (B, L, D).
+    def check(self, depth: int | ExitRule) -> ExitRule:
+        """The rule that `depth` stands for. Raises ValueError for what is no rule, for a limit outside
+        [1, max_loops], and for a rule that needs the gate of a core that has none."""
+        rule = as_rule(depth)
+        if not 1 <= rule.limit <= self.config.max_loops:
+            raise ValueError(f"depth: {rule.limit} loops, expected 1 to max_loops = {self.config.max_loops}")
+        if rule.needs_gate and self.gate is None:
+            raise ValueError(f"depth: {type(rule).__name__} needs an exit gate, this model has none")
+        return rule
 
-        Raises ValueError if depth is not in [1, max_loops].
+    def forward(
+        self,
+        x_BLD: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        depth: int | ExitRule,
+        exit_columns: int = 1,
+        initial_BLD: Tensor | None = None,
+    ) -> CoreOutput:
+        """Every row loops from `initial_BLD`, None for zeros, until the rule lets it go; x_BLD: (B, L, D).
+
+        A row leaves with all its columns, by one decision over its last `exit_columns`. It keeps its state from then
+        on, but is computed along until the last row leaves: a pass costs what its deepest row costs. The keys and
+        values it leaves in deeper slots meanwhile are void; `CoreState.finish` replaces them. Raises ValueError as
+        `check` does, before anything is computed.
         """
-        if not 1 <= depth <= self.config.max_loops:
-            raise ValueError(f"depth: {depth} loops, expected 1 to max_loops = {self.config.max_loops}")
+        rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
         h = previous = torch.zeros_like(drive, dtype=torch.float32) if initial_BLD is None else initial_BLD
-        for loop in range(depth):
-            previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
-        return self._finish(h, previous, shared, attend, x_BLD.dtype)
+        if isinstance(rule, Fixed):
+            # No decision may depend on data here: serving engines capture this path as a graph.
+            for loop in range(rule.loops):
+                previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
+            loops = torch.full((len(h),), rule.loops, device=h.device)
+        else:
+            h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
+        return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
+
+    def trajectory(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, limit: int) -> list[Tensor]:
+        """h^(1) .. h^(limit), each (B, L, D) float32, of one pass: `read_out` of the t-th is `forward` at depth t."""
+        drive, retention = self._drive(x_BLD, shared, attend)
+        states = [torch.zeros_like(drive, dtype=torch.float32)]
+        for loop in range(self.check(limit).limit):
+            states.append(self._loop(states[-1], drive, retention, shared, attend, loop))
+        return states[1:]
+
+    def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
+        """coda(C h): (B, L, D) in this type."""
+        out = self.C(h_BLD.to(dtype)).to(dtype)
+        for index, layer in enumerate(self.coda):
+            out = layer(out, shared, attend, self.config.coda_slot(index))
+        return out
 
     def forward_sampled(
         self,
@@ -120,12 +178,21 @@ class LoopedCore(nn.Module):
         if initial_BLD is None:
             initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
         h = previous = initial_BLD.detach()
+        carried, gates = [], []
         for remaining in range(plan.longest, 0, -1):
             rows = plan.rows_at(remaining, x_BLD.device)
             loop = plan.longest - remaining
             with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
-        return self._finish(h, previous, shared, attend, x_BLD.dtype)
+            if remaining <= plan.mu_bwd:
+                carried.append(h)
+                if self.gate is not None:
+                    nothing = h.new_full(h.shape[:2], math.nan)
+                    gates.append(nothing.index_copy(0, rows, self.gate(h[rows])))
+        out = self.read_out(h, shared, attend, x_BLD.dtype)
+        loops = torch.tensor(plan.loops, device=h.device)
+        gate_logits = torch.stack(gates, dim=-1) if gates else None
+        return CoreOutput(out, h, previous, loops, tuple(carried), gate_logits)
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
         """e = RMSNorm(prelude(x)): (B, L, D)."""
@@ -162,10 +229,34 @@ class LoopedCore(nn.Module):
         updated = self._loop(h[rows], drive[rows], retention, shared.select(rows), attend, loop)
         return h.index_copy(0, rows, updated)
 
-    def _finish(
-        self, h: Tensor, previous: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype
-    ) -> CoreOutput:
-        out = self.C(h.to(dtype)).to(dtype)
-        for index, layer in enumerate(self.coda):
-            out = layer(out, shared, attend, self.config.coda_slot(index))
-        return CoreOutput(out, h, previous)
+    def _loop_until_exit(
+        self,
+        h: Tensor,
+        drive: Tensor,
+        retention: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        rule: ExitRule,
+        exit_columns: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """h^(T), h^(T-1) and T of rows that leave one by one."""
+        previous, going = h, torch.ones(len(h), dtype=torch.bool, device=h.device)
+        loops = going.long() * rule.limit
+        states, gates = [_pooled(h, exit_columns)], []
+        for loop in range(rule.limit):
+            updated = self._loop(h, drive, retention, shared, attend, loop)
+            stays = going[:, None, None]
+            previous, h = torch.where(stays, h, previous), torch.where(stays, updated, h)
+            states.append(_pooled(h, exit_columns))
+            if rule.needs_gate and self.gate is not None:
+                gates.append(self.gate(states[-1]).sigmoid())
+            leaving = going & rule.exits(LoopView(loop + 1, states, torch.stack(gates, 1) if gates else None))
+            loops = loops.where(~leaving, loop + 1)
+            going = going & ~leaving
+            if not going.any():
+                break
+        return h, previous, loops
+
+
+def _pooled(h_BLD: Tensor, columns: int) -> Tensor:
+    return h_BLD[:, -columns:].mean(1)

@@ -7,6 +7,7 @@ keeps rows of different length in one batch without moving keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from torch.nn import functional as F
 
 SLACK = 64
 """Columns allocated beyond what is needed, so that decoding does not copy a cache for every token."""
+
+
+class Planes(StrEnum):
+    """What is kept of finished columns: keys and values of every loop, which is exact, or of the last loop alone."""
+
+    PER_LOOP = "per_loop"
+    LAST = "last"
+
+
+def new_state(planes: Planes, batch: int, device: torch.device, loop_slots: Sequence[Sequence[int]]) -> CoreState:
+    """An empty state; loop_slots: for each layer of the block, its slots from the first loop to the deepest."""
+    if planes is Planes.LAST:
+        return LastPlaneState(batch, device, loop_slots)
+    return CoreState(batch, device)
 
 
 class CoreState:
@@ -70,6 +85,29 @@ class CoreState:
         self._lengths[slot] = end
         return self.columns(slot)
 
+    def finish(self, loop_slots: Sequence[Sequence[int]], loops_B: Tensor, limit: int, columns: int) -> None:
+        """Ends a pass over the newest `columns`, whose rows left the loop after loops_B (B,) loops.
+
+        A row's slots of the loops it did not run take its last keys and values, so that later columns may loop
+        deeper: up to `limit`, or as deep as earlier columns reach. loop_slots: as in `new_state`.
+        """
+        kept = max(limit, sum(slot in self._lengths for slot in loop_slots[0]))
+        if int(loops_B.min()) < kept:
+            for slots in loop_slots:
+                self._fill(slots[:kept], loops_B, columns)
+
+    def _fill(self, slots: Sequence[int], loops_B: Tensor, columns: int) -> None:
+        start = self.valid.shape[1] - columns
+        ran = [slot for slot in slots if self._lengths.get(slot, 0) > start]
+        new = [tuple(side[:, :, start:] for side in self.columns(slot)) for slot in ran]
+        last = _last_loops(new, loops_B)
+        for loop, sides in enumerate(new):
+            void = (loops_B <= loop)[:, None, None, None]
+            for side, filling in zip(sides, last, strict=True):
+                side.copy_(torch.where(void, filling, side))
+        for slot in slots[len(ran) :]:
+            self.update(*last, slot)
+
     def columns(self, slot: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a used slot (B, H, S, E)."""
         key, value = self._buffers[slot]
@@ -91,9 +129,12 @@ class CoreState:
         self._buffers[slot] = (grown(buffers[0]), grown(buffers[1]))
         self._owned.add(slot)
 
+    def _empty(self) -> CoreState:
+        return CoreState(0, self.valid.device)
+
     def fork(self) -> CoreState:
         """An independent state that shares the buffers: changing one never changes the other."""
-        other = CoreState(0, self.valid.device)
+        other = self._empty()
         other._buffers, other._lengths = dict(self._buffers), dict(self._lengths)
         other.valid, other.next_position = self.valid, self.next_position
         return other
@@ -112,7 +153,7 @@ class CoreState:
         Both must have used the same slots.
         """
         columns = max(self.valid.shape[1], other.valid.shape[1])
-        joined = CoreState(0, self.valid.device)
+        joined = self._empty()
         joined.valid = torch.cat([F.pad(x.valid, (columns - x.valid.shape[1], 0)) for x in (self, other)])
         joined.next_position = torch.cat((self.next_position, other.next_position))
         for slot in self._lengths:
@@ -169,6 +210,48 @@ class CoreState:
     def nbytes(self) -> int:
         """Bytes of the keys and values in use."""
         return sum(x.numel() * x.element_size() for slot in self._buffers for x in self.columns(slot))
+
+
+class LastPlaneState(CoreState):
+    """Finished columns keep one plane of keys and values for all loops of a layer: that of their last loop.
+
+    Within a pass every loop sees the pass's own columns at its own depth, and one and the same plane before them. The
+    saving (Ouro: 1/T of the looped slots) is not exact beyond one loop, nor is a pass limited by the depth of earlier
+    ones. A plane lies in the slot of its layer's first loop.
+    """
+
+    def __init__(self, batch: int, device: torch.device, loop_slots: Sequence[Sequence[int]]) -> None:
+        super().__init__(batch, device)
+        self._loop_slots = loop_slots
+        self._plane = {slot: slots[0] for slots in loop_slots for slot in slots}
+        self._pass: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _empty(self) -> CoreState:
+        return LastPlaneState(0, self.valid.device, self._loop_slots)
+
+    def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+        """As in every state, but what loops write counts only once the pass is finished."""
+        if slot not in self._plane:
+            return super().update(key, value, slot)
+        self._pass[slot] = (key, value)
+        if self._plane[slot] not in self._buffers:
+            return key, value
+        old_key, old_value = self.columns(self._plane[slot])
+        return torch.cat((old_key, key), 2), torch.cat((old_value, value), 2)
+
+    def finish(self, loop_slots: Sequence[Sequence[int]], loops_B: Tensor, limit: int, columns: int) -> None:
+        """Ends a pass: each row's last keys and values go to the planes."""
+        for slots in loop_slots:
+            ran = [self._pass[slot] for slot in slots if slot in self._pass]
+            super().update(*_last_loops(ran, loops_B), slots[0])
+        self._pass.clear()
+
+
+def _last_loops(loops: Sequence[tuple[Tensor, ...]], loops_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's keys and values (B, H, C, E) of its last loop, from those of all loops that ran."""
+    rows = torch.arange(len(loops_B), device=loops_B.device)
+    key, value = (torch.stack(side)[loops_B - 1, rows] for side in zip(*loops, strict=True))
+    return key, value
 
 
 def _stack_rows(parts: Sequence[Tensor], columns: int) -> Tensor:

@@ -33,6 +33,7 @@ class LoopWMConfig(PreTrainedConfig):
         propagate: "latent" adds a projection of h_k to the input of the next step's slots.
         carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
         decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
+        exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -59,6 +60,7 @@ class LoopWMConfig(PreTrainedConfig):
     propagate: Literal["none", "latent"] = "none"
     carry_state: bool = False
     decode_sees: Literal["all", "state"] = "all"
+    exit_gate: bool = False
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -118,6 +120,7 @@ class LoopWMConfig(PreTrainedConfig):
             max_loops=self.max_loops,
             norm_eps=self.rms_norm_eps,
             zoh=self.zoh,
+            exit_gate=self.exit_gate,
         )
 
 

@@ -34,7 +34,9 @@ from loopwm.core import (
     AttentionInputs,
     CoreState,
     DepthPlan,
+    ExitRule,
     LoopedCore,
+    as_rule,
     causal_attention,
     rotary_angles,
 )
@@ -151,11 +153,23 @@ class Carried:
 @dataclass
 class LoopWMOutput(BaseModelOutputWithPast):
     """last_hidden_state (B, L, D) goes into the tied output embedding; latent (B, L, D) is h_k, the coda output;
-    state and previous_state (B, L, D) are h^(T) and h^(T-1)."""
+    the others are those of `CoreOutput`."""
 
     latent: Tensor | None = None
     state: Tensor | None = None
     previous_state: Tensor | None = None
+    loops: Tensor | None = None
+    carried: tuple[Tensor, ...] | None = None
+    gate_logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a pass starts from: token embeddings (B, L, D), and the attention of all its layers."""
+
+    embeds: Tensor
+    shared: AttentionInputs
+    attend: Attend
 
 
 class LoopWMModel(LoopWMPreTrainedModel):
@@ -183,49 +197,83 @@ class LoopWMModel(LoopWMPreTrainedModel):
         past_key_values: Cache | CoreState | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        depth: int | DepthPlan | None = None,
+        depth: int | ExitRule | DepthPlan | None = None,
+        exit_columns: int = 1,
         carried: Carried | None = None,
         **kwargs: Any,
     ) -> LoopWMOutput:
         """Runs tokens (B, L) through the core.
 
         `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, or the TreeMask of
-        training rows, which leaves the slots aside. `depth` is the number of loops; training passes a DepthPlan;
-        None takes `config.default_depth`. `carried` is what a step takes over from the one before it.
+        training rows, which leaves the slots aside. `depth` is the number of loops or an exit rule that decides by
+        the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`. `carried` is what a
+        step takes over from the one before it. Raises ValueError for a depth that the core refuses, and for an exit
+        rule with a cache that is no CoreState: no other can fill the loops that a row skips.
         """
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+        depth = self.config.default_depth if depth is None else depth
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
-            position_ids = _positions(inputs_embeds, attention_mask, past_key_values)
-        mask: Tensor | TreeMask | None = attention_mask
-        if isinstance(attention_mask, TreeMask):
-            attend = _row_attention(past_key_values)
-        else:
-            mask = self._causal_mask(inputs_embeds, attention_mask, past_key_values, position_ids)
-            attend = self._slot_attention(past_key_values, **kwargs)
-        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
-        shared = AttentionInputs(cos, sin, mask)
-        depth = self.config.default_depth if depth is None else depth
+        if isinstance(past_key_values, Cache) and not isinstance(depth, int):
+            raise ValueError("depth: with a cache of transformers it must be a number of loops")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        inputs = self._inputs(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
         x = self.embed_norm(inputs_embeds)
         initial = None
         if carried is not None and self.propagation is not None:
             x, initial = x + self.propagation(carried.latent.to(x.dtype)), carried.initial
         if isinstance(depth, DepthPlan):
-            out = self.core.forward_sampled(x, shared, attend, depth, initial)
+            out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth, initial)
         else:
-            out = self.core(x, shared, attend, depth, initial)
-        final = self.norm(out.h)
-        if self.copy is not None:
-            final = final + self.copy(final, inputs_embeds, shared, attend, self.config.core.copy_slot)
+            out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
+        final = self._final(out.h, inputs)
+        if isinstance(past_key_values, CoreState) and not isinstance(depth, DepthPlan):
+            limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
+            past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
         return LoopWMOutput(
             last_hidden_state=final,
             past_key_values=past_key_values,  # type: ignore[arg-type]  # a CoreState stands in for a Cache
             latent=out.h,
             state=out.state,
             previous_state=out.previous_state,
+            loops=out.loops,
+            carried=out.carried or None,
+            gate_logits=out.gate_logits,
         )
+
+    def trajectory(self, input_ids: Tensor, attention_mask: TreeMask, position_ids: Tensor, limit: int) -> list[Tensor]:
+        """h^(1) .. h^(limit) of training rows, each (B, L, D), from one pass."""
+        inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
+        return self.core.trajectory(self.embed_norm(inputs.embeds), inputs.shared, inputs.attend, limit)
+
+    def read_out(self, state: Tensor, input_ids: Tensor, attention_mask: TreeMask, position_ids: Tensor) -> Tensor:
+        """`last_hidden_state` (B, L, D) as if the loop had ended with this state (B, L, D) of training rows."""
+        inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
+        dtype = self.embed_norm(inputs.embeds).dtype
+        return self._final(self.core.read_out(state, inputs.shared, inputs.attend, dtype), inputs)
+
+    def _inputs(
+        self,
+        embeds: Tensor,
+        attention_mask: Tensor | TreeMask | None,
+        position_ids: Tensor | None,
+        cache: Cache | CoreState | None,
+        **kwargs: Any,
+    ) -> _Inputs:
+        if position_ids is None:
+            position_ids = _positions(embeds, attention_mask, cache)
+        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+        if isinstance(attention_mask, TreeMask):
+            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _row_attention(cache))
+        mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
+        return _Inputs(embeds, AttentionInputs(cos, sin, mask), self._slot_attention(cache, **kwargs))
+
+    def _final(self, latent: Tensor, inputs: _Inputs) -> Tensor:
+        final = self.norm(latent)
+        if self.copy is not None:
+            slot = self.config.core.copy_slot
+            final = final + self.copy(final, inputs.embeds, inputs.shared, inputs.attend, slot)
+        return final
 
     def _causal_mask(
         self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None, position_ids: Tensor
@@ -302,7 +350,7 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        depth: int | DepthPlan | None = None,
+        depth: int | ExitRule | DepthPlan | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
+from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
 from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.heads import POINTS
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.stages import RowOutput, run_rows
+from loopwm.text.stages import RowOutput, row_mask, run_rows
 from loopwm.text.tree import IGNORED, BranchSteps, TreeBatch
 
 Term = tuple[Tensor, dict[str, Tensor]]
@@ -34,6 +36,9 @@ MEDIAN_STEPS = 256
 
 TINY = 1e-12
 """Under the root of a norm, whose slope at zero is infinite."""
+
+ExitLoss = Literal["none", "entropy", "expected"]
+"""What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
 
 
 def observation_loss(
@@ -138,10 +143,18 @@ class TextObjective(nn.Module):
 
     first_steps: Tensor
 
-    def __init__(self, model: LoopWMForCausalLM, coefficients: Coefficients = Coefficients()) -> None:
+    def __init__(
+        self,
+        model: LoopWMForCausalLM,
+        coefficients: Coefficients = Coefficients(),
+        exit_loss: ExitLoss = "none",
+        exit_entropy_coef: float = 0.0,
+    ) -> None:
         super().__init__()
         self.model = model
         self.coefficients = coefficients
+        self.exit_loss = exit_loss
+        self.exit_entropy_coef = exit_entropy_coef
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
@@ -153,10 +166,38 @@ class TextObjective(nn.Module):
         wanted = batch.label != IGNORED
         logits = self.model.lm_head(out.last_hidden_state[wanted])
         loss, diagnostics = observation_loss(logits, batch.label[wanted], batch.horizon[wanted], normaliser)
+        if out.gate_logits is not None:
+            loss, numbers = self._with_exits(loss, batch, out, logits, normaliser)
+            diagnostics |= numbers
         for weight, (term, numbers) in self._branch_terms(batch, out):
             loss = loss + weight * term / normaliser
             diagnostics |= numbers
         return loss, diagnostics | recurrence_norms(batch, out)
+
+    def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, logits_NV: Tensor, normaliser: float) -> Term:
+        """The observation loss with what teaches the gate: beside it, or in its place."""
+        assert out.gate_logits is not None
+        weight, wanted = batch.targets / normaliser, batch.label != IGNORED
+        numbers: dict[str, Tensor] = {}
+        if self.exit_loss == "entropy":
+            term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
+            loss = loss + weight * term
+        if self.exit_loss == "expected":
+            losses_NS = self._losses_by_exit(batch, out, logits_NV)
+            term, numbers = expected_exit_loss(out.gate_logits[wanted], losses_NS, self.exit_entropy_coef)
+            loss = weight * term
+        return loss, {name: torch.stack((value, torch.ones_like(value))) for name, value in numbers.items()}
+
+    def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_logits_NV: Tensor) -> Tensor:
+        """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
+        wanted, mask = batch.label != IGNORED, row_mask(self.model.config, batch)
+        logits = []
+        for state in out.carried[:-1]:
+            hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)
+            logits.append(self.model.lm_head(hidden[wanted]))
+        target_N = batch.label[wanted]
+        losses = [F.cross_entropy(x.float(), target_N, reduction="none") for x in (*logits, last_logits_NV)]
+        return torch.stack(losses, dim=-1)
 
     def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
         """The terms on the latents of the branches, each with its coefficient."""

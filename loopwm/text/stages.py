@@ -8,32 +8,44 @@ values, with their gradients, and the depth of each row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from loopwm.core import CoreState, DepthPlan
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import Carried, LoopWMModel, LoopWMOutput
-from loopwm.text.tree import TreeBatch
+from loopwm.text.tree import TreeBatch, TreeMask
+
+COLUMNS = ("last_hidden_state", "latent", "state", "previous_state")
 
 
 @dataclass(frozen=True)
 class RowOutput:
-    """Those parts of a `LoopWMOutput` that every column has, (B, L, D) each."""
+    """Those parts of a `LoopWMOutput` that every column has, (B, L, D) each; and, of one pass only, what a gate is
+    taught from (`CoreOutput`)."""
 
     last_hidden_state: Tensor
     latent: Tensor
     state: Tensor
     previous_state: Tensor
+    carried: tuple[Tensor, ...] = ()
+    gate_logits: Tensor | None = None
 
     @classmethod
     def of(cls, out: LoopWMOutput) -> RowOutput:
-        return cls(**{f.name: out[f.name] for f in fields(cls)})
+        columns = {name: out[name] for name in COLUMNS}
+        return cls(**columns, carried=out.carried or (), gate_logits=out.gate_logits)
 
     @classmethod
     def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
-        return cls(**{f.name: torch.cat([getattr(out, f.name) for out in outs], dim=1) for f in fields(cls)})
+        return cls(**{name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS})
+
+
+def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:
+    """Who sees whom, by `decode_sees`."""
+    return batch.attention_mask() if config.decode_sees == "all" else batch.state_mask()
 
 
 def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> RowOutput:
@@ -41,7 +53,7 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
 
     Raises ValueError if the model carries latents and the batch is not laid out `by_stage`.
     """
-    mask = batch.attention_mask() if model.config.decode_sees == "all" else batch.state_mask()
+    mask = row_mask(model.config, batch)
     if model.config.propagate == "none":
         return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):

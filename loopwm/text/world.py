@@ -8,6 +8,9 @@
     world = model.observe(world, actions, observations)   what really happened; equals encode of the longer history
 
 A `World` is a batch: one row for each world. Every method takes and returns whole batches.
+
+How deep a pass loops is a number or an exit rule: a transition leaves by one decision for each row and step, over its
+state slots; decoding by one for each row and token. Contexts always run to the limit of the rule.
 """
 
 from __future__ import annotations
@@ -16,24 +19,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState
+from loopwm.core import CoreState, ExitRule, Fixed, Planes, new_state
+from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
+from loopwm.core.state import LastPlaneState
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM
-from loopwm.text.stages import RowOutput
 from loopwm.text.tokenizer import special_ids
-from loopwm.text.world_file import fingerprint, read_world, write_world
+from loopwm.text.world_file import WorldFileError, fingerprint, read_world, write_world
 
-FACTS = ("depth", "steps", "steps_cut", "ended")
+FACTS = ("steps", "steps_cut", "ended", "loops")
 """Fields of a world that are saved as JSON."""
+
+RULES = {rule.__name__: rule for rule in (Fixed, Gate, CumulativeGate, Convergence, RandomExit, Trace)}
+"""Exit rules by the name they are saved under."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +49,20 @@ class World:
     """A batch of worlds at the same number of imagined steps.
 
     history: keys and values of what was really seen, without state slots. state: these, the slots and the imagined
-    steps. latent: (B, M, D) h_k at the newest slots. loop_state: (B, M, D) their h^(T). depth: loops of every pass.
+    steps. latent: (B, M, D) h_k at the newest slots. loop_state: (B, M, D) their h^(T). depth: the rule of every pass.
     steps: imagined since the last real observation. steps_cut: old steps dropped from each row's context to fit the
-    limit. ended: rows the caller marked as over; no action can follow there.
+    limit. ended: rows the caller marked as over; no action can follow there. loops: those of each row's imagined steps.
     """
 
     history: CoreState
     state: CoreState
     latent: Tensor
     loop_state: Tensor
-    depth: int
+    depth: ExitRule
     steps: int
     steps_cut: tuple[int, ...]
     ended: tuple[bool, ...]
+    loops: tuple[tuple[int, ...], ...]
 
     def __len__(self) -> int:
         return len(self.latent)
@@ -69,11 +78,29 @@ class World:
             loop_state=self.loop_state[index],
             steps_cut=tuple(self.steps_cut[i] for i in rows),
             ended=tuple(self.ended[i] for i in rows),
+            loops=tuple(self.loops[i] for i in rows),
         )
 
     def end(self, rows: Sequence[int]) -> World:
         """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
         return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded observation, and the loops behind each of its tokens; that of the end mark comes last."""
+
+    text: str
+    loops: tuple[int, ...]
+
+
+class _Pass(NamedTuple):
+    """Final hidden states, latents h_k and states h^(T), all (B, L, D), and each row's loops."""
+
+    hidden: Tensor
+    latent: Tensor
+    state: Tensor
+    loops: list[int]
 
 
 class WorldModel:
@@ -91,32 +118,41 @@ class WorldModel:
         return cls(*load_checkpoint(Path(path)))
 
     @torch.inference_mode()
-    def encode(self, contexts: Sequence[Context], depth: int | None = None) -> World:
-        """Worlds at h_0. `depth` None takes the checkpoint's default.
+    def encode(
+        self, contexts: Sequence[Context], depth: int | ExitRule | None = None, planes: Planes = Planes.PER_LOOP
+    ) -> World:
+        """Worlds at h_0. `depth` None takes the checkpoint's default. `planes`: what is kept of finished columns.
 
         Raises FormatError for an empty list or a context whose head alone exceeds the limit, ValueError for a depth
-        outside 1 .. max_loops.
+        outside 1 .. max_loops or a gate rule for a checkpoint without gate.
         """
         if not contexts:
             raise FormatError("contexts", "at least one context is needed")
+        core = self.model.model.core
+        rule = core.check(self.model.config.default_depth if depth is None else depth)
         fitted = [template.fit_context(c, self._count, state_slots=self.state_slots) for c in contexts]
-        depth = self.model.config.default_depth if depth is None else depth
-        history = CoreState(len(fitted), self.model.device)
-        self._feed(history, [template.render_context(context, state_slots=0) for context, _ in fitted], depth)
-        return self._at_slots(history, depth, tuple(dropped for _, dropped in fitted))
+        history = new_state(planes, len(fitted), self.model.device, core.config.loop_slots)
+        texts = [template.render_context(context, state_slots=0) for context, _ in fitted]
+        self._feed(history, texts, Fixed(rule.limit))
+        return self._at_slots(history, rule, tuple(dropped for _, dropped in fitted))
 
     @torch.inference_mode()
-    def advance(self, world: World, actions: Sequence[str]) -> World:
+    def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
         """One imagined step: an action for each row goes in, nothing is decoded. `world` stays as it is.
 
-        Raises FormatError for an empty action, a wrong number of them, or a world that has ended.
+        `depth`: of this step alone, None for the world's. Raises FormatError for an empty action, a wrong number of
+        them, or a world that has ended, ValueError for a depth that `encode` refuses or that is above the world's
+        limit.
         """
         _same_length("actions", actions, world)
         _not_ended(world)
+        rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
         texts = [template.render_step(action, self.state_slots) for action in actions]
-        latent, loop_state = self._slots(self._feed(state, texts, world.depth, world))
-        return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1)
+        out = self._feed(state, texts, rule, world)
+        latent, loop_state = self._slots(out)
+        loops = tuple((*row, new) for row, new in zip(world.loops, out.loops, strict=True))
+        return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1, loops=loops)
 
     @torch.inference_mode()
     def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
@@ -132,45 +168,56 @@ class WorldModel:
         _not_ended(world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
         history = world.history.fork()
-        self._feed(history, [template.render_transition(step) for step in steps], world.depth)
+        self._feed(history, [template.render_transition(step) for step in steps], Fixed(world.depth.limit))
         longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
             raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
         return self._at_slots(history, world.depth, world.steps_cut)
 
+    def decode(self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None) -> list[str]:
+        """The observation of each row, decoded greedily. `world` stays as it is. `depth`: as in `advance`."""
+        return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth)]
+
     @torch.inference_mode()
-    def decode(self, world: World, max_new_tokens: int = 256) -> list[str]:
-        """The observation of each row, decoded greedily. `world` stays as it is.
+    def decode_traced(
+        self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None
+    ) -> list[Decoded]:
+        """As `decode`, with the loops that each token took.
 
         With `decode_sees: state` the decoder reads the newest slots alone, the paper's D(h_K).
         """
-        out: list[list[int]] = [[] for _ in range(len(world))]
+        rule = self._rule(world, depth)
+        tokens_of: list[list[int]] = [[] for _ in range(len(world))]
+        loops_of: list[list[int]] = [[] for _ in range(len(world))]
         rows, going = list(range(len(world))), set(range(len(world)))
         whole = self.model.config.decode_sees == "all"
         state = world.state.fork() if whole else world.state.tail(self.state_slots)
-        hidden = self._feed(state, [template.OBS] * len(rows), world.depth).last_hidden_state
-        for _ in range(max_new_tokens):
-            tokens = self.model.lm_head(hidden[:, -1]).argmax(-1)
-            for row, token in zip(rows, tokens.tolist(), strict=True):
+        out = self._feed(state, [template.OBS] * len(rows), rule.for_pass(0, rows))
+        for step in range(1, max_new_tokens + 1):
+            tokens = self.model.lm_head(out.hidden[:, -1]).argmax(-1)
+            for row, token, loops in zip(rows, tokens.tolist(), out.loops, strict=True):
+                if row in going:
+                    loops_of[row].append(loops)
                 if row in going and token != self._end:
-                    out[row].append(token)
+                    tokens_of[row].append(token)
                 else:
                     going.discard(row)
-            if not going:
+            if not going or step == max_new_tokens:
                 break
             if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so not for every one that ends
                 index = torch.tensor([i for i, row in enumerate(rows) if row in going], device=tokens.device)
                 rows, tokens, state = [rows[i] for i in index.tolist()], tokens[index], state.select(index)
-            valid = torch.ones_like(tokens[:, None]).bool()
-            hidden = self._forward(state, tokens[:, None], valid, world.depth).last_hidden_state
-        return self.tokenizer.batch_decode(out, skip_special_tokens=True)
+            column = tokens[:, None]
+            out = self._forward(state, column, torch.ones_like(column).bool(), rule.for_pass(step, rows))
+        texts = self.tokenizer.batch_decode(tokens_of, skip_special_tokens=True)
+        return [Decoded(text, tuple(loops)) for text, loops in zip(texts, loops_of, strict=True)]
 
     def rollout(
         self,
         contexts: Sequence[Context],
         actions: Sequence[Sequence[str]],
         horizons: Sequence[int] | None = None,
-        depth: int | None = None,
+        depth: int | ExitRule | None = None,
     ) -> list[dict[int, str]]:
         """Encodes, injects each row's actions one after another and decodes at the asked horizons only.
 
@@ -216,10 +263,16 @@ class WorldModel:
         return summary
 
     def save(self, world: World, path: str | Path) -> None:
-        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from."""
+        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from.
+
+        Raises WorldFileError for worlds that keep one plane of keys and values for all loops.
+        """
+        if isinstance(world.state, LastPlaneState):
+            raise WorldFileError(f"{path}: worlds with one plane of keys and values cannot be saved")
         tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
         facts = {name: getattr(world, name) for name in FACTS}
         facts["history_columns"] = world.history.valid.shape[1]
+        facts["rule"], facts["rule_fields"] = type(world.depth).__name__, vars(world.depth)
         write_world(Path(path), tensors, facts, self._fingerprint)
 
     def load(self, path: str | Path) -> World:
@@ -228,8 +281,10 @@ class WorldModel:
         latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
         state = CoreState.from_tensors(tensors)
         history = state.crop(state.valid.shape[1] - facts["history_columns"])
+        depth = RULES[facts["rule"]](**facts["rule_fields"])
         cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
-        return World(history, state, latent, loop_state, facts["depth"], facts["steps"], cut, ended)
+        loops = tuple(tuple(row) for row in facts["loops"])
+        return World(history, state, latent, loop_state, depth, facts["steps"], cut, ended, loops)
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -241,17 +296,27 @@ class WorldModel:
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _at_slots(self, history: CoreState, depth: int, cut: tuple[int, ...]) -> World:
+    def _rule(self, world: World, depth: int | ExitRule | None) -> ExitRule:
+        if depth is None:
+            return world.depth
+        rule = self.model.model.core.check(depth)
+        if rule.limit > world.depth.limit:
+            raise ValueError(f"depth: {rule.limit} loops, the world was encoded for at most {world.depth.limit}")
+        return rule
+
+    def _at_slots(self, history: CoreState, depth: ExitRule, cut: tuple[int, ...]) -> World:
         """The world of a history: its state slots run after it, in a fork."""
         state = history.fork()
-        latent, loop_state = self._slots(self._feed(state, [template.STATE * self.state_slots] * len(cut), depth))
-        return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut))
+        out = self._feed(state, [template.STATE * self.state_slots] * len(cut), Fixed(depth.limit))
+        latent, loop_state = self._slots(out)
+        nothing = ((),) * len(cut)
+        return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut), nothing)
 
-    def _slots(self, out: RowOutput) -> tuple[Tensor, Tensor]:
+    def _slots(self, out: _Pass) -> tuple[Tensor, Tensor]:
         """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""
         return out.latent[:, -self.state_slots :], out.state[:, -self.state_slots :]
 
-    def _feed(self, state: CoreState, texts: Sequence[str], depth: int, before: World | None = None) -> RowOutput:
+    def _feed(self, state: CoreState, texts: Sequence[str], depth: ExitRule, before: World | None = None) -> _Pass:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
         So the first needs no mask, and later ones end in the same column. `before` is the world whose latent the
@@ -278,12 +343,15 @@ class WorldModel:
         )
 
     def _forward(
-        self, state: CoreState, tokens: Tensor, valid: Tensor, depth: int, carried: Carried | None = None
-    ) -> RowOutput:
-        """Runs (B, L) new tokens."""
+        self, state: CoreState, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None
+    ) -> _Pass:
+        """Runs (B, L) new tokens, which leave the loop by what their state slots say, or by their last token."""
         positions, mask = state.extend(valid)
-        out = self.model.model(tokens, mask, positions, past_key_values=state, depth=depth, carried=carried)
-        return RowOutput.of(out)
+        columns = min(tokens.shape[1], self.state_slots)
+        out = self.model.model(
+            tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
+        )
+        return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:

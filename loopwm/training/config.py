@@ -65,6 +65,10 @@ class ObjectiveConfig:
     contraction_coef: float = 0.0
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
+    exit_loss: Literal["none", "entropy", "expected"] = "none"
+    """What teaches the exit gate: the paper's regulariser, or the expected loss over exits instead of the last one."""
+    exit_entropy_coef: float = 0.0
+    """alpha: weight of the gate's entropy, or of that of the exit distribution."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,22 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class DepthConfig:
+    """How many loops a row makes in training; the mean is the model's mu_rec."""
+
+    sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
+    backward_loops: int = 0
+    """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
+    ramp_steps: int = 0
+    """mu_rec grows from 1 over so many steps."""
+    learned: bool = False
+    """mu_rec follows a score-function estimate, starting from the model's."""
+    loop_price: float = 0.01
+    """Nats a target that a loop costs when mu_rec is learned."""
+    learned_rate: float = 0.1
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Length, logging and checkpoints of a run."""
 
@@ -111,6 +131,7 @@ POSITIVE = {
     "data": ("row_stride", "trunk_tokens_min", "max_horizon", "max_branches"),
     "batch": ("tokens", "micro_batches", "length_pool"),
     "optimizer": ("learning_rate", "clip_norm"),
+    "depth": ("learned_rate",),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
 """Keys whose values must be above zero."""
@@ -129,6 +150,7 @@ class TrainingConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -144,6 +166,8 @@ class TrainingConfig:
                     raise ConfigError(f"{section}.{key}: {value} is below zero")
         if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
             raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
+        if self.depth.learned and self.depth.ramp_steps:
+            raise ConfigError("depth.ramp_steps: a learned mu_rec has no ramp")
         if self.data.max_horizon > 16:
             raise ConfigError(f"data.max_horizon: {self.data.max_horizon} is above the limit, 16")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
+from loopwm.core.depth import MeanRamp
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -27,6 +29,12 @@ HEAD_OF = {
     "consistency_coef": "monitor_head",
 }
 """The switch of the model without which a coefficient has nothing to weigh."""
+SAMPLERS = {
+    "per_sequence": DepthPlan.sample,
+    "per_batch": DepthPlan.sample_batch,
+    "fixed": DepthPlan.constant,
+}
+"""How `depth.sampling` draws."""
 
 
 def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
@@ -43,7 +51,11 @@ class TextProgram:
         self.config = config
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
-        self.objective = TextObjective(LoopWMForCausalLM(self.model_config), self._coefficients())
+        self.mean_depth = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
+        self._check_exit_loss()
+        model = LoopWMForCausalLM(self.model_config)
+        exits = config.objective
+        self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
         self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
 
@@ -60,6 +72,15 @@ class TextProgram:
             return LoopWMConfig(**{**vocab, **PRESETS[model.preset], **model.overrides})
         except (StrictDataclassError, TypeError, ValueError) as error:
             raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
+
+    def _check_exit_loss(self) -> None:
+        wanted, model = self.config.objective.exit_loss, self.model_config
+        if model.exit_gate != (wanted != "none"):
+            raise ConfigError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
+        if wanted == "expected" and model.mu_rec <= 2:
+            raise ConfigError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
+        if wanted != "none" and model.propagate != "none":
+            raise ConfigError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
 
     def _coefficients(self) -> Coefficients:
         c = self.config.objective
@@ -93,8 +114,9 @@ class TextProgram:
         return batches[: self.config.run.eval_batches]
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
-        c = self.model_config
-        return DepthPlan.sample(self.config.run.seed, step, batch.row_ids, c.mu_rec, c.max_loops, batch.place)
+        draw, mu_rec = SAMPLERS[self.config.depth.sampling], self.mean_depth.at(step)
+        plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
+        return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
         """Takes what the objective keeps of an optimiser step from its numbers over all processes; more to log."""
@@ -102,15 +124,19 @@ class TextProgram:
         return {"c_max": self.objective.c_max().item()}
 
     def export(self, folder: Path) -> None:
-        """Writes the model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+        export_model(self.objective.model, self.tokenizer, folder)
 
-        The folder appears as a whole or not at all.
-        """
-        temporary = folder.with_name(folder.name + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        published = LoopWMForCausalLM(self.model_config)
-        published.load_state_dict(self.objective.model.state_dict())
-        published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
-        self.tokenizer.save_pretrained(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
+
+def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+
+    The folder appears as a whole or not at all.
+    """
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    published = LoopWMForCausalLM(model.config)
+    published.load_state_dict(model.state_dict())
+    published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+    tokenizer.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 import pytest
 import torch
 
 from loopwm.core import AttentionInputs, CoreConfig, CoreState, DepthPlan, LoopedCore, causal_attention, rotary_angles
+from loopwm.core.depth import LearnedMean, MeanRamp
 from tests.reference import looped as reference
 
 THETA = 10000.0
@@ -27,8 +29,9 @@ CONFIG = CoreConfig(
 def random_core(config: CoreConfig = CONFIG, seed: int = 0) -> LoopedCore:
     """A core in float64 whose weights are all random, the zero-initialised ones too."""
     generator = torch.Generator().manual_seed(seed)
-    core = LoopedCore(config).double()
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        core = LoopedCore(config).double()
         for parameter in core.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return core
@@ -155,6 +158,43 @@ def test_sampled_depths_are_poisson_with_a_floor_of_one_and_noise_has_the_stated
     assert noise.abs().max() <= 3 * (2 / 50) ** 0.5
 
 
+def test_other_samplings_share_noise_and_differ_in_depth_alone():
+    apart = DepthPlan.sample(7, 3, range(6), 4.0, 12)
+    alike = DepthPlan.sample_batch(7, 3, range(6), 4.0, 12)
+    constant = DepthPlan.constant(7, 3, range(6), 4.0, 12)
+    assert len(set(apart.loops)) > 1
+    assert alike.loops == (apart.loops[0],) * 6
+    assert constant.loops == (4,) * 6
+    assert apart.noise_seeds == alike.noise_seeds == constant.noise_seeds
+    means = [DepthPlan.sample_batch(7, step, range(6), 4.0, 12).mean for step in range(2000)]
+    assert abs(sum(means) / 2000 - (4 + 2.718281828**-4)) < 0.15
+
+
+def test_the_ramp_ends_at_mu_rec():
+    assert [MeanRamp(1.0, 4.0, 6).at(step) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
+    assert MeanRamp(1.0, 4.0, 0).at(0) == 4.0
+
+
+@pytest.mark.parametrize("price", [0.0, 0.04, 2.0])
+def test_a_learned_mean_settles_where_a_loop_gains_what_it_costs(price):
+    """loss(T) = exp(-T / 2): the least expected cost lies at the upper end, between, and at the lower end."""
+
+    def cost(mu):
+        chances = [math.exp(-mu) * mu**n / math.factorial(n) for n in range(60)]
+        return sum(c * (math.exp(-min(max(n, 1), 8) / 2) + price * min(max(n, 1), 8)) for n, c in enumerate(chances))
+
+    best = min((mu / 10 for mu in range(10, 81)), key=cost)
+    assert {0.0: best == 8, 0.04: 2 < best < 8, 2.0: best == 1}[price]
+    mean = LearnedMean(3.0, max_loops=8, price=price, rate=3.0)
+    for step in range(1500):
+        plan = DepthPlan.sample(0, step, range(16), mean.mu_rec, 8)
+        mean.update(plan.loops, [math.exp(-loops / 2) for loops in plan.loops])
+    assert abs(mean.mu_rec - best) < 1.2
+    resumed = LearnedMean(1.0, max_loops=8, price=price, rate=3.0)
+    resumed.load_state_dict(mean.state_dict())
+    assert (resumed.mu_rec, resumed.baseline) == (mean.mu_rec, mean.baseline)
+
+
 @pytest.mark.parametrize("depth", [0, 7, -1])
 def test_depth_outside_the_slots_is_refused(depth):
     with pytest.raises(ValueError, match="max_loops = 6"):
@@ -230,3 +270,16 @@ def test_forks_and_selections_of_a_state_are_independent():
     assert fork.nbytes() == 2 * 2 * 3 * 3 * 4
     with pytest.raises(ValueError, match="cannot crop"):
         state.crop(3)
+
+
+def test_what_is_kept_for_the_backward_pass_follows_mu_bwd_and_not_the_depth():
+    core, x = random_core(), random_input(2, 4)
+
+    def kept(loops: int, mu_bwd: int) -> int:
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            core.forward_sampled(x, shared_inputs(2, 4), causal_attention, DepthPlan((loops,) * 2, mu_bwd, (1, 2)))
+        return sum(sizes)
+
+    assert kept(2, 2) == kept(3, 2) == kept(6, 2)
+    assert kept(6, 4) - kept(6, 3) == kept(6, 3) - kept(6, 2) > 0

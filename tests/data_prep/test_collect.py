@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -226,6 +226,22 @@ def test_gold_play_reaches_the_full_score_and_looks_are_free(simulator: ScienceW
     assert episode.goal.startswith("Task Description:\nYour task is to find")
     assert episode.steps[0].look is not None
     assert episode.steps[0].look.strip() == episode.steps[0].observation.strip()
+
+
+def test_asking_for_valid_actions_changes_nothing(simulator: ScienceWorld) -> None:
+    """Bees fly at random."""
+    path = ["open door to hallway", "go to hallway", "open door to greenhouse", "go to greenhouse"]
+    path += ["open bee hive", "open door to outside", *("wait1", "look around") * 5]
+
+    def played(ask: Callable[[], object]) -> list[Step]:
+        steps = [simulator.reset("find-living-thing", 5)]
+        for action in path:
+            ask()
+            steps.append(simulator.step(action))
+        return steps
+
+    undisturbed = played(lambda: None)
+    assert played(simulator.valid_actions) == undisturbed
 
 
 @pytest.mark.slow

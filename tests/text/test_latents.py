@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loopwm.core import CoreState
+from loopwm.core.halting import Fixed
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.format import Context, FormatError
 from loopwm.text.modeling import LoopWMModel
@@ -107,7 +108,8 @@ def test_a_saved_world_goes_on_as_if_it_had_stayed(equipped, tokenizer, tmp_path
     world = imagined(equipped).end([1])
     equipped.save(world, tmp_path / "world")
     loaded = WorldModel(copy.deepcopy(equipped.model), tokenizer).load(tmp_path / "world")
-    assert (loaded.depth, loaded.steps, loaded.steps_cut, loaded.ended) == (3, 1, (0, 0), (False, True))
+    assert (loaded.depth, loaded.steps, loaded.steps_cut, loaded.ended) == (Fixed(3), 1, (0, 0), (False, True))
+    assert loaded.loops == world.loops
     later, expected = (equipped.advance(w.select([0]), ["look around"]) for w in (loaded, world))
     assert torch.equal(later.latent, expected.latent)
     assert equipped.decode(later, 10) == equipped.decode(expected, 10)

@@ -1,0 +1,69 @@
+"""What teaches an exit gate: each returns (loss, diagnostics).
+
+While the model trains: the paper's regulariser, or the expected loss over the exit distribution. Afterwards, with the
+model frozen: continue labels. The regulariser alone has one optimum, every gate at 0.5; it says nothing about when to
+stop, so a gate trained by it needs the second stage.
+
+Shape suffixes: N decisions, S loops that carry gradients, T all loops of a pass. Gate logits (N, S) are NaN in loops
+that a row does not run; these come first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LABEL_SLOPE = 50.0
+LABEL_MARGIN = 0.005
+"""Nats a loop must gain for its continue label to pass one half, and how sharply it does (Ouro).
+
+A loop that gains nothing is still labelled sigmoid(-0.25) = 0.44, so a fitted gate hardly passes 0.56: thresholds that
+tell anything apart lie below.
+"""
+
+
+def gate_entropy_loss(gate_logits_NS: Tensor, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """-alpha E[sum_t H(g^(t))] with binary entropy H in nats (LoopWM, eq. entropy_reg), over the loops given."""
+    ran = gate_logits_NS.isfinite()
+    logits = gate_logits_NS[ran]
+    gate = logits.sigmoid()
+    entropy = -(gate * F.logsigmoid(logits) + (1 - gate) * F.logsigmoid(-logits))
+    diagnostics = {"gate": gate.detach().mean(), "gate_entropy": entropy.detach().mean()}
+    return -alpha * entropy.sum() / len(gate_logits_NS), diagnostics
+
+
+def exit_log_distribution(gate_logits_NS: Tensor) -> Tensor:
+    """log p_t, p_t = g_t prod_{s<t}(1 - g_s) renormalised over the loops given: (N, S), -inf in loops not run."""
+    ran = gate_logits_NS.isfinite()
+    logits = gate_logits_NS.where(ran, 0.0)
+    stayed = F.logsigmoid(-logits).where(ran, 0.0).cumsum(-1)
+    before = F.pad(stayed[..., :-1], (1, 0))
+    return (F.logsigmoid(logits) + before).where(ran, -math.inf).log_softmax(-1)
+
+
+def expected_exit_loss(gate_logits_NS: Tensor, loss_NS: Tensor, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean of sum_t p_t loss_t - alpha H(p) (Ouro, stage one). loss_NS: the loss had the row left after each loop."""
+    log_p = exit_log_distribution(gate_logits_NS)
+    ran = log_p.isfinite()
+    p = log_p.exp()
+    entropy = -(p * log_p.where(ran, 0.0)).sum(-1).mean()
+    expected = (p * loss_NS.where(ran, 0.0)).sum(-1).mean()
+    gate = gate_logits_NS.detach()[ran].sigmoid().mean()
+    diagnostics = {"gate": gate, "exit_entropy": entropy.detach(), "expected_loss": expected.detach()}
+    return expected - alpha * entropy, diagnostics
+
+
+def continue_labels(loss_NT: Tensor) -> Tensor:
+    """w_t = sigmoid(50 (I_t - 0.005)), I_t = max(0, loss_{t-1} - loss_t), for t = 2 .. T: (N, T - 1) (Ouro)."""
+    gain = (loss_NT[:, :-1] - loss_NT[:, 1:]).clamp(min=0)
+    return torch.sigmoid(LABEL_SLOPE * (gain - LABEL_MARGIN))
+
+
+def continue_loss(gate_logits_NT: Tensor, loss_NT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean binary cross-entropy of 1 - g^(t) against the continue labels, t >= 2 (Ouro, stage two)."""
+    labels, logits = continue_labels(loss_NT), gate_logits_NT[:, 1:]
+    loss = F.binary_cross_entropy_with_logits(-logits, labels)
+    return loss, {"gate": logits.detach().sigmoid().mean(), "label": labels.mean()}

@@ -1,0 +1,219 @@
+"""When a pass leaves the loop: the exit gate and the exit rules.
+
+    g^(t) = sigmoid(w . h^(t) + b)                       LoopWM, eq. exit_gate
+
+A pass decides once for each row, after every loop, from the mean state over its last columns: the M state slots of a
+transition, the one column of a decoded token. Rules are small frozen objects with one interface, `ExitRule`; an int
+in their place means `Fixed`.
+
+Shape suffixes: B rows, L columns, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class ExitGate(nn.Module):
+    """The logit of g^(t): a linear layer on h^(t), which a sigmoid turns into an exit probability. Starts at 0.5."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """h: (..., D) -> logits (...) in float32, under autocast too: a threshold is compared with them."""
+        return (h.float() * self.linear.weight[0].float()).sum(-1) + self.linear.bias.float()
+
+
+@dataclass(frozen=True)
+class LoopView:
+    """What a rule sees after loop t >= 1 of a pass.
+
+    states: (B, D) each, pooled h^(0) .. h^(t). gates: (B, t) g^(1) .. g^(t), only for rules that need the gate.
+    """
+
+    loop: int
+    states: Sequence[Tensor]
+    gates: Tensor | None
+
+
+@runtime_checkable
+class ExitRule(Protocol):
+    """Decides which rows leave the loop. `limit` is the loop after which every row has left."""
+
+    needs_gate: ClassVar[bool]
+
+    @property
+    def limit(self) -> int: ...
+
+    def for_pass(self, index: int, rows: Sequence[int]) -> ExitRule:
+        """The rule for these rows of a batch in the index-th pass of a rollout (the index-th step, or token)."""
+
+    def exits(self, view: LoopView) -> Tensor:
+        """(B,) bool: rows whose state after this loop is their last. Asked of rows that have left, too."""
+
+
+class _SameInEveryPass:
+    needs_gate: ClassVar[bool] = False
+
+    def for_pass(self, index: int, rows: Sequence[int]) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class Fixed(_SameInEveryPass):
+    """Every row takes this many loops."""
+
+    loops: int
+
+    @property
+    def limit(self) -> int:
+        return self.loops
+
+    def exits(self, view: LoopView) -> Tensor:
+        state = view.states[-1]
+        return torch.full((len(state),), view.loop >= self.loops, device=state.device)
+
+
+@dataclass(frozen=True)
+class Gate(_SameInEveryPass):
+    """Leaves where g^(t) > tau (LoopWM, "Adaptive Early Exit"). Raises ValueError if tau is not inside (0, 1)."""
+
+    tau: float
+    limit: int
+    needs_gate: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _inside_unit("tau", self.tau)
+
+    def exits(self, view: LoopView) -> Tensor:
+        return _gates(view)[:, -1] > self.tau
+
+
+@dataclass(frozen=True)
+class CumulativeGate(_SameInEveryPass):
+    """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro's Q-exit).
+
+    Raises ValueError if q is not inside (0, 1).
+    """
+
+    q: float
+    limit: int
+    needs_gate: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _inside_unit("q", self.q)
+
+    def exits(self, view: LoopView) -> Tensor:
+        return 1 - (1 - _gates(view)).prod(1) >= self.q
+
+
+@dataclass(frozen=True)
+class Convergence(_SameInEveryPass):
+    """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, after two-scale latent dynamics).
+
+    Raises ValueError if eps is not above zero.
+    """
+
+    eps: float
+    limit: int
+
+    def __post_init__(self) -> None:
+        if not self.eps > 0:
+            raise ValueError(f"eps: {self.eps} is not above zero")
+
+    def exits(self, view: LoopView) -> Tensor:
+        h = view.states
+        if view.loop < 2:
+            return torch.zeros(len(h[-1]), dtype=torch.bool, device=h[-1].device)
+        second_difference = h[-1] - 2 * h[-2] + h[-3]
+        return second_difference.norm(dim=-1) < self.eps * h[-1].norm(dim=-1)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Loops taken before, to be taken again: loops[row][pass].
+
+    After its last number a row leaves after one loop: a finished observation that waits for the others of its batch.
+    Raises ValueError for an empty trace or a number below 1.
+    """
+
+    loops: tuple[tuple[int, ...], ...]
+    needs_gate: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.loops or min((loops for row in self.loops for loops in row), default=0) < 1:
+            raise ValueError("loops: a trace holds at least one number of loops, none below 1")
+
+    @property
+    def limit(self) -> int:
+        return max(loops for row in self.loops for loops in row)
+
+    def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
+        """Raises ValueError for a row that the trace does not have."""
+        if max(rows) >= len(self.loops):
+            raise ValueError(f"loops: the trace has {len(self.loops)} rows, row {max(rows)} is asked for")
+        return Trace(tuple(self.loops[row][index : index + 1] or (1,) for row in rows))
+
+    def exits(self, view: LoopView) -> Tensor:
+        """Raises ValueError if the batch has another number of rows than the trace."""
+        if len(self.loops) != len(view.states[-1]):
+            raise ValueError(f"loops: a trace of {len(self.loops)} rows for a batch of {len(view.states[-1])}")
+        first = [row[0] for row in self.loops]
+        return torch.tensor(first, device=view.states[-1].device) <= view.loop
+
+
+@dataclass(frozen=True)
+class RandomExit:
+    """Leaves after each loop with this probability: the baseline a rule has to beat at equal mean loops.
+
+    Draws depend on (seed, pass, row of the batch) alone, so different batches want different seeds. The mean is
+    (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1).
+    """
+
+    probability: float
+    limit: int
+    seed: int
+    needs_gate: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _inside_unit("probability", self.probability)
+
+    def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
+        generators = (np.random.default_rng((self.seed, index, row)) for row in rows)
+        return Trace(tuple((min(int(rng.geometric(self.probability)), self.limit),) for rng in generators))
+
+    def exits(self, view: LoopView) -> Tensor:
+        return self.for_pass(0, range(len(view.states[-1]))).exits(view)
+
+
+def as_rule(depth: int | ExitRule) -> ExitRule:
+    """The rule itself, or `Fixed` for a number of loops. Raises ValueError for anything else."""
+    if isinstance(depth, int) and not isinstance(depth, bool):
+        return Fixed(depth)
+    if not isinstance(depth, ExitRule):
+        raise ValueError(f"depth: {depth!r} is neither a number of loops nor an exit rule")
+    return depth
+
+
+def _inside_unit(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name}: {value} is not inside (0, 1)")
+
+
+def _gates(view: LoopView) -> Tensor:
+    if view.gates is None:
+        raise ValueError("depth: the rule needs an exit gate")
+    return view.gates

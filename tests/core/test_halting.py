@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+
+from loopwm.core import (
+    Convergence,
+    CoreState,
+    CumulativeGate,
+    DepthPlan,
+    ExitRule,
+    Fixed,
+    Gate,
+    LoopedCore,
+    Planes,
+    RandomExit,
+    Trace,
+    causal_attention,
+    new_state,
+    rotary_angles,
+)
+from loopwm.core.block import AttentionInputs
+from loopwm.core.halting import LoopView
+from tests.core.test_core import CONFIG, THETA, random_core, random_input, shared_inputs
+from tests.reference import halting as reference
+
+GATED = dataclasses.replace(CONFIG, exit_gate=True)
+ENDS = (3, 5, 6, 7)
+"""Where the columns of a row are cut into passes."""
+MIXED = Trace(((4, 1, 3, 2), (4, 4, 1, 1), (4, 2, 2, 4)))
+LIMIT = MIXED.limit
+
+
+def gated_core() -> LoopedCore:
+    """A core whose gate leaves at different depths: it leans on one direction of the state."""
+    core = random_core(GATED)
+    with torch.no_grad():
+        core.gate.linear.weight.mul_(4)
+    return core
+
+
+def run_passes(
+    core: LoopedCore, x: torch.Tensor, rules: Sequence[ExitRule], planes: Planes = Planes.PER_LOOP
+) -> tuple[torch.Tensor, torch.Tensor, CoreState]:
+    """Outputs (B, L, D), loops (B, passes) and the state after the passes of ENDS."""
+    state = new_state(planes, len(x), x.device, core.config.loop_slots)
+
+    def attend(slot, q, k, v, mask):
+        k, v = state.update(k, v, slot)
+        return causal_attention(slot, q, k, v, mask)
+
+    outs, loops = [], []
+    with torch.no_grad():
+        for (start, end), rule in zip(pairwise((0, *ENDS)), rules, strict=True):
+            positions, mask = state.extend(torch.ones(len(x), end - start, dtype=torch.bool))
+            shared = AttentionInputs(*rotary_angles(positions, CONFIG.head_dim, THETA), mask)
+            out = core(x[:, start:end], shared, attend, rule)
+            state.finish(core.config.loop_slots, out.loops, rule.limit, end - start)
+            outs.append(out.h)
+            loops.append(out.loops)
+    return torch.cat(outs, dim=1), torch.stack(loops, dim=1), state
+
+
+def passes_of(trace: Trace) -> list[ExitRule]:
+    rows = range(len(trace.loops))
+    return [Fixed(LIMIT), *(trace.for_pass(i, rows) for i in range(1, len(ENDS)))]
+
+
+@pytest.mark.parametrize("planes", list(Planes))
+def test_later_columns_see_what_a_slow_reference_says_of_rows_that_left_early(planes):
+    """A shallow pass between deep ones, a deep one after shallow ones, and slots that no row of a pass reached."""
+    core, x = random_core(), random_input(3, ENDS[-1])
+    out, loops, _ = run_passes(core, x, passes_of(MIXED), planes)
+    assert loops.tolist() == [list(row) for row in MIXED.loops]
+    with torch.no_grad():
+        for row in range(3):
+            weights = dict(core.named_parameters())
+            taken = MIXED.loops[row]
+            expected = reference.row_passes(weights, CONFIG, x[row], ENDS, taken, THETA, planes is Planes.LAST)
+            torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_one_plane_differs_from_a_plane_per_loop_and_takes_a_loops_share_of_the_memory():
+    core, x = random_core(), random_input(3, ENDS[-1])
+    exact, _, every = run_passes(core, x, passes_of(MIXED))
+    shared, _, one = run_passes(core, x, passes_of(MIXED), Planes.LAST)
+    first = slice(0, ENDS[0])
+    torch.testing.assert_close(shared[:, first], exact[:, first])
+    assert (shared - exact).abs().max() > 1e-2
+    outside = CONFIG.prelude_layers + CONFIG.coda_layers
+    slots = {state: state.nbytes() / (3 * ENDS[-1] * 2 * CONFIG.dim * 8) for state in (every, one)}
+    assert slots == {every: outside + LIMIT * CONFIG.block_layers, one: outside + CONFIG.block_layers}
+
+
+@pytest.mark.parametrize("planes", list(Planes))
+def test_a_single_loop_is_the_same_with_either_kind_of_planes(planes):
+    core, x = random_core(), random_input(2, ENDS[-1])
+    out, _, _ = run_passes(core, x, [Fixed(1)] * len(ENDS), planes)
+    with torch.no_grad():
+        whole = core(x, shared_inputs(2, ENDS[-1]), causal_attention, 1).h
+    torch.testing.assert_close(out, whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule", [Gate(0.5, LIMIT), CumulativeGate(0.8, LIMIT), Convergence(0.4, LIMIT)])
+def test_mixed_exits_in_a_batch_equal_the_same_rows_alone(rule):
+    core, x = gated_core(), random_input(8, ENDS[-1])
+    rules = [Fixed(LIMIT), rule, rule, rule]
+    out, loops, _ = run_passes(core, x, rules)
+    assert len(loops[:, 1:].unique()) >= 3, loops
+    for row in range(8):
+        alone, loops_alone, _ = run_passes(core, x[row : row + 1], rules)
+        assert loops_alone[0].tolist() == loops[row].tolist()
+        torch.testing.assert_close(alone[0], out[row], atol=1e-5, rtol=1e-4)
+
+
+def test_a_replayed_trace_is_bitwise_what_it_was_taken_from():
+    core, x = gated_core(), random_input(8, ENDS[-1])
+    out, loops, _ = run_passes(core, x, [Fixed(LIMIT), *[Gate(0.5, LIMIT)] * 3])
+    trace = Trace(tuple(map(tuple, loops.tolist())))
+    again, loops_again, _ = run_passes(core, x, [Fixed(LIMIT), *(trace.for_pass(i, range(8)) for i in (1, 2, 3))])
+    assert torch.equal(loops_again, loops)
+    assert torch.equal(again, out)
+
+
+def test_states_of_mixed_depth_are_forked_selected_and_joined_like_any_other():
+    core, x = random_core(), random_input(3, ENDS[-1])
+    for planes in Planes:
+        _, _, state = run_passes(core, x, passes_of(MIXED), planes)
+        joined = state.select(torch.tensor([2])).join(state.fork().select(torch.tensor([0, 1])))
+        assert type(joined) is type(state)
+        slot = CONFIG.loop_slots[1][0]
+        assert torch.equal(joined.columns(slot)[0], state.columns(slot)[0][[2, 0, 1]])
+        assert joined.nbytes() == state.nbytes()
+
+
+def test_a_row_that_leaves_has_the_output_and_states_of_its_own_depth():
+    core, x = random_core(), random_input(3, 4)
+    mixed = core(x, shared_inputs(3, 4), causal_attention, Trace(((1,), (5,), (3,))))
+    assert mixed.loops.tolist() == [1, 5, 3]
+    for row, depth in enumerate((1, 5, 3)):
+        alone = core(x[row : row + 1], shared_inputs(1, 4), causal_attention, depth)
+        for name in ("h", "state", "previous_state"):
+            torch.testing.assert_close(getattr(mixed, name)[row], getattr(alone, name)[0], atol=1e-6, rtol=1e-5)
+
+
+def test_a_pass_costs_what_its_deepest_row_costs():
+    core, x = random_core(), random_input(3, 2)
+    passes = []
+    core.block[0].register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    core(x, shared_inputs(3, 2), causal_attention, Trace(((1,), (3,), (2,))))
+    assert passes == [3, 3, 3]
+
+
+def test_the_decision_is_the_mean_over_the_exit_columns():
+    core, x = gated_core(), random_input(6, 5)
+    for columns in (1, 3):
+        pooled = core.trajectory(x, shared_inputs(6, 5), causal_attention, 6)
+        gates = torch.stack([core.gate(h[:, -columns:].mean(1)).sigmoid() for h in pooled], 1)
+        tau = gates.flatten().median().item()
+        expected = [next((t for t, g in enumerate(row, 1) if g > tau), 6) for row in gates.tolist()]
+        assert core(x, shared_inputs(6, 5), causal_attention, Gate(tau, 6), columns).loops.tolist() == expected
+
+
+def view(gates: list[float], states: list[list[float]] | None = None) -> LoopView:
+    return LoopView(len(gates), [torch.tensor([s]) for s in states or [[0.0]]], torch.tensor([gates]))
+
+
+def test_rules_leave_where_their_formulas_say():
+    assert Gate(0.6, 9).exits(view([0.1, 0.61])).item()
+    assert not Gate(0.6, 9).exits(view([0.9, 0.6])).item()
+    assert CumulativeGate(0.75, 9).exits(view([0.5, 0.5])).item()
+    assert not CumulativeGate(0.76, 9).exits(view([0.5, 0.5])).item()
+    # The second difference of 1, 2, 3.1 is 0.1.
+    assert Convergence(0.1 / 3, 9).exits(view([0, 0], [[1.0], [2.0], [3.1]])).item()
+    assert not Convergence(0.1 / 3.2, 9).exits(view([0, 0], [[1.0], [2.0], [3.1]])).item()
+    assert not Convergence(9.0, 9).exits(view([0], [[1.0], [2.0]])).item()
+
+
+def test_random_exits_have_the_promised_mean_and_depend_on_seed_pass_and_row_alone():
+    rule = RandomExit(0.3, 6, seed=4)
+    drawn = rule.for_pass(2, range(4000))
+    mean = sum(loops for (loops,) in drawn.loops) / 4000
+    assert abs(mean - (1 - 0.7**6) / 0.3) < 0.08
+    assert rule.for_pass(2, [17, 3]).loops == (drawn.loops[17], drawn.loops[3])
+    assert rule.for_pass(3, range(50)).loops != drawn.loops[:50]
+    assert RandomExit(0.3, 6, seed=5).for_pass(2, range(50)).loops != drawn.loops[:50]
+    assert drawn.limit == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Gate(0.0, 4), "tau: 0.0"),
+        (lambda: Gate(1.0, 4), "tau: 1.0"),
+        (lambda: Gate(float("nan"), 4), "tau: nan"),
+        (lambda: CumulativeGate(1.5, 4), "q: 1.5"),
+        (lambda: RandomExit(0.0, 4, 0), "probability: 0.0"),
+        (lambda: Convergence(0.0, 4), "eps: 0.0"),
+        (lambda: Trace(()), "loops: a trace"),
+        (lambda: Trace(((2, 0),)), "loops: a trace"),
+    ],
+)
+def test_impossible_rules_are_refused_by_name(make, named):
+    with pytest.raises(ValueError, match=named) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("depth", "named"),
+    [
+        (Gate(0.5, 4), "Gate needs an exit gate"),
+        (CumulativeGate(0.5, 4), "CumulativeGate needs an exit gate"),
+        (Convergence(0.1, 0), "0 loops, expected 1 to max_loops = 6"),
+        (Convergence(0.1, 7), "7 loops, expected 1 to max_loops = 6"),
+        ("gate", "neither a number of loops nor an exit rule"),
+        (True, "neither a number of loops nor an exit rule"),
+        (2.0, "neither a number of loops nor an exit rule"),
+        (None, "neither a number of loops nor an exit rule"),
+    ],
+)
+def test_a_depth_that_a_core_cannot_run_is_refused_before_anything_is_computed(depth, named):
+    def attend(*_):
+        raise AssertionError("computed")
+
+    with pytest.raises(ValueError, match=named):
+        random_core()(random_input(1, 2), shared_inputs(1, 2), attend, depth)
+
+
+def test_a_trace_for_another_batch_is_refused():
+    with pytest.raises(ValueError, match="a trace of 3 rows for a batch of 2"):
+        random_core()(random_input(2, 2), shared_inputs(2, 2), causal_attention, Trace(((1,), (2,), (1,))))
+    with pytest.raises(ValueError, match="2 rows, row 2"):
+        Trace(((1,), (2,))).for_pass(0, range(3))
+
+
+def test_sampled_depth_yields_states_and_gates_of_the_loops_that_carry_gradients():
+    core, x = gated_core(), random_input(4, 3)
+    plan = DepthPlan(loops=(5, 1, 3, 2), mu_bwd=3, noise_seeds=(1, 2, 3, 4))
+    out = core.forward_sampled(x, shared_inputs(4, 3), causal_attention, plan)
+    assert out.loops.tolist() == list(plan.loops)
+    assert [bool(h.requires_grad) for h in out.carried] == [True] * 3
+    assert torch.equal(out.carried[-1], out.state)
+    ran = out.gate_logits.isfinite().all(1)
+    assert ran.tolist() == [[True] * 3, [False, False, True], [True] * 3, [False, True, True]]
+    assert torch.equal(out.gate_logits.isnan().any(1), ~ran)
+    torch.testing.assert_close(out.gate_logits[..., -1], core.gate(out.state))
+    out.gate_logits.nan_to_num().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in core.parameters())
+    assert core.gate.linear.weight.grad.abs().max() > 0
+    assert core.forward_sampled(x, shared_inputs(4, 3), causal_attention, plan).gate_logits is not None
+    assert random_core().forward_sampled(x, shared_inputs(4, 3), causal_attention, plan).gate_logits is None
+
+
+def test_a_trajectory_read_out_at_t_is_the_pass_of_t_loops():
+    core, x = random_core(), random_input(2, 3)
+    for depth, state in enumerate(core.trajectory(x, shared_inputs(2, 3), causal_attention, 6), start=1):
+        expected = core(x, shared_inputs(2, 3), causal_attention, depth)
+        assert torch.equal(state, expected.state)
+        assert torch.equal(core.read_out(state, shared_inputs(2, 3), causal_attention, x.dtype), expected.h)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from loopwm.core import Gate
+from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.format import Context
+from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.tree import IGNORED, TreeBatch
+from loopwm.text.world import WorldModel
+from loopwm.training.config import ConfigError, load_config
+from loopwm.training.gate import decisions, judge, main, slot_horizons, with_gate
+from loopwm.training.rows import Cursor
+from loopwm.training.text import TextProgram
+from loopwm.training.trainer import Trainer
+from tests.text.conftest import random_model
+
+SLOTS = 2
+LIMIT = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def slotted_config(config_file, tmp_path_factory) -> Path:
+    config = yaml.safe_load(config_file.read_text())
+    config["model"]["overrides"] = {"state_slots": SLOTS}
+    path = tmp_path_factory.mktemp("config") / "slots.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def batch(slotted_config) -> TreeBatch:
+    return next(TextProgram(load_config(slotted_config)).global_batches(Cursor()))[0][0]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A random checkpoint without a gate, in the bfloat16 it is published in."""
+    folder = tmp_path_factory.mktemp("source")
+    random_model(state_slots=SLOTS).bfloat16().save_pretrained(folder)
+    load_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def state_token() -> int:
+    return load_tokenizer().convert_tokens_to_ids("<|state|>")
+
+
+def walked_horizons(batch: TreeBatch, row: int) -> list[int]:
+    """Horizons of the state slots of a row, token by token."""
+    seen: dict[int, int] = {}
+    out = []
+    for token, branch in zip(batch.tokens[row].tolist(), batch.branch[row].tolist(), strict=True):
+        is_slot = token == state_token() and branch > 0
+        out.append(seen.get(branch, 0) // SLOTS if is_slot else -1)
+        seen[branch] = seen.get(branch, 0) + is_slot
+    return out
+
+
+def test_slots_know_their_horizon(batch):
+    found = slot_horizons(batch, state_token(), SLOTS)
+    assert found.max() > 1
+    for row in range(len(found)):
+        assert found[row].tolist() == walked_horizons(batch, row)
+
+
+def test_decisions_are_scored_by_the_pass_that_ends_there_and_transitions_by_their_observation(batch):
+    model, _ = with_gate(random_model(state_slots=SLOTS))
+    tokens, transitions = decisions(model, batch, LIMIT, state_token())
+    wanted = batch.label != IGNORED
+    per_depth = []
+    for depth in range(1, LIMIT + 1):
+        with torch.no_grad():
+            out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=depth)
+            logits = model.lm_head(out.last_hidden_state).transpose(1, 2)
+        losses = torch.nn.functional.cross_entropy(logits, batch.label, ignore_index=IGNORED, reduction="none")
+        per_depth.append((losses, out.state))
+        torch.testing.assert_close(tokens.loss[:, depth - 1], losses[wanted], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(tokens.states[:, depth - 1], out.state[wanted], atol=1e-5, rtol=1e-4)
+
+    expected_states, expected_losses = [], []
+    for row in range(len(batch.tokens)):
+        slots = torch.tensor(walked_horizons(batch, row))
+        for branch in range(1, int(batch.branch[row].max()) + 1):
+            here = batch.branch[row] == branch
+            for horizon in range(1, int(batch.horizon[row][here].max()) + 1):
+                targets = here & (batch.horizon[row] == horizon) & wanted[row]
+                columns = here & (slots == horizon)
+                expected_losses.append([losses[row][targets].mean().item() for losses, _ in per_depth])
+                expected_states.append(torch.stack([state[row][columns].mean(0) for _, state in per_depth]))
+    torch.testing.assert_close(transitions.loss, torch.tensor(expected_losses), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(transitions.states, torch.stack(expected_states), atol=1e-5, rtol=1e-4)
+
+
+def command(source: Path, config: Path, out: Path, *more: str) -> list[str]:
+    return ["--model", str(source), "--config", str(config), "--steps", "8", "--out", str(out), *more]
+
+
+def test_the_second_stage_fits_the_gate_leaves_the_model_and_repeats_itself(source, slotted_config, tmp_path, capsys):
+    for name in ("one", "two"):
+        arguments = command(source, slotted_config, tmp_path / name, "--limit", str(LIMIT))
+        assert main(arguments) == 0
+    assert "transitions: dev loss" in capsys.readouterr().out
+    before, _ = load_checkpoint(source)
+    after, _ = load_checkpoint(tmp_path / "one")
+    again, _ = load_checkpoint(tmp_path / "two")
+    weights = after.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in before.state_dict().items())
+    assert weights.keys() - before.state_dict().keys() == {
+        "model.core.gate.linear.weight",
+        "model.core.gate.linear.bias",
+    }
+    assert all(torch.equal(weights[name], value) for name, value in again.state_dict().items())
+    report = json.loads((tmp_path / "one" / "gate.json").read_text())
+    for kind in ("tokens", "transitions"):
+        assert report[kind]["loss"] < 0.67  # the untrained gate's is log 2
+        assert len(report[kind]["gates"]) == len(report[kind]["labels"]) == LIMIT - 1
+        assert max(abs(g - 0.5) for g in report[kind]["gates"]) > 0.02
+    model = WorldModel.from_pretrained(tmp_path / "one")
+    program = TextProgram(load_config(slotted_config))
+    kinds = [decisions(model.model, b, LIMIT, state_token())[1] for b in program.evaluation_batches()]
+    gate = model.model.model.core.gate
+    assert judge(kinds, gate).loss == pytest.approx(report["transitions"]["loss"], abs=1e-2)  # bfloat16 in between
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--steps", "0"], "--steps: 0"),
+        (["--limit", "1"], "--limit: 1"),
+        (["--limit", "99"], "--limit: 99"),
+        (["model.overrides={}"], "model.overrides.state_slots"),
+        (["--model", "/no/such"], "/no/such/config.json"),
+        (["--config", "/no/such.yaml"], "/no/such.yaml"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_nothing_is_written(source, slotted_config, tmp_path, capsys, more, named):
+    assert main(command(source, slotted_config, tmp_path / "out", *more)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line and "Loading weights" not in line]
+    assert len(errors) == 1
+    assert named in errors[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_folder_is_not_overwritten(source, slotted_config, capsys):
+    assert main(command(source, slotted_config, source)) == 2
+    assert "exists already" in capsys.readouterr().err
+    load_checkpoint(source)
+
+
+@pytest.mark.parametrize(("loss", "coefficient"), [("entropy", 0.1), ("expected", 0.1)])
+def test_a_gate_trained_beside_the_model_is_exported_and_can_be_used(config_file, tmp_path, loss, coefficient):
+    changes = [
+        "model.overrides={exit_gate: true, mu_rec: 4.0}",
+        f"objective.exit_loss={loss}",
+        f"objective.exit_entropy_coef={coefficient}",
+        "run.steps=3",
+    ]
+    Trainer(load_config(config_file, changes), tmp_path).run()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < r["gate"] < 1 for r in records if r["kind"] == "train")
+    assert all("gate" not in r for r in records if r["kind"] == "dev")
+    model = WorldModel.from_pretrained(tmp_path / "model")
+    weight = model.model.model.core.gate.linear.weight
+    assert bool(weight.any()) == (loss == "expected")  # the regulariser's optimum is where the gate starts
+    world = model.advance(model.encode([Context("g", "o")], Gate(0.5, 4)), ["wait"])
+    assert 1 <= world.loops[0][0] <= 4
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.overrides={exit_gate: true}"],
+        ["objective.exit_loss=entropy"],
+        ["objective.exit_entropy_coef=-1.0"],
+        ["model.overrides={exit_gate: true, mu_rec: 2.0}", "objective.exit_loss=expected"],
+    ],
+)
+def test_a_gate_and_its_loss_go_together(config_file, overrides):
+    with pytest.raises(ConfigError, match=r"objective\.exit"):
+        TextProgram(load_config(config_file, overrides))
