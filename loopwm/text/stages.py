@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ class RowOutput:
 
     @classmethod
     def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
-        return cls(**{name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS})
+        columns: dict[str, Any] = {name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS}
+        return cls(**columns)
 
 
 def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:

@@ -137,7 +137,14 @@ POSITIVE = {
 """Keys whose values must be above zero."""
 
 NOT_NEGATIVE = {
-    "objective": ("reward_coef", "continue_coef", "consistency_coef", "contraction_coef", "horizon_every"),
+    "objective": (
+        "reward_coef",
+        "continue_coef",
+        "consistency_coef",
+        "contraction_coef",
+        "horizon_every",
+        "exit_entropy_coef",
+    ),
 }
 """Keys whose values must not be below zero."""
 

@@ -197,7 +197,7 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
     h = batch.steps.at_slots(out.latent)
     model.model.heads.reset_parameters()
     optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.1)
-    for _ in range(300):
+    for _ in range(900):
         optimizer.zero_grad()
         reward, ends = model.model.heads(h)
         (reward_loss(reward, batch.steps)[0] + continuation_loss(ends, batch.steps)[0]).backward()
