@@ -28,6 +28,9 @@ EXAMPLE = "python -m eval build-markov --episodes data/episodes/train --out eval
 
 EXPERTS = ("gold", "expert")
 
+TRAIN_SPLITS = ("train", "built")
+"""ALFWorld's built games are made to train on."""
+
 _Key = tuple[str, str]
 _Counts = dict[_Key, Counter[str]]
 

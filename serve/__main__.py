@@ -78,6 +78,10 @@ def serve(args: argparse.Namespace, listener: socket.socket) -> None:
     transformers_logging.disable_progress_bar()
     model, tokenizer = load_checkpoint(args.model)
     config = model.config
+    try:
+        config.require_causal("the service")
+    except ValueError as error:
+        raise StartError(f"--model: {error}") from error
     if args.depth is not None and args.depth > config.max_loops:
         raise StartError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
     weights = sorted(args.model.glob("*.safetensors"))

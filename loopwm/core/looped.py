@@ -1,7 +1,7 @@
 """LoopedCore: prelude -> looped block -> coda. The only place that iterates the block.
 
     e        = RMSNorm(prelude(x))                       x: (B, L, D)
-    h^(0)    = truncated noise in training, zeros otherwise
+    h^(0)    = truncated noise in training, zeros otherwise, or what the caller carries over
     h^(t+1)  = block(A_bar * h^(t) + B_bar e)            the same block in every loop
     out      = coda(C h^(T))
 
@@ -125,9 +125,15 @@ class LoopedCore(nn.Module):
         return rule
 
     def forward(
-        self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, depth: int | ExitRule, exit_columns: int = 1
+        self,
+        x_BLD: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        depth: int | ExitRule,
+        exit_columns: int = 1,
+        initial_BLD: Tensor | None = None,
     ) -> CoreOutput:
-        """Every row loops from a zero state until the rule lets it go; x_BLD: (B, L, D).
+        """Every row loops from `initial_BLD`, None for zeros, until the rule lets it go; x_BLD: (B, L, D).
 
         A row leaves with all its columns, by one decision over its last `exit_columns`. It keeps its state from then
         on, but is computed along until the last row leaves: a pass costs what its deepest row costs. The keys and
@@ -136,7 +142,7 @@ class LoopedCore(nn.Module):
         """
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
-        h = previous = torch.zeros_like(drive, dtype=torch.float32)
+        h = previous = torch.zeros_like(drive, dtype=torch.float32) if initial_BLD is None else initial_BLD
         if isinstance(rule, Fixed):
             # No decision may depend on data here: serving engines capture this path as a graph.
             for loop in range(rule.loops):
@@ -161,14 +167,25 @@ class LoopedCore(nn.Module):
             out = layer(out, shared, attend, self.config.coda_slot(index))
         return out
 
-    def forward_sampled(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, plan: DepthPlan) -> CoreOutput:
+    def forward_sampled(
+        self,
+        x_BLD: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        plan: DepthPlan,
+        initial_BLD: Tensor | None = None,
+    ) -> CoreOutput:
         """Training: each row has its own depth, and only the last min(T_i, mu_bwd) loops carry gradients.
+
+        The first state is `initial_BLD`, None for the plan's noise; no gradient reaches what it was made from.
 
         All rows finish together, so the loops without gradients come first and hold only the rows that are deep
         enough to need them: the cost follows the mean depth and no row is computed in vain.
         """
         drive, retention = self._drive(x_BLD, shared, attend)
-        h = previous = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
+        if initial_BLD is None:
+            initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
+        h = previous = initial_BLD.detach()
         carried, gates = [], []
         for remaining in range(plan.longest, 0, -1):
             rows = plan.rows_at(remaining, x_BLD.device)
@@ -185,11 +202,16 @@ class LoopedCore(nn.Module):
         gate_logits = torch.stack(gates, dim=-1) if gates else None
         return CoreOutput(out, h, previous, loops, tuple(carried), gate_logits)
 
-    def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
-        """B_bar e (B, L, D) and A_bar (D,): what stays fixed over the loops of a pass."""
+    def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
+        """e = RMSNorm(prelude(x)): (B, L, D)."""
         for index, layer in enumerate(self.prelude):
             x_BLD = layer(x_BLD, shared, attend, self.config.prelude_slot(index))
-        return self.injection.drive(self.input_norm(x_BLD)).to(x_BLD.dtype), self.injection.retention()
+        return self.input_norm(x_BLD)
+
+    def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
+        """B_bar e (B, L, D) and A_bar (D,): what stays fixed over the loops of a pass."""
+        e_BLD = self.encode_input(x_BLD, shared, attend)
+        return self.injection.drive(e_BLD).to(x_BLD.dtype), self.injection.retention()
 
     def _loop(
         self, h: Tensor, drive: Tensor, retention: Tensor, shared: AttentionInputs, attend: Attend, loop: int

@@ -6,7 +6,7 @@ keeps rows of different length in one batch without moving keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import torch
@@ -173,6 +173,39 @@ class CoreState:
         other.valid = self.valid[:, :kept]
         other.next_position = self.next_position - self.valid[:, kept:].sum(1)
         return other
+
+    def tail(self, columns: int) -> CoreState:
+        """The state with its last `columns` columns only, at the same positions. Raises ValueError if it has fewer."""
+        dropped = self.valid.shape[1] - columns
+        if columns < 0 or dropped < 0:
+            raise ValueError(f"cannot keep {columns} of {self.valid.shape[1]} columns")
+        other = self.fork()
+        other._buffers = {
+            slot: (key[:, :, dropped:], value[:, :, dropped:]) for slot, (key, value) in self._buffers.items()
+        }
+        other._lengths = {slot: length - dropped for slot, length in self._lengths.items()}
+        other.valid = self.valid[:, dropped:]
+        return other
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything the state holds, by name: what `from_tensors` takes."""
+        named = {"valid": self.valid, "next_position": self.next_position}
+        for slot in self._buffers:
+            key, value = self.columns(slot)
+            named |= {f"key.{slot}": key.contiguous(), f"value.{slot}": value.contiguous()}
+        return named
+
+    @classmethod
+    def from_tensors(cls, named: Mapping[str, Tensor]) -> CoreState:
+        """Raises KeyError if a tensor is missing."""
+        state = cls(0, named["valid"].device)
+        state.valid, state.next_position = named["valid"], named["next_position"]
+        for name, key in named.items():
+            if name.startswith("key."):
+                slot = int(name.removeprefix("key."))
+                state._buffers[slot] = (key, named[f"value.{slot}"])
+                state._lengths[slot] = key.shape[2]
+        return state
 
     def nbytes(self) -> int:
         """Bytes of the keys and values in use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -30,6 +30,11 @@ class LoopWMConfig(PreTrainedConfig):
         zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
         input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
         spectral_constraint: A_bar is kept inside (0, 1). Off only to compare: A_bar is then a free diagonal.
+        prediction_heads: reward and continuation are read from h_k.
+        monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
+        propagate: "latent" adds a projection of h_k to the input of the next step's slots.
+        carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
+        decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
         exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
@@ -54,6 +59,11 @@ class LoopWMConfig(PreTrainedConfig):
     zoh: bool = False
     input_norm: bool = True
     spectral_constraint: bool = True
+    prediction_heads: bool = False
+    monitor_head: bool = False
+    propagate: Literal["none", "latent"] = "none"
+    carry_state: bool = False
+    decode_sees: Literal["all", "state"] = "all"
     exit_gate: bool = False
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
@@ -88,6 +98,20 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError("zoh: the exact hold needs spectral_constraint")
         if self.state_slots < 1 or self.block_layers < 1:
             raise ValueError("state_slots and block_layers must be at least 1")
+        for name, value, known in (
+            ("propagate", self.propagate, ("none", "latent")),
+            ("decode_sees", self.decode_sees, ("all", "state")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
+        if self.carry_state and self.propagate != "latent":
+            raise ValueError(f"carry_state: needs propagate: latent, got {self.propagate!r}")
+
+    def require_causal(self, user: str) -> None:
+        """Raises ValueError, one line, if the model is no plain causal language model, which `user` needs."""
+        for name, value, needed in (("propagate", self.propagate, "none"), ("decode_sees", self.decode_sees, "all")):
+            if value != needed:
+                raise ValueError(f"{name}: {value} is not supported by {user}, which needs {needed}")
 
     @property
     def core(self) -> CoreConfig:

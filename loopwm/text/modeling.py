@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
@@ -36,10 +37,12 @@ from loopwm.core import (
     ExitRule,
     LoopedCore,
     as_rule,
+    causal_attention,
     rotary_angles,
 )
 from loopwm.core.block import RMSNorm, rotate, split_heads
 from loopwm.text.configuration import LoopWMConfig
+from loopwm.text.heads import MonitorHead, PredictionHeads, Propagation
 from loopwm.text.tree import TreeMask, tree_attention
 
 COPY_SCALE = 8.0
@@ -130,10 +133,21 @@ class LoopWMPreTrainedModel(PreTrainedModel):
         shutil.copyfile(Path(__file__).with_name("auto.py"), Path(save_directory) / "auto.py")
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LoopedCore | CopyAttention):
+        if isinstance(module, LoopedCore | CopyAttention | PredictionHeads | MonitorHead | Propagation):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the columns of a pass take over from the step before; used with `propagate: latent` only.
+
+    latent: (B, L, D) h_{k-1} at the slots, zeros elsewhere. initial: (B, L, D) h^(0), None for the usual one.
+    """
+
+    latent: Tensor
+    initial: Tensor | None
 
 
 @dataclass
@@ -160,12 +174,17 @@ class _Inputs:
 
 class LoopWMModel(LoopWMPreTrainedModel):
     def __init__(self, config: LoopWMConfig) -> None:
+        if config._attn_implementation == "vllm":
+            config.require_causal("vLLM")
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=None)
         self.embed_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.core = LoopedCore(config.core)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.copy = CopyAttention(config) if config.copy_attention else None
+        self.propagation = Propagation(config.hidden_size) if config.propagate == "latent" else None
+        self.heads = PredictionHeads(config.hidden_size) if config.prediction_heads else None
+        self.monitor = MonitorHead(config.hidden_size) if config.monitor_head else None
         self.slots = nn.ModuleList(AttentionSlot(config, i) for i in range(config.num_hidden_layers))
         self.post_init()
 
@@ -180,15 +199,16 @@ class LoopWMModel(LoopWMPreTrainedModel):
         use_cache: bool | None = None,
         depth: int | ExitRule | DepthPlan | None = None,
         exit_columns: int = 1,
+        carried: Carried | None = None,
         **kwargs: Any,
     ) -> LoopWMOutput:
         """Runs tokens (B, L) through the core.
 
         `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, or the TreeMask of
         training rows, which leaves the slots aside. `depth` is the number of loops or an exit rule that decides by
-        the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`. Raises ValueError for
-        a depth that the core refuses, and for an exit rule with a cache that is no CoreState: no other can fill the
-        loops that a row skips.
+        the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`. `carried` is what a
+        step takes over from the one before it. Raises ValueError for a depth that the core refuses, and for an exit
+        rule with a cache that is no CoreState: no other can fill the loops that a row skips.
         """
         depth = self.config.default_depth if depth is None else depth
         if use_cache and past_key_values is None:
@@ -199,10 +219,13 @@ class LoopWMModel(LoopWMPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         inputs = self._inputs(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
         x = self.embed_norm(inputs_embeds)
+        initial = None
+        if carried is not None and self.propagation is not None:
+            x, initial = x + self.propagation(carried.latent.to(x.dtype)), carried.initial
         if isinstance(depth, DepthPlan):
-            out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth)
+            out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth, initial)
         else:
-            out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns)
+            out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
         final = self._final(out.h, inputs)
         if isinstance(past_key_values, CoreState) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
@@ -241,7 +264,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
             position_ids = _positions(embeds, attention_mask, cache)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
         if isinstance(attention_mask, TreeMask):
-            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), tree_attention)
+            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _row_attention(cache))
         mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
         return _Inputs(embeds, AttentionInputs(cos, sin, mask), self._slot_attention(cache, **kwargs))
 
@@ -267,11 +290,35 @@ class LoopWMModel(LoopWMPreTrainedModel):
             position_ids=position_ids,
         )
 
+    @torch.no_grad()
+    def embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
+        """Each observation by itself through the prelude: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
+
+        tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
+        flows (LoopWM, eq. dd_consist: e*_k = sg(E(o_k))).
+        """
+        positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
+        shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
+        e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)
+        real = positions < length_N[:, None]
+        return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
+
     def _slot_attention(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return self.slots[slot](q, k, v, mask, cache, **kwargs)
 
         return attend
+
+
+def _row_attention(kept: Cache | CoreState | None) -> Attend:
+    """Attention of training rows. With a state, columns also see those of earlier passes that it keeps."""
+    if not isinstance(kept, CoreState):
+        return tree_attention
+
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -> Tensor:
+        return tree_attention(slot, q, *kept.update(k, v, slot), mask)
+
+    return attend
 
 
 def _positions(embeds: Tensor, attention_mask: Tensor | TreeMask | None, cache: Cache | CoreState | None) -> Tensor:
@@ -306,7 +353,11 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
         depth: int | ExitRule | DepthPlan | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy."""
+        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
+
+        Raises ValueError for a model whose worlds are more than a causal language model.
+        """
+        self.config.require_causal("a causal language model")
         out = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, depth, **kwargs
         )

@@ -1,7 +1,16 @@
-"""The training objective of text worlds: each part returns (loss, diagnostics)."""
+"""The training objective of text worlds: each part returns (loss, diagnostics).
+
+    L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont
+         + alpha sum_branches L_consist + beta sum_branches L_contract) / tokens
+
+Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
+of the observation loss are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,11 +19,23 @@ from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
 from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
-from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput
-from loopwm.text.tree import IGNORED, TreeBatch, TreeMask
+from loopwm.core.twohot import two_hot_loss, two_hot_value
+from loopwm.text.heads import POINTS
+from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.stages import RowOutput, row_mask, run_rows
+from loopwm.text.tree import IGNORED, BranchSteps, TreeBatch
+
+Term = tuple[Tensor, dict[str, Tensor]]
+"""A loss, summed, and its diagnostics."""
 
 MAX_HORIZON = 16
 """Longest deferral whose loss is reported on its own."""
+
+MEDIAN_STEPS = 256
+"""Optimiser steps over which the median of C_max runs."""
+
+TINY = 1e-12
+"""Under the root of a norm, whose slope at zero is infinite."""
 
 ExitLoss = Literal["none", "entropy", "expected"]
 """What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
@@ -37,48 +58,165 @@ def observation_loss(
     return loss_N.sum() / normaliser, sums
 
 
-class TextObjective(nn.Module):
-    """A model with its loss, in one module so that data parallel wrappers see one forward."""
+def reward_loss(logits_NK: Tensor, steps: BranchSteps) -> Term:
+    """Two-hot cross-entropy of the rewards at supervised steps (LoopWM, world model loss: l_rew), summed.
 
-    def __init__(self, model: LoopWMForCausalLM, exit_loss: ExitLoss = "none", exit_entropy_coef: float = 0.0) -> None:
+    Rewards nobody recorded do not count. Diagnostics: reward_loss, and reward_error: mean absolute error in points.
+    """
+    wanted = steps.supervised & ~steps.reward.isnan()
+    logits, target = logits_NK[wanted], steps.reward[wanted]
+    loss = two_hot_loss(logits, target / POINTS)
+    error = (POINTS * two_hot_value(logits) - target).abs()
+    return loss.sum(), {"reward_loss": _pair(loss), "reward_error": _pair(error)}
+
+
+def continuation_loss(logits_N: Tensor, steps: BranchSteps) -> Term:
+    """Binary cross-entropy of "the world goes on" at supervised steps (LoopWM, world model loss: l_cont), summed.
+
+    Diagnostics: continue_loss and continue_accuracy.
+    """
+    wanted = steps.supervised & ~steps.reward.isnan()
+    logits, target = logits_N[wanted].float(), (~steps.done[wanted]).float()
+    loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    right = ((logits > 0) == (target > 0)).float()
+    return loss.sum(), {"continue_loss": _pair(loss), "continue_accuracy": _pair(right)}
+
+
+def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, steps: BranchSteps) -> Term:
+    """sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, eq. dd_consist).
+
+    Both sides unit vectors (N, D); `reference_ND` carries no gradient. Diagnostics: consistency_loss, of one branch.
+    """
+    between = (steps.horizon > 0) & (steps.horizon < steps.deepest)
+    distance = (summary_ND[between] - reference_ND[between].detach()).square().sum(-1)
+    share = 1 / (steps.deepest[between] - 1)
+    loss = (distance * share).sum()
+    return loss, {"consistency_loss": torch.stack((loss.detach(), share.sum()))}
+
+
+def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
+    """sum over branches of max(0, sum_k rms(h_{k+1} - h_k) - K C_max) (LoopWM, eq. dd_total).
+
+    The norm is a root mean square over slots and width, so that C_max does not depend on the width. Diagnostics:
+    contraction_loss of a branch, latent_step_rms of a step, first_step_rms of the step from h_0.
+    """
+    later = (steps.horizon > 0).nonzero()[:, 0]
+    h = h_NMD.float()
+    moved = ((h[later] - h[later - 1]).square().mean((1, 2)) + TINY).sqrt()
+    excess = moved.new_zeros(steps.branches).index_add(0, steps.branch[later], moved - c_max)
+    loss = excess.relu()
+    first = moved[steps.horizon[later] == 1]
+    numbers = {"contraction_loss": loss, "latent_step_rms": moved, "first_step_rms": first}
+    return loss.sum(), {name: _pair(values) for name, values in numbers.items()}
+
+
+@torch.no_grad()
+def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
+    """state_rms and last_step_rms: the rms of h^(T) and of its last step in each row's batch, as pairs over rows."""
+    real, rows = batch.branch >= 0, len(batch.row_ids)
+    state, previous = out.state[real], out.previous_state[real]
+    norms = {"state_rms": state, "last_step_rms": state - previous}
+    return {name: _pair(x.square().mean().sqrt().expand(rows)) for name, x in norms.items()}
+
+
+def _pair(values: Tensor) -> Tensor:
+    """Sum and number of some values."""
+    return torch.stack((values.detach().sum(), torch.tensor(float(len(values)), device=values.device)))
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta."""
+
+    reward: float = 0.0
+    continuation: float = 0.0
+    consistency: float = 0.0
+    contraction: float = 0.0
+
+
+class TextObjective(nn.Module):
+    """A model with its loss, in one module so that data parallel wrappers see one forward.
+
+    `first_steps` are the rms of the step from h_0 to h_1 in the last optimiser steps, the newest at the end. They are a
+    buffer, so that they are saved and resumed with a run.
+    """
+
+    first_steps: Tensor
+
+    def __init__(
+        self,
+        model: LoopWMForCausalLM,
+        coefficients: Coefficients = Coefficients(),
+        exit_loss: ExitLoss = "none",
+        exit_entropy_coef: float = 0.0,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.coefficients = coefficients
         self.exit_loss = exit_loss
         self.exit_entropy_coef = exit_entropy_coef
+        self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
 
-    def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
         """Loss of a batch; `normaliser` is the number of targets of the whole global batch.
 
-        Diagnostics: `observation_loss`'s, state_rms and last_step_rms of the recurrence, and, at sampled depth, those
-        of the gate's loss.
+        Diagnostics: those of every term, and state_rms and last_step_rms of the recurrence.
         """
-        mask = batch.attention_mask()
-        out = self.model.model(
-            batch.tokens, attention_mask=mask, position_ids=batch.positions, use_cache=False, depth=depth
-        )
+        out = run_rows(self.model.model, batch, depth)
         wanted = batch.label != IGNORED
         logits = self.model.lm_head(out.last_hidden_state[wanted])
         loss, diagnostics = observation_loss(logits, batch.label[wanted], batch.horizon[wanted], normaliser)
-        real = batch.branch >= 0
-        if out.gate_logits is not None and self.exit_loss == "entropy":
-            term, of_gate = gate_entropy_loss(out.gate_logits[real], self.exit_entropy_coef)
-            loss, diagnostics = loss + term * batch.targets / normaliser, diagnostics | of_gate
-        if out.gate_logits is not None and self.exit_loss == "expected":
-            losses_NS = self._losses_by_exit(batch, mask, out, logits)
-            expected, of_gate = expected_exit_loss(out.gate_logits[wanted], losses_NS, self.exit_entropy_coef)
-            loss, diagnostics = expected * batch.targets / normaliser, diagnostics | of_gate
-        state, previous = out.state.detach()[real], out.previous_state.detach()[real]
-        diagnostics["state_rms"] = state.square().mean().sqrt()
-        diagnostics["last_step_rms"] = (state - previous).square().mean().sqrt()
-        return loss, diagnostics
+        if out.gate_logits is not None:
+            loss, numbers = self._with_exits(loss, batch, out, logits, normaliser)
+            diagnostics |= numbers
+        for weight, (term, numbers) in self._branch_terms(batch, out):
+            loss = loss + weight * term / normaliser
+            diagnostics |= numbers
+        return loss, diagnostics | recurrence_norms(batch, out)
 
-    def _losses_by_exit(self, batch: TreeBatch, mask: TreeMask, out: LoopWMOutput, last_logits_NV: Tensor) -> Tensor:
+    def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, logits_NV: Tensor, normaliser: float) -> Term:
+        """The observation loss with what teaches the gate: beside it, or in its place."""
+        assert out.gate_logits is not None
+        weight, wanted = batch.targets / normaliser, batch.label != IGNORED
+        numbers: dict[str, Tensor] = {}
+        if self.exit_loss == "entropy":
+            term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
+            loss = loss + weight * term
+        if self.exit_loss == "expected":
+            losses_NS = self._losses_by_exit(batch, out, logits_NV)
+            term, numbers = expected_exit_loss(out.gate_logits[wanted], losses_NS, self.exit_entropy_coef)
+            loss = weight * term
+        return loss, {name: torch.stack((value, torch.ones_like(value))) for name, value in numbers.items()}
+
+    def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_logits_NV: Tensor) -> Tensor:
         """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
-        wanted = batch.label != IGNORED
+        wanted, mask = batch.label != IGNORED, row_mask(self.model.config, batch)
         logits = []
-        for state in (out.carried or ())[:-1]:
+        for state in out.carried[:-1]:
             hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)
             logits.append(self.model.lm_head(hidden[wanted]))
         target_N = batch.label[wanted]
         losses = [F.cross_entropy(x.float(), target_N, reduction="none") for x in (*logits, last_logits_NV)]
         return torch.stack(losses, dim=-1)
+
+    def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
+        """The terms on the latents of the branches, each with its coefficient."""
+        model, weights, steps = self.model.model, self.coefficients, batch.steps
+        h_NMD = steps.at_slots(out.latent)
+        measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged, and free where it is off
+        yield weights.contraction, contraction_loss(measured, steps, self.c_max())
+        if model.heads is not None:
+            reward, continuation = model.heads(h_NMD)
+            yield weights.reward, reward_loss(reward, steps)
+            yield weights.continuation, continuation_loss(continuation, steps)
+        if model.monitor is not None:
+            reference = model.embed_observations(steps.observation, steps.observation_length)
+            yield weights.consistency, consistency_loss(model.monitor(h_NMD), reference, steps)
+
+    def c_max(self) -> Tensor:
+        """C_max: twice the running median of a single step's rms; infinite before the first one."""
+        return (2 * self.first_steps.nanmedian()).nan_to_num(nan=torch.inf)
+
+    def remember_first_step(self, rms: float) -> None:
+        """Takes the mean rms of an optimiser step's steps from h_0 to h_1 into the running median."""
+        self.first_steps.copy_(torch.cat((self.first_steps[1:], self.first_steps.new_tensor([rms]))))

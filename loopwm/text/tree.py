@@ -12,8 +12,10 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,13 +47,18 @@ class TemplateIds:
 
 @dataclass(frozen=True)
 class TokenEpisode:
-    """A tokenised episode of n steps. Index 0 of the lists is the reset, whose action is empty."""
+    """A tokenised episode of n steps. Index 0 of the lists is the reset, whose action is empty.
+
+    rewards: score differences in points, dones: whether the world ended there; both None where nobody recorded them.
+    """
 
     goal: Tokens
     observations: Sequence[Tokens]
     actions: Sequence[Tokens]
     looks: Sequence[Tokens | None]
     inventories: Sequence[Tokens | None]
+    rewards: Sequence[float] | None = None
+    dones: Sequence[bool] | None = None
 
     @property
     def last_step(self) -> int:
@@ -65,6 +72,7 @@ class RowPlan:
     head: step whose observation opens the context; with_snapshot: look and inventory of that step stand before it.
     first, last: the steps after the head that follow in the trunk (first > last: none).
     branches: (step the branch leaves after, horizons K). supervise_trunk: the trunk's observations are targets too.
+    terminal_only: only the deepest horizon of a branch is decoded.
     """
 
     head: int
@@ -73,14 +81,39 @@ class RowPlan:
     last: int
     branches: tuple[tuple[int, int], ...]
     supervise_trunk: bool
+    terminal_only: bool = False
+
+    def cut(self, horizon: int) -> RowPlan:
+        """The plan with no branch deeper than `horizon`: itself where none is."""
+        if all(k <= horizon for _, k in self.branches):
+            return self
+        return replace(self, branches=tuple((step, min(k, horizon)) for step, k in self.branches))
+
+
+@dataclass(frozen=True)
+class BranchStep:
+    """A latent h_k of a branch: the places of its slots in the row, and what the environment did there.
+
+    deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks,
+    empty at horizon 0. reward: points, NaN where not recorded.
+    """
+
+    places: range
+    horizon: int
+    deepest: int
+    supervised: bool
+    observation: Sequence[int]
+    reward: float
+    done: bool
 
 
 @dataclass
 class TreeRow:
-    """One row of a batch: parallel lists over its tokens.
+    """One row of a batch: parallel lists over its tokens, and the latents of its branches in order.
 
     limit: trunk tokens a position may see; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
-    decoded there; label: the next token where it is a target; horizon: that target's horizon, 0 in the trunk.
+    decoded there; stage: the horizon a token belongs to, 0 for the trunk and the slots of h_0; label: the next token
+    where it is a target; horizon: that target's horizon, 0 in the trunk.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -88,17 +121,15 @@ class TreeRow:
     limit: list[int] = field(default_factory=list)
     branch: list[int] = field(default_factory=list)
     decode: list[int] = field(default_factory=list)
+    stage: list[int] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
     horizon: list[int] = field(default_factory=list)
+    steps: list[BranchStep] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def trunk_length(self) -> int:
-        return self.branch.count(0)
-
-    def append(self, tokens: Sequence[int], position: int, limit: int, branch: int, decode: int) -> int:
+    def append(self, tokens: Sequence[int], position: int, limit: int, branch: int, decode: int, stage: int) -> int:
         """Adds tokens without targets at consecutive positions; returns the position after them."""
         n = len(tokens)
         self.tokens += tokens
@@ -106,6 +137,7 @@ class TreeRow:
         self.limit += [limit] * n
         self.branch += [branch] * n
         self.decode += [decode] * n
+        self.stage += [stage] * n
         self.label += [IGNORED] * n
         self.horizon += [TRUNK_HORIZON] * n
         return position + n
@@ -129,7 +161,8 @@ class RowBuilder:
         row = TreeRow()
         ends = self._trunk(row, episode, plan)
         for number, (step, horizons) in enumerate(plan.branches, start=1):
-            self._branch(row, episode, ends[step], number, step, horizons)
+            decoded = range(horizons, horizons + 1) if plan.terminal_only else range(1, horizons + 1)
+            self._branch(row, episode, ends[step], number, step, horizons, decoded)
         return row
 
     def head(self, episode: TokenEpisode, step: int, with_snapshot: bool) -> list[int]:
@@ -159,18 +192,112 @@ class RowBuilder:
         return ends
 
     def _trunk_part(self, row: TreeRow, tokens: list[int], position: int) -> int:
-        end = row.append(tokens, position, 0, 0, 0)
+        end = row.append(tokens, position, 0, 0, 0, 0)
         row.limit[position:end] = range(position + 1, end + 1)
         return end
 
-    def _branch(self, row: TreeRow, episode: TokenEpisode, end: int, number: int, step: int, horizons: int) -> None:
-        position = row.append(self.slots, end, end, number, 0)
+    def _branch(
+        self,
+        row: TreeRow,
+        episode: TokenEpisode,
+        end: int,
+        number: int,
+        step: int,
+        horizons: int,
+        decoded: range,
+    ) -> None:
+        """Appends the spine of a branch of `horizons` actions after `step`, and the side branches `decoded`."""
+        position = row.append(self.slots, end, end, number, 0, 0)
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, horizons, False, (), math.nan, False))
         for k in range(1, horizons + 1):
             spine = [self.ids.act, *episode.actions[step + k], *self.slots]
-            position = row.append(spine, position, end, number, 0)
+            position = row.append(spine, position, end, number, 0, k)
             observation = self._observation(episode, step + k)
-            row.append(observation, position, end, number, k)
-            row.supervise_last(len(observation) - 1, k)
+            reward = math.nan if episode.rewards is None else episode.rewards[step + k]
+            done = episode.dones is not None and episode.dones[step + k]
+            places = self._slots_at_end(row)
+            row.steps.append(BranchStep(places, k, horizons, k in decoded, observation, reward, done))
+            if k in decoded:
+                row.append(observation, position, end, number, k, k)
+                row.supervise_last(len(observation) - 1, k)
+
+    def _slots_at_end(self, row: TreeRow) -> range:
+        return range(len(row) - len(self.slots), len(row))
+
+
+Layout = Callable[[TreeRow], Sequence[int]]
+"""The block of columns each token of a row goes to: 0 the trunk, in its row's order within a block."""
+
+
+def trunk_and_branches(row: TreeRow) -> Sequence[int]:
+    """The layout for one pass: the trunk, then everything else."""
+    return [min(branch, 1) for branch in row.branch]
+
+
+def by_stage(row: TreeRow) -> Sequence[int]:
+    """The layout for stages: the trunk, the slots of h_0, then what belongs to horizon 1, 2, .."""
+    return [0 if branch == 0 else stage + 1 for branch, stage in zip(row.branch, row.stage, strict=True)]
+
+
+def block_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
+    """Columns of each block of a batch of these rows: at least two blocks."""
+    counts = [np.bincount(layout(row), minlength=2) for row in rows]
+    blocks = max(map(len, counts))
+    return np.max([np.pad(count, (0, blocks - len(count))) for count in counts], axis=0)
+
+
+@dataclass(frozen=True)
+class BranchSteps:
+    """The latents h_k of a batch's branches, N in all, branch by branch with k = 0, 1, .., K.
+
+    row (N,) and columns (N, M): where the slots stand. branch (N,): numbered over the batch, `branches` in all.
+    horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
+    observation_length (N,).
+    """
+
+    row: Tensor
+    columns: Tensor
+    branch: Tensor
+    horizon: Tensor
+    deepest: Tensor
+    supervised: Tensor
+    reward: Tensor
+    done: Tensor
+    observation: Tensor
+    observation_length: Tensor
+    branches: int
+
+    @classmethod
+    def collate(cls, rows: Sequence[TreeRow], columns: Sequence[NDArray[np.int64]], pad_id: int) -> BranchSteps:
+        """columns: for each row, the batch column of each of its tokens."""
+        steps = [(i, step) for i, row in enumerate(rows) for step in row.steps]
+        slots = max((len(step.places) for _, step in steps), default=0)
+        at = np.array([columns[i][step.places] for i, step in steps], dtype=np.int64)
+        horizon = torch.tensor([step.horizon for _, step in steps], dtype=torch.long)
+        lengths = [len(step.observation) for _, step in steps]
+        observation = np.full((len(steps), max(lengths, default=0)), pad_id, dtype=np.int64)
+        for line, (_, step) in zip(observation, steps, strict=True):
+            line[: len(step.observation)] = step.observation
+        return cls(
+            row=torch.tensor([i for i, _ in steps], dtype=torch.long),
+            columns=torch.from_numpy(at.reshape(len(steps), slots)),
+            branch=(horizon == 0).long().cumsum(0) - 1,
+            horizon=horizon,
+            deepest=torch.tensor([step.deepest for _, step in steps], dtype=torch.long),
+            supervised=torch.tensor([step.supervised for _, step in steps], dtype=torch.bool),
+            reward=torch.tensor([step.reward for _, step in steps], dtype=torch.float32),
+            done=torch.tensor([step.done for _, step in steps], dtype=torch.bool),
+            observation=torch.from_numpy(observation),
+            observation_length=torch.tensor(lengths, dtype=torch.long),
+            branches=int((horizon == 0).sum()),
+        )
+
+    def at_slots(self, h_BLD: Tensor) -> Tensor:
+        """What a tensor (B, L, D) holds at the slots: (N, M, D)."""
+        return h_BLD[self.row[:, None], self.columns]
+
+    def to(self, device: torch.device) -> BranchSteps:
+        return replace(self, **_moved(self, device))
 
 
 @dataclass(frozen=True)
@@ -186,11 +313,17 @@ class TreeMask:
     def __getitem__(self, rows: Tensor) -> TreeMask:
         return TreeMask(self.trunk, self.branches[rows])
 
+    def stage(self, start: int, end: int) -> TreeMask:
+        """What columns start .. end may see of all columns before `end`. `start` is 0 or at least the trunk's end."""
+        skipped = max(0, start - self.trunk)
+        return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
+
 
 def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -> Tensor:
     """An `Attend` for training rows: no cache, every slot alike. Trunk queries never pay for the branches."""
-    t = mask.trunk
-    parts = [F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True)]
+    t, parts = mask.trunk, []
+    if t:
+        parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
     if t < q.shape[2]:
         parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=mask.branches))
     return torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
@@ -198,10 +331,12 @@ def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """Rows padded to one length L: every tensor (B, L). The first `trunk` columns hold the trunks, padded at their
-    end, the others the branches. Padding has branch -1 and no targets. `place` is the index of a token in its row.
+    """Rows padded to one length L: every tensor (B, L). The first `trunk` columns hold the trunks, the others the
+    branches, as the layout says; every block is padded at its end. Padding has branch -1 and no targets. `place` is
+    the index of a token in its row.
 
-    `row_ids` are the rows' indices in the global batch.
+    stage_ends: where the stages end that run one after another where a latent is carried; with the layout for one
+    pass there is one. steps: the latents of the branches. `row_ids` are the rows' indices in the global batch.
     """
 
     tokens: Tensor
@@ -209,23 +344,31 @@ class TreeBatch:
     limit: Tensor
     branch: Tensor
     decode: Tensor
+    stage: Tensor
     label: Tensor
     horizon: Tensor
     place: Tensor
+    steps: BranchSteps
     trunk: int
+    stage_ends: tuple[int, ...]
     row_ids: tuple[int, ...]
 
     @classmethod
-    def collate(cls, rows: Sequence[TreeRow], row_ids: Sequence[int], pad_id: int) -> TreeBatch:
-        trunk = max(row.trunk_length for row in rows)
-        length = trunk + max(len(row) - row.trunk_length for row in rows)
+    def collate(
+        cls,
+        rows: Sequence[TreeRow],
+        row_ids: Sequence[int],
+        pad_id: int,
+        layout: Layout = trunk_and_branches,
+    ) -> TreeBatch:
+        widths = block_widths(rows, layout)
+        ends = widths.cumsum()
+        columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
 
         def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
-            out = np.full((len(rows), length), fill, dtype=np.int64)
-            for i, row in enumerate(rows):
-                t = row.trunk_length
-                out[i, :t] = values[i][:t]
-                out[i, trunk : trunk + len(row) - t] = values[i][t:]
+            out = np.full((len(rows), ends[-1]), fill, dtype=np.int64)
+            for line, places, row in zip(out, columns, values, strict=True):
+                line[places] = row
             return torch.from_numpy(out)
 
         return cls(
@@ -234,22 +377,18 @@ class TreeBatch:
             limit=padded([row.limit for row in rows], 0),
             branch=padded([row.branch for row in rows], -1),
             decode=padded([row.decode for row in rows], 0),
+            stage=padded([row.stage for row in rows], 0),
             label=padded([row.label for row in rows], IGNORED),
             horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
             place=padded([range(len(row)) for row in rows], 0),
-            trunk=trunk,
+            steps=BranchSteps.collate(rows, columns, pad_id),
+            trunk=int(ends[0]),
+            stage_ends=tuple(ends[1:].tolist()),
             row_ids=tuple(row_ids),
         )
 
-    @staticmethod
-    def padded_size(rows: Sequence[TreeRow]) -> int:
-        """Tokens of a batch of these rows, padding included."""
-        trunk = max(row.trunk_length for row in rows)
-        return len(rows) * (trunk + max(len(row) - row.trunk_length for row in rows))
-
     def to(self, device: torch.device) -> TreeBatch:
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return TreeBatch(**moved, trunk=self.trunk, row_ids=self.row_ids)
+        return replace(self, steps=self.steps.to(device), **_moved(self, device))
 
     @property
     def targets(self) -> int:
@@ -266,3 +405,26 @@ class TreeBatch:
         spine_or_own = (decode_k == 0) | (decode_k == self.decode[:, t:, None])
         own = same_branch & spine_or_own & causal & (index >= t)
         return TreeMask(t, (in_trunk | own)[:, None])
+
+    def state_mask(self) -> TreeMask:
+        """As `attention_mask`, but what is decoded sees the newest slots and itself only: the paper's D(h_K)."""
+        t = self.trunk
+        slots = torch.zeros_like(self.tokens, dtype=torch.bool)
+        slots[self.steps.row[:, None], self.steps.columns] = True
+        newest = slots[:, None, :] & (self.stage[:, None, :] == self.stage[:, t:, None])
+        decode = self.decode[:, t:, None]
+        allowed = (decode == 0) | newest | (decode == self.decode[:, None, :])
+        return TreeMask(t, self.attention_mask().branches & allowed[:, None])
+
+
+def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The column of each token, given its block and where the blocks start."""
+    order = blocks.argsort(kind="stable")
+    rank = np.empty(len(blocks), dtype=np.int64)
+    rank[order] = np.arange(len(blocks))
+    before = np.bincount(blocks, minlength=len(starts)).cumsum() - np.bincount(blocks, minlength=len(starts))
+    return starts[blocks] + rank - before[blocks]
+
+
+def _moved(tensors: Any, device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) for name, value in vars(tensors).items() if isinstance(value, Tensor)}

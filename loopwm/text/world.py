@@ -3,6 +3,8 @@
     world = model.encode(contexts)            h_0 at the state slots
     world = model.advance(world, actions)     h_{k+1}; nothing is decoded, the old world stays valid
     texts = model.decode(world)               the observation, from h_K
+    model.predictions(world)                  reward and continuation of the last step, from h_K
+    model.monitor(world)                      g_omega(h_K)
     world = model.observe(world, actions, observations)   what really happened; equals encode of the longer history
 
 A `World` is a batch: one row for each world. Every method takes and returns whole batches.
@@ -14,7 +16,8 @@ state slots; decoding by one for each row and token. Contexts always run to the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +27,21 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import CoreState, ExitRule, Fixed, Planes, new_state
+from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
+from loopwm.core.state import LastPlaneState
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
-from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.heads import Predictions
+from loopwm.text.modeling import Carried, LoopWMForCausalLM
 from loopwm.text.tokenizer import special_ids
+from loopwm.text.world_file import WorldFileError, fingerprint, read_world, write_world
+
+FACTS = ("steps", "steps_cut", "ended", "loops")
+"""Fields of a world that are saved as JSON."""
+
+RULES = {rule.__name__: rule for rule in (Fixed, Gate, CumulativeGate, Convergence, RandomExit, Trace)}
+"""Exit rules by the name they are saved under."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +49,19 @@ class World:
     """A batch of worlds at the same number of imagined steps.
 
     history: keys and values of what was really seen, without state slots. state: these, the slots and the imagined
-    steps. latent: (B, M, D) h_k at the newest slots. depth: the rule of every pass. steps: imagined since the last real
-    observation. steps_cut: old steps dropped from each row's context to fit the limit. loops: what each row's imagined
-    steps took.
+    steps. latent: (B, M, D) h_k at the newest slots. loop_state: (B, M, D) their h^(T). depth: the rule of every pass.
+    steps: imagined since the last real observation. steps_cut: old steps dropped from each row's context to fit the
+    limit. ended: rows the caller marked as over; no action can follow there. loops: those of each row's imagined steps.
     """
 
     history: CoreState
     state: CoreState
     latent: Tensor
+    loop_state: Tensor
     depth: ExitRule
     steps: int
     steps_cut: tuple[int, ...]
+    ended: tuple[bool, ...]
     loops: tuple[tuple[int, ...], ...]
 
     def __len__(self) -> int:
@@ -55,10 +70,20 @@ class World:
     def select(self, rows: Sequence[int]) -> World:
         """The worlds of these rows; repeats make independent copies."""
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
-        cut = tuple(self.steps_cut[i] for i in rows)
-        state, latent = self.state.select(index), self.latent[index]
-        loops = tuple(self.loops[i] for i in rows)
-        return World(self.history.select(index), state, latent, self.depth, self.steps, cut, loops)
+        return replace(
+            self,
+            history=self.history.select(index),
+            state=self.state.select(index),
+            latent=self.latent[index],
+            loop_state=self.loop_state[index],
+            steps_cut=tuple(self.steps_cut[i] for i in rows),
+            ended=tuple(self.ended[i] for i in rows),
+            loops=tuple(self.loops[i] for i in rows),
+        )
+
+    def end(self, rows: Sequence[int]) -> World:
+        """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
+        return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
 
 
 @dataclass(frozen=True)
@@ -70,10 +95,11 @@ class Decoded:
 
 
 class _Pass(NamedTuple):
-    """Final hidden states and latents h_k, both (B, L, D), and each row's loops."""
+    """Final hidden states, latents h_k and states h^(T), all (B, L, D), and each row's loops."""
 
     hidden: Tensor
     latent: Tensor
+    state: Tensor
     loops: list[int]
 
 
@@ -114,27 +140,32 @@ class WorldModel:
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
         """One imagined step: an action for each row goes in, nothing is decoded. `world` stays as it is.
 
-        `depth`: of this step alone, None for the world's. Raises FormatError for an empty action or a wrong number of
-        them, ValueError for a depth that `encode` refuses or that is above the world's limit.
+        `depth`: of this step alone, None for the world's. Raises FormatError for an empty action, a wrong number of
+        them, or a world that has ended, ValueError for a depth that `encode` refuses or that is above the world's
+        limit.
         """
         _same_length("actions", actions, world)
+        _not_ended(world)
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
-        out = self._feed(state, [template.render_step(action, self.state_slots) for action in actions], rule)
+        texts = [template.render_step(action, self.state_slots) for action in actions]
+        out = self._feed(state, texts, rule, world)
+        latent, loop_state = self._slots(out)
         loops = tuple((*row, new) for row, new in zip(world.loops, out.loops, strict=True))
-        return World(world.history, state, self._slots(out), world.depth, world.steps + 1, world.steps_cut, loops)
+        return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1, loops=loops)
 
     @torch.inference_mode()
     def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
         """What the environment really did. Equals encoding the longer history as long as that fits the limit.
 
-        Raises FormatError for a world with imagined steps (observe from the world before them), for a wrong number of
-        actions or observations, and when the context limit is reached.
+        Raises FormatError for a world with imagined steps (observe from the world before them) or that has ended, for a
+        wrong number of actions or observations, and when the context limit is reached.
         """
         if world.steps:
             raise FormatError("world", f"has {world.steps} imagined steps; observe from the world before them")
         _same_length("actions", actions, world)
         _same_length("observations", observations, world)
+        _not_ended(world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
         history = world.history.fork()
         self._feed(history, [template.render_transition(step) for step in steps], Fixed(world.depth.limit))
@@ -151,12 +182,16 @@ class WorldModel:
     def decode_traced(
         self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None
     ) -> list[Decoded]:
-        """As `decode`, with the loops that each token took."""
+        """As `decode`, with the loops that each token took.
+
+        With `decode_sees: state` the decoder reads the newest slots alone, the paper's D(h_K).
+        """
         rule = self._rule(world, depth)
         tokens_of: list[list[int]] = [[] for _ in range(len(world))]
         loops_of: list[list[int]] = [[] for _ in range(len(world))]
         rows, going = list(range(len(world))), set(range(len(world)))
-        state = world.state.fork()
+        whole = self.model.config.decode_sees == "all"
+        state = world.state.fork() if whole else world.state.tail(self.state_slots)
         out = self._feed(state, [template.OBS] * len(rows), rule.for_pass(0, rows))
         for step in range(1, max_new_tokens + 1):
             tokens = self.model.lm_head(out.hidden[:, -1]).argmax(-1)
@@ -221,6 +256,57 @@ class WorldModel:
                     texts[k] = text
         return out
 
+    @torch.inference_mode()
+    def predictions(self, world: World) -> Predictions:
+        """Reward of each row's last step and the chance that its world goes on, from h_k. Nothing is decoded.
+
+        Raises ValueError if the checkpoint has no such heads.
+        """
+        heads = self.model.model.heads
+        if heads is None:
+            raise ValueError("prediction_heads: this checkpoint has none, it predicts no reward and no continuation")
+        return heads.predict(world.latent)
+
+    @torch.inference_mode()
+    def monitor(self, world: World) -> Tensor:
+        """g_omega(h_k), a unit vector for each row: (B, D). It resembles the embedding of the observation at step k.
+
+        Raises ValueError if the checkpoint has no monitor head.
+        """
+        head = self.model.model.monitor
+        if head is None:
+            raise ValueError("monitor_head: this checkpoint has none")
+        summary: Tensor = head(world.latent)
+        return summary
+
+    def save(self, world: World, path: str | Path) -> None:
+        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from.
+
+        Raises WorldFileError for worlds that keep one plane of keys and values for all loops.
+        """
+        if isinstance(world.state, LastPlaneState):
+            raise WorldFileError(f"{path}: worlds with one plane of keys and values cannot be saved")
+        tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
+        facts = {name: getattr(world, name) for name in FACTS}
+        facts["history_columns"] = world.history.valid.shape[1]
+        facts["rule"], facts["rule_fields"] = type(world.depth).__name__, vars(world.depth)
+        write_world(Path(path), tensors, facts, self._fingerprint)
+
+    def load(self, path: str | Path) -> World:
+        """The worlds of a file. Raises WorldFileError if it is damaged or belongs to another checkpoint."""
+        tensors, facts = read_world(Path(path), self.model.device, self._fingerprint)
+        latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
+        state = CoreState.from_tensors(tensors)
+        history = state.crop(state.valid.shape[1] - facts["history_columns"])
+        depth = RULES[facts["rule"]](**facts["rule_fields"])
+        cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
+        loops = tuple(tuple(row) for row in facts["loops"])
+        return World(history, state, latent, loop_state, depth, facts["steps"], cut, ended, loops)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.model)
+
     def _count(self, text: str) -> int:
         return len(self._ids(text))
 
@@ -239,15 +325,19 @@ class WorldModel:
         """The world of a history: its state slots run after it, in a fork."""
         state = history.fork()
         out = self._feed(state, [template.STATE * self.state_slots] * len(cut), Fixed(depth.limit))
-        return World(history, state, self._slots(out), depth, 0, cut, ((),) * len(cut))
+        latent, loop_state = self._slots(out)
+        nothing = ((),) * len(cut)
+        return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut), nothing)
 
-    def _slots(self, out: _Pass) -> Tensor:
-        return out.latent[:, -self.state_slots :]
+    def _slots(self, out: _Pass) -> tuple[Tensor, Tensor]:
+        """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""
+        return out.latent[:, -self.state_slots :], out.state[:, -self.state_slots :]
 
-    def _feed(self, state: CoreState, texts: Sequence[str], depth: ExitRule) -> _Pass:
+    def _feed(self, state: CoreState, texts: Sequence[str], depth: ExitRule, before: World | None = None) -> _Pass:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
-        So the first needs no mask, and later ones end in the same column.
+        So the first needs no mask, and later ones end in the same column. `before` is the world whose latent the
+        slots at the end of the texts take over.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
@@ -256,16 +346,36 @@ class WorldModel:
         for i, row in enumerate(ids):
             place = slice(length - len(row), None) if state.valid.shape[1] else slice(len(row))
             tokens[i, place], valid[i, place] = torch.tensor(row), True
-        return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth)
+        carried = None if before is None else self._carried(before, length)
+        return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
 
-    def _forward(self, state: CoreState, tokens: Tensor, valid: Tensor, depth: ExitRule) -> _Pass:
+    def _carried(self, before: World, length: int) -> Carried | None:
+        """What the slots in the last of `length` columns take over, None where the model carries nothing."""
+        config = self.model.config
+        if config.propagate == "none":
+            return None
+        before_slots = (0, 0, length - self.state_slots, 0)
+        return Carried(
+            F.pad(before.latent, before_slots), F.pad(before.loop_state, before_slots) if config.carry_state else None
+        )
+
+    def _forward(
+        self, state: CoreState, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None
+    ) -> _Pass:
         """Runs (B, L) new tokens, which leave the loop by what their state slots say, or by their last token."""
         positions, mask = state.extend(valid)
         columns = min(tokens.shape[1], self.state_slots)
-        out = self.model.model(tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns)
-        return _Pass(out.last_hidden_state, out.latent, out.loops.tolist())
+        out = self.model.model(
+            tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
+        )
+        return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:
     if len(values) != len(world):
         raise FormatError(name, f"{len(values)} given for {len(world)} worlds")
+
+
+def _not_ended(world: World) -> None:
+    if any(world.ended):
+        raise FormatError("world", f"row {world.ended.index(True)} has ended, no action can follow")

@@ -50,13 +50,23 @@ class DataConfig:
     """Tokens of deferred branches for each token of the trunk that is not context."""
     max_branches: int = 4
     """Most branches of a row: they see the whole trunk before them, so on a long one they are dear."""
-    supervise_trunk: bool = True
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What is added to the observation loss."""
+    """Which observations are targets, and what is added to their loss. Everything is summed and divided by the number
+    of target tokens, so at coefficient 1 the reward of a step weighs as much as one token."""
 
+    supervise: Literal["terminal", "all", "every"] = "every"
+    """terminal: the deepest horizon of a branch; all: every horizon of a branch; every: also the trunk."""
+    reward_coef: float = 0.0
+    continue_coef: float = 0.0
+    """These two need model.overrides.prediction_heads."""
+    consistency_coef: float = 0.0
+    """Needs model.overrides.monitor_head."""
+    contraction_coef: float = 0.0
+    horizon_every: int = 0
+    """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
     exit_loss: Literal["none", "entropy", "expected"] = "none"
     """What teaches the exit gate: the paper's regulariser, or the expected loss over exits instead of the last one."""
     exit_entropy_coef: float = 0.0
@@ -128,14 +138,26 @@ POSITIVE = {
 }
 """Keys whose values must be above zero."""
 
+NOT_NEGATIVE = {
+    "objective": (
+        "reward_coef",
+        "continue_coef",
+        "consistency_coef",
+        "contraction_coef",
+        "horizon_every",
+        "exit_entropy_coef",
+    ),
+}
+"""Keys whose values must not be below zero."""
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
     system: Literal["text"] = "text"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     depth: DepthConfig = field(default_factory=DepthConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -146,8 +168,11 @@ class TrainingConfig:
                 value = getattr(getattr(self, section), key)
                 if value <= 0:
                     raise ConfigError(f"{section}.{key}: {value} is not above zero")
-        if self.objective.exit_entropy_coef < 0:
-            raise ConfigError(f"objective.exit_entropy_coef: {self.objective.exit_entropy_coef} is below zero")
+        for section, keys in NOT_NEGATIVE.items():
+            for key in keys:
+                value = getattr(getattr(self, section), key)
+                if not value >= 0:
+                    raise ConfigError(f"{section}.{key}: {value} is below zero")
         if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
             raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
         if self.depth.learned and self.depth.ramp_steps:

@@ -30,6 +30,7 @@ from loopwm.core.halting import ExitGate
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.stages import row_mask
 from loopwm.text.tree import IGNORED, TreeBatch
 from loopwm.training.config import ConfigError, load_config
 from loopwm.training.rows import Cursor
@@ -82,7 +83,7 @@ def slot_horizons(batch: TreeBatch, state_token: int, state_slots: int) -> Tenso
 @torch.no_grad()
 def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int, state_token: int) -> tuple[Decisions, Decisions]:
     """Those of a batch's decoded tokens, and those of its transitions."""
-    mask = batch.attention_mask()
+    mask = row_mask(model.config, batch)
     states = model.model.trajectory(batch.tokens, mask, batch.positions, limit)
     wanted = batch.label != IGNORED
     losses = []

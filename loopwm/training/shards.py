@@ -7,6 +7,7 @@ done), offsets (first span and step of each episode) and metadata. Everything th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,14 +29,15 @@ def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:
     Raises ConfigError naming the file that is missing, damaged or made with another tokenizer.
     """
     for shard in _checked_index(folder, tokenizer_hash)["shards"]:
-        tokens, spans, offsets = (
-            np.load(folder / f"{shard['name']}.{part}.npy", mmap_mode="r") for part in ("tokens", "spans", "offsets")
+        tokens, spans, results, offsets = (
+            np.load(folder / f"{shard['name']}.{part}.npy", mmap_mode="r")
+            for part in ("tokens", "spans", "steps", "offsets")
         )
-        for first, last in zip(offsets[:-1, 0], offsets[1:, 0], strict=True):
-            yield _episode(tokens, spans[first:last])
+        for (span, step), (span_end, step_end) in itertools.pairwise(offsets):
+            yield _episode(tokens, spans[span:span_end], results[step:step_end])
 
 
-def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void]) -> TokenEpisode:
+def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArray[np.void]) -> TokenEpisode:
     def texts(kind: int) -> dict[int, NDArray[np.uint16]]:
         chosen = spans[spans["kind"] == kind]
         return {int(s["step"]): tokens[s["start"] : s["start"] + s["length"]] for s in chosen}
@@ -49,6 +51,8 @@ def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void]) -> TokenEpisod
         actions=[actions.get(i, nothing) for i in steps],
         looks=[looks.get(i) for i in steps],
         inventories=[inventories.get(i) for i in steps],
+        rewards=results["reward"].tolist(),
+        dones=results["done"].tolist(),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,19 @@ from loopwm.core.depth import MeanRamp
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.objective import TextObjective
+from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
-from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch
+from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch, by_stage, trunk_and_branches
 from loopwm.training.config import ConfigError, TrainingConfig
-from loopwm.training.rows import BatchStream, Cursor, RowPlanner
+from loopwm.training.rows import BatchStream, Cursor, RowPlanner, horizons
 from loopwm.training.shards import read_shards
 
+HEAD_OF = {
+    "reward_coef": "prediction_heads",
+    "continue_coef": "prediction_heads",
+    "consistency_coef": "monitor_head",
+}
+"""The switch of the model without which a coefficient has nothing to weigh."""
 SAMPLERS = {
     "per_sequence": DepthPlan.sample,
     "per_batch": DepthPlan.sample_batch,
@@ -45,13 +52,10 @@ class TextProgram:
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
         self.mean_depth = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
-        exits = config.objective
-        if self.model_config.exit_gate != (exits.exit_loss != "none"):
-            raise ConfigError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
-        if exits.exit_loss == "expected" and self.model_config.mu_rec <= 2:
-            raise ConfigError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
+        self._check_exit_loss()
         model = LoopWMForCausalLM(self.model_config)
-        self.objective = TextObjective(model, exits.exit_loss, exits.exit_entropy_coef)
+        exits = config.objective
+        self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
         self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
 
@@ -69,22 +73,41 @@ class TextProgram:
         except (StrictDataclassError, TypeError, ValueError) as error:
             raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
 
+    def _check_exit_loss(self) -> None:
+        wanted, model = self.config.objective.exit_loss, self.model_config
+        if model.exit_gate != (wanted != "none"):
+            raise ConfigError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
+        if wanted == "expected" and model.mu_rec <= 2:
+            raise ConfigError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
+        if wanted != "none" and model.propagate != "none":
+            raise ConfigError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
+
+    def _coefficients(self) -> Coefficients:
+        c = self.config.objective
+        for key, head in HEAD_OF.items():
+            if getattr(c, key) > 0 and not getattr(self.model_config, head):
+                raise ConfigError(f"objective.{key}: needs model.overrides.{head}")
+        return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef)
+
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
         builder = RowBuilder(template_ids(self.tokenizer), self.model_config.state_slots)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
-        planner = RowPlanner(self.config.data, self.model_config.state_slots)
+        planner = RowPlanner(self.config.data, self.config.objective, self.model_config.state_slots)
+        layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
-        return BatchStream(episodes, planner, builder, self.config.batch, seed, pad)
+        return BatchStream(episodes, planner, builder, self.config.batch, seed, pad, layout)
 
-    def global_batches(self, cursor: Cursor) -> Iterator[tuple[list[TreeBatch], Cursor]]:
-        return self.train_stream.global_batches(cursor)
+    def global_batches(self, cursor: Cursor, step: int = 0) -> Iterator[tuple[list[TreeBatch], Cursor]]:
+        """The global batches from optimiser step `step` on, which begins at `cursor`."""
+        curriculum = horizons(self.config.objective, self.config.data.max_horizon, step)
+        return self.train_stream.global_batches(cursor, curriculum)
 
     def evaluation_batches(self) -> list[TreeBatch]:
         """The first `eval_batches` micro-batches of the dev stream, the same every time."""
         if self.dev_stream is None:
             return []
         batches: list[TreeBatch] = []
-        for group, _ in self.dev_stream.global_batches(Cursor()):
+        for group, _ in self.dev_stream.global_batches(Cursor(), itertools.repeat(self.config.data.max_horizon)):
             batches += group
             if len(batches) >= self.config.run.eval_batches:
                 break
@@ -94,6 +117,11 @@ class TextProgram:
         draw, mu_rec = SAMPLERS[self.config.depth.sampling], self.mean_depth.at(step)
         plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
+
+    def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
+        """Takes what the objective keeps of an optimiser step from its numbers over all processes; more to log."""
+        self.objective.remember_first_step(record["first_step_rms"])
+        return {"c_max": self.objective.c_max().item()}
 
     def export(self, folder: Path) -> None:
         export_model(self.objective.model, self.tokenizer, folder)

@@ -32,7 +32,10 @@ from loopwm.training.text import TextProgram
 
 @dataclasses.dataclass
 class Totals:
-    """Sums over the micro-batches of a step: losses and counts by horizon, real tokens, loops, state norms."""
+    """Sums over the micro-batches of a step: losses and counts by horizon, real tokens, rows and loops.
+
+    pairs: every other diagnostic of the objective by name, as sum and count.
+    """
 
     loss: Tensor
     targets: Tensor
@@ -40,9 +43,7 @@ class Totals:
     tokens: float = 0.0
     rows: float = 0.0
     loops: float = 0.0
-    state_rms: float = 0.0
-    last_step_rms: float = 0.0
-    gate: float = 0.0
+    pairs: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 class Trainer:
@@ -74,7 +75,7 @@ class Trainer:
         started = time.monotonic()
         main = self.accelerator.is_main_process
         bar = tqdm(total=self.config.run.steps, initial=self.step, disable=not main, unit="step", mininterval=5)
-        for batches, cursor in self.program.global_batches(self.cursor):
+        for batches, cursor in self.program.global_batches(self.cursor, self.step):
             if self.step >= self.config.run.steps or self._out_of_time(started, max_minutes):
                 break
             record = self._train_step(batches)
@@ -115,6 +116,7 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad()
         record = self._record(totals)
+        record |= self.program.after_step(record)
         seconds = time.monotonic() - started
         record |= {"rate": rate, "grad_norm": float(norm), "tokens_per_s": record["tokens"] / seconds}
         return record
@@ -144,21 +146,21 @@ class Trainer:
                 torch.as_tensor(getattr(totals, f.name), device=self.accelerator.device, dtype=torch.float32), "sum"
             )
             for f in dataclasses.fields(totals)
+            if f.name != "pairs"
         }
         loss, targets, right = reduced["loss"], reduced["targets"], reduced["right"]
-        rows = reduced["rows"].item()
         record = {
             "loss": (loss.sum() / targets.sum()).item(),
             "tokens": reduced["tokens"].item(),
-            "mean_depth": reduced["loops"].item() / rows,
-            "state_rms": reduced["state_rms"].item() / rows,
-            "last_step_rms": reduced["last_step_rms"].item() / rows,
+            "mean_depth": (reduced["loops"] / reduced["rows"]).item(),
         }
-        if reduced["gate"].item() > 0:
-            record["gate"] = reduced["gate"].item() / rows
         for k in torch.nonzero(targets).flatten().tolist():
             record[f"loss_k{k}"] = (loss[k] / targets[k]).item()
             record[f"token_accuracy_k{k}"] = (right[k] / targets[k]).item()
+        for name, pair in totals.pairs.items():
+            total, count = self.accelerator.reduce(pair, "sum").tolist()
+            if count:
+                record[name] = total / count
         return record
 
     @torch.no_grad()
@@ -253,16 +255,15 @@ def _empty_totals(device: torch.device) -> Totals:
 
 
 def _add(totals: Totals, batch: TreeBatch, diagnostics: dict[str, Tensor], loops: int) -> None:
-    rows = len(batch.row_ids)
-    totals.loss += diagnostics["loss"]
-    totals.targets += diagnostics["targets"]
-    totals.right += diagnostics["right"]
+    pairs = dict(diagnostics)
+    totals.loss += pairs.pop("loss")
+    totals.targets += pairs.pop("targets")
+    totals.right += pairs.pop("right")
     totals.tokens += float((batch.branch >= 0).sum())
-    totals.rows += rows
+    totals.rows += len(batch.row_ids)
     totals.loops += loops
-    totals.state_rms += rows * float(diagnostics["state_rms"])
-    totals.last_step_rms += rows * float(diagnostics["last_step_rms"])
-    totals.gate += rows * float(diagnostics.get("gate", 0.0))
+    for name, pair in pairs.items():
+        totals.pairs[name] = totals.pairs[name] + pair if name in totals.pairs else pair
 
 
 def _summary(record: dict[str, Any]) -> str:

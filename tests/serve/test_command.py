@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loopwm.text.configuration import PRESETS, LoopWMConfig
+from loopwm.text.modeling import LoopWMForCausalLM
 from serve.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,14 @@ def test_a_config_that_does_not_fit_the_weights_is_one_line(capsys, checkpoint, 
 def test_a_depth_the_checkpoint_does_not_have_is_one_line(capsys, checkpoint, tiny_model):
     limit = tiny_model.config.max_loops
     assert f"at most {limit}" in refusal(capsys, "--model", str(checkpoint), "--depth", str(limit + 1))
+
+
+@pytest.mark.parametrize(("switch", "value"), [("decode_sees", "state"), ("propagate", "latent")])
+def test_a_checkpoint_that_is_more_than_a_language_model_is_one_line(capsys, tokenizer, tmp_path, switch, value):
+    settings = {"vocab_size": len(tokenizer), **PRESETS["tiny"], switch: value}
+    LoopWMForCausalLM(LoopWMConfig(**settings)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert f"{switch}: {value} is not supported by the service" in refusal(capsys, "--model", str(tmp_path))
 
 
 def test_a_port_in_use_is_one_line(capsys, checkpoint):

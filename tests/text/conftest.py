@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.tree import RowBuilder, TemplateIds, TokenEpisode
 from loopwm.text.world import WorldModel
 
 
@@ -35,3 +37,42 @@ def model() -> LoopWMForCausalLM:
 @pytest.fixture(scope="session")
 def world_model(model, tokenizer) -> WorldModel:
     return WorldModel(model, tokenizer)
+
+
+OBSERVATIONS = ["You are in a room.", "The door is now open.", "You move to the hall.", "A 10 degrees cold hall."]
+ACTIONS = ["", "open door", "go to hall", "look around"]
+
+
+def token_episode(tokenizer, observations: list[str], actions: list[str]) -> TokenEpisode:
+    """An episode with a look at every step; step k earns 10 k points, the last one ends it."""
+
+    def ids(text: str):
+        return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.uint16)
+
+    steps = range(len(observations))
+    looks = [ids(f"look {i}") for i in steps]
+    return TokenEpisode(
+        ids("find a tree"),
+        list(map(ids, observations)),
+        list(map(ids, actions)),
+        looks,
+        looks,
+        rewards=[10.0 * i for i in steps],
+        dones=[i == len(steps) - 1 for i in steps],
+    )
+
+
+@pytest.fixture(scope="session")
+def episode(tokenizer) -> TokenEpisode:
+    return token_episode(tokenizer, OBSERVATIONS, ACTIONS)
+
+
+def row_builder(tokenizer, state_slots: int) -> RowBuilder:
+    names = ("goal", "hidden", "look", "inv", "obs", "act", "state", "end")
+    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in names}
+    return RowBuilder(TemplateIds(**ids), state_slots)
+
+
+@pytest.fixture(scope="session")
+def builder(tokenizer) -> RowBuilder:
+    return row_builder(tokenizer, 1)

@@ -1,32 +1,16 @@
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 
 from loopwm.core import DepthPlan
 from loopwm.text import format as template
 from loopwm.text.format import Context, Transition
-from loopwm.text.objective import TextObjective
-from loopwm.text.tree import IGNORED, RowBuilder, RowPlan, TemplateIds, TokenEpisode, TreeBatch
-
-OBSERVATIONS = ["You are in a room.", "The door is now open.", "You move to the hall.", "A 10 degrees cold hall."]
-ACTIONS = ["", "open door", "go to hall", "look around"]
-
-
-@pytest.fixture(scope="module")
-def episode(tokenizer) -> TokenEpisode:
-    def ids(text: str):
-        return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.uint16)
-
-    looks = [ids(f"look {i}") for i in range(4)]
-    return TokenEpisode(ids("find a tree"), list(map(ids, OBSERVATIONS)), list(map(ids, ACTIONS)), looks, looks)
-
-
-@pytest.fixture(scope="module")
-def builder(tokenizer) -> RowBuilder:
-    names = ("goal", "hidden", "look", "inv", "obs", "act", "state", "end")
-    return RowBuilder(TemplateIds(**{n: tokenizer.convert_tokens_to_ids(f"<|{n}|>") for n in names}), 1)
+from loopwm.text.objective import Coefficients, TextObjective
+from loopwm.text.tree import IGNORED, RowPlan, TokenEpisode, TreeBatch, by_stage, trunk_and_branches
+from tests.text.conftest import ACTIONS, OBSERVATIONS, random_model
 
 
 def target_losses(model, batch: TreeBatch, depth: int) -> torch.Tensor:
@@ -88,11 +72,59 @@ def test_unsupervised_trunk_has_no_targets(builder, episode):
     assert horizons == {1, 2}
 
 
-def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(model, builder, episode):
-    """Depth and noise follow the global row, so a row computes the same wherever it lands."""
+def test_terminal_rows_decode_only_the_deepest_horizon_and_hold_the_same_spines(builder, episode):
+    plan = RowPlan(0, False, 1, 2, ((0, 3), (1, 1)), supervise_trunk=False, terminal_only=True)
+    row = builder.build(episode, plan)
+    every = builder.build(episode, replace(plan, terminal_only=False))
+    assert {(b, d) for b, d in zip(row.branch, row.decode, strict=True) if d} == {(1, 3), (2, 1)}
+    assert {(b, d) for b, d in zip(every.branch, every.decode, strict=True) if d} == {(1, 1), (1, 2), (1, 3), (2, 1)}
+    spines = [[t for t, d in zip(r.tokens, r.decode, strict=True) if not d] for r in (row, every)]
+    assert spines[0] == spines[1]
+    assert [s.supervised for s in row.steps] == [False, False, False, True, False, True]
+    assert [s.supervised for s in every.steps] == [False, True, True, True, False, True]
+
+
+def test_a_cut_plan_shortens_every_deeper_branch_and_nothing_else(builder, episode):
+    plan = RowPlan(0, False, 1, 2, ((0, 3), (1, 1)), supervise_trunk=True)
+    assert plan.cut(3) is plan
+    assert plan.cut(2) == RowPlan(0, False, 1, 2, ((0, 2), (1, 1)), supervise_trunk=True)
+
+
+def test_branch_steps_name_the_slots_the_rewards_and_the_ends(builder, episode, tokenizer):
+    rows = [builder.build(episode, RowPlan(0, False, 1, i, ((i, 3 - i), (0, 2)), True)) for i in (1, 2)]
+    state = tokenizer.convert_tokens_to_ids("<|state|>")
+    for layout in (trunk_and_branches, by_stage):
+        batch = TreeBatch.collate(rows, [0, 1], 0, layout)
+        steps = batch.steps
+        assert (batch.tokens[steps.row[:, None], steps.columns] == state).all()
+        assert (batch.stage[steps.row[:, None], steps.columns][:, 0] == steps.horizon).all()
+        assert steps.horizon.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 0, 1, 2]
+        assert steps.branch.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
+        assert steps.branches == 4
+        assert steps.reward.nan_to_num(-1).tolist() == [-1, 20, 30, -1, 10, 20, -1, 30, -1, 10, 20]
+        assert steps.done.tolist() == [False, False, True] + [False] * 4 + [True] + [False] * 3
+        texts = [tokenizer.decode(o[:n]) for o, n in zip(steps.observation, steps.observation_length, strict=True)]
+        assert texts[1] == f"<|obs|>{OBSERVATIONS[2]}<|end|>"
+
+
+ALL_TERMS = Coefficients(reward=1.0, continuation=1.0, consistency=10.0, contraction=10.0)
+HEADS = {"prediction_heads": True, "monitor_head": True}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layout"),
+    [
+        (HEADS, trunk_and_branches),
+        ({**HEADS, "propagate": "latent", "carry_state": True, "decode_sees": "state"}, by_stage),
+    ],
+    ids=["one pass", "stages"],
+)
+def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(builder, episode, overrides, layout):
+    """Depth and noise follow the global row, so a row computes the same wherever it lands. With every term on."""
     rows = [builder.build(episode, RowPlan(0, i % 2 == 1, 1, i, ((0, 3 - i),), True)) for i in (1, 2, 1, 0)]
-    objective = TextObjective(model).train()
-    whole = TreeBatch.collate(rows, range(4), pad_id=0)
+    objective = TextObjective(random_model(**overrides), ALL_TERMS).train()
+    objective.remember_first_step(1e-3)
+    whole = TreeBatch.collate(rows, range(4), 0, layout)
 
     def gradients(batches: list[TreeBatch]) -> dict[str, torch.Tensor]:
         objective.zero_grad()
@@ -102,11 +134,11 @@ def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(mo
         return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
 
     together = gradients([whole])
-    shares = gradients([TreeBatch.collate(rows[:2], [0, 1], 0), TreeBatch.collate(rows[2:], [2, 3], 0)])
-    objective.zero_grad()
-    objective.eval()
+    shares = gradients([TreeBatch.collate(rows[:2], [0, 1], 0, layout), TreeBatch.collate(rows[2:], [2, 3], 0, layout)])
     assert together.keys() == shares.keys()
+    assert len(together) == len(list(objective.parameters()))
     for name, gradient in together.items():
+        assert gradient.any(), name
         torch.testing.assert_close(gradient, shares[name], atol=1e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 

@@ -16,14 +16,15 @@ from loopwm.text.tokenizer import tokenizer_hash
 
 
 def toy_episode(number: int) -> Episode:
-    """An agent walks between rooms; a thermometer counts up."""
+    """An agent walks between rooms; a thermometer counts up. Every step earns 2 points, the last one ends it."""
     rng = random.Random(number)
     steps, room = [], "kitchen"
-    for i in range(rng.randint(6, 14)):
+    length = rng.randint(6, 14)
+    for i in range(length):
         action = None if i == 0 else rng.choice(["go to hall", "go to kitchen", "read thermometer"])
         room = action.removeprefix("go to ") if action and action.startswith("go to") else room
         text = f"The thermometer reads {i} degrees." if action == "read thermometer" else f"You are in the {room}."
-        steps.append(Step(action, text, 0.0, False, f"This room is called the {room}.", "an orange"))
+        steps.append(Step(action, text, 2.0 * i, i == length - 1, f"This room is called the {room}.", "an orange"))
     return Episode("scienceworld", "toy", number, "train", "random", "walk about", tuple(steps))
 
 

@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.training.config import load_config
+from loopwm.text.tokenizer import tokenizer_hash
+from loopwm.text.tree import IGNORED
+from loopwm.training.config import ObjectiveConfig, load_config
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor
-from loopwm.training.rows import Cursor
+from loopwm.training.rows import Cursor, horizons
+from loopwm.training.shards import read_shards
 from loopwm.training.text import TextProgram
 from loopwm.training.trainer import Trainer
 
@@ -78,6 +82,85 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(config_fil
     subprocess.run(command(config_file, folder), check=True, env=environment, stderr=subprocess.DEVNULL)
     assert losses(folder) == pytest.approx(losses(finished), abs=1e-6)
     assert losses(folder, "dev") == pytest.approx(losses(finished, "dev"), abs=1e-6)
+
+
+EVERYTHING = [
+    "model.overrides={prediction_heads: true, monitor_head: true, propagate: latent, carry_state: true}",
+    "objective={supervise: all, reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",
+    "objective.horizon_every=2",
+    "run.steps=8",
+]
+
+
+def test_a_run_with_every_term_logs_them_and_resumes_with_its_median_and_its_horizon(config_file, tmp_path):
+    config = load_config(config_file, EVERYTHING)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    Trainer(config, whole).run()
+    interrupted = Trainer(config, parts)
+    out_of_time = iter([False] * 5)
+    interrupted._out_of_time = lambda *_: next(out_of_time, True)
+    interrupted.run()
+    resumed = Trainer(config, parts)
+    assert resumed.step == 5
+    resumed.run()
+    records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    again = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    names = {"reward_loss", "reward_error", "continue_loss", "continue_accuracy", "consistency_loss"}
+    names |= {"contraction_loss", "latent_step_rms", "first_step_rms", "c_max"}
+    assert names <= records[3].keys()
+    assert [max(int(k[6:]) for k in r if k.startswith("loss_k")) for r in records if r["kind"] == "train"] == [
+        1, 1, 2, 2, 3, 3, 4, 4,
+    ]  # fmt: skip
+    assert all("loss_k0" not in r for r in records)
+    for name in ("loss", "c_max", "contraction_loss", "reward_loss"):
+        expected = [r[name] for r in records if r["kind"] == "train"]
+        assert [r[name] for r in again if r["kind"] == "train"] == pytest.approx(expected, abs=1e-6)
+    firsts = [r["first_step_rms"] for r in records if r["kind"] == "train"]
+    assert records[0]["c_max"] == pytest.approx(2 * firsts[0], rel=1e-5)
+    assert load_checkpoint(whole / "model")[0].model.heads is not None
+
+
+def test_the_horizon_grows_by_one_every_delta_steps_up_to_its_limit():
+    config = ObjectiveConfig(horizon_every=3)
+    assert list(islice(horizons(config, 3, 0), 11)) == [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]
+    assert list(islice(horizons(config, 3, 4), 3)) == [2, 2, 3]
+    assert list(islice(horizons(ObjectiveConfig(), 5, 0), 3)) == [5, 5, 5]
+
+
+def test_a_shorter_horizon_cuts_branches_and_leaves_trunks_and_cursor_as_they_are(config_file):
+    full, cut = (TextProgram(load_config(config_file, [f"objective.horizon_every={n}"])) for n in (0, 100))
+    streams = full.global_batches(Cursor()), cut.global_batches(Cursor())
+    deepest = 0
+    for (batches, cursor), (shorter, same), _ in zip(*streams, range(8), strict=False):
+        assert cursor == same
+        for a, b in zip(batches, shorter, strict=True):
+            assert a.row_ids == b.row_ids
+            assert torch.equal(a.tokens[:, : a.trunk], b.tokens[:, : b.trunk])
+            assert int(b.steps.horizon.max()) == int(b.steps.deepest.max()) == 1
+            deepest = max(deepest, int(a.steps.horizon.max()))
+    assert deepest == 5
+
+
+@pytest.mark.parametrize("supervise", ["terminal", "all", "every"])
+def test_supervision_chooses_the_targets(config_file, supervise):
+    program = TextProgram(load_config(config_file, [f"objective.supervise={supervise}"]))
+    batches, _ = next(program.global_batches(Cursor()))
+    for batch in batches:
+        targets = batch.label != IGNORED
+        assert bool((targets & (batch.branch == 0)).any()) == (supervise == "every")
+        steps = batch.steps
+        expected = steps.horizon == steps.deepest if supervise == "terminal" else steps.horizon > 0
+        assert torch.equal(steps.supervised, expected)
+        decodes = {(int(b), int(k)) for b, k in zip(batch.branch[0], batch.decode[0], strict=True) if k}
+        of_row = steps.supervised & (steps.row == 0)
+        assert len(decodes) == int(of_row.sum())
+
+
+def test_rewards_and_ends_come_from_the_shards(shards):
+    for episode in read_shards(shards, tokenizer_hash()):
+        last = episode.last_step
+        assert episode.rewards == [0.0] + [2.0] * last
+        assert episode.dones == [False] * last + [True]
 
 
 @pytest.mark.slow
@@ -172,6 +255,13 @@ def test_injection_embeddings_and_norms_do_not_decay(config_file):
         ("data.train=[/no/such/folder]", "/no/such/folder/index.json"),
         ("batch.micro_batches=0", "batch.micro_batches"),
         ("run.steps=-1", "run.steps"),
+        ("data.supervise_trunk=true", "data.supervise_trunk"),
+        ("objective.supervise=most", "objective.supervise"),
+        ("objective.contraction_coef=-1", "objective.contraction_coef"),
+        ("objective.horizon_every=-1", "objective.horizon_every"),
+        ("objective.reward_coef=1", "prediction_heads"),
+        ("objective.consistency_coef=1", "monitor_head"),
+        ("model.overrides={propagate: text}", "propagate"),
     ],
 )
 def test_a_wrong_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, named):

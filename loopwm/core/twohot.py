@@ -1,0 +1,40 @@
+"""Symlog two-hot: a scalar as a distribution over fixed bins (DreamerV3), so that its loss is a cross-entropy.
+
+symlog(x) = sign(x) log(1 + |x|) is laid on BINS bins spread evenly over [-LIMIT, LIMIT]; the two bins around it share
+the mass so that their mean is symlog(x) again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BINS = 255
+LIMIT = 20.0
+"""Largest |symlog(x)| there is a bin for: values beyond symexp(20) = 4.9e8 are cut."""
+
+
+def symlog(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().expm1()
+
+
+def two_hot(x: Tensor) -> Tensor:
+    """Distributions over the bins for values of any shape (...): (..., BINS) float32."""
+    places = (symlog(x.float()).clamp(-LIMIT, LIMIT) + LIMIT) * (BINS - 1) / (2 * LIMIT)
+    bins = torch.arange(BINS, device=x.device)
+    return (1 - (places[..., None] - bins).abs()).clamp(min=0)
+
+
+def two_hot_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of logits (..., BINS) against the two-hot targets of values (...): (...), in nats."""
+    return -(two_hot(target) * logits.float().log_softmax(-1)).sum(-1)
+
+
+def two_hot_value(logits: Tensor) -> Tensor:
+    """The value of predicted distributions, symexp of their mean: (..., BINS) -> (...) float32."""
+    centres = torch.linspace(-LIMIT, LIMIT, BINS, device=logits.device)
+    return symexp((logits.float().softmax(-1) * centres).sum(-1))

@@ -1,0 +1,94 @@
+"""What reads and carries the latent h_k beside the decoder. h_k is the coda output at the state slots: (N, M, D).
+
+It is the end of a residual stream, whose size is arbitrary and grows while a model trains; so everything here takes it
+at a root mean square of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.core.twohot import BINS, two_hot_value
+
+POINTS = 100.0
+"""Points of score that make a reward of 1."""
+
+EPS = 1e-6
+
+
+def _pooled(h_NMD: Tensor) -> Tensor:
+    return _unit(h_NMD).mean(1)
+
+
+def _unit(h: Tensor) -> Tensor:
+    return F.rms_norm(h.float(), h.shape[-1:], eps=EPS).to(h.dtype)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """reward: (N,) score difference of the last step in points; continuation: (N,) chance that the world goes on."""
+
+    reward: Tensor
+    continuation: Tensor
+
+
+class PredictionHeads(nn.Module):
+    """Reward as symlog two-hot logits and continuation as one logit, from the mean of h_k over its slots.
+
+    LoopWM, world model loss: r_hat and c_hat. Both start at zero: a reward of 0 and an even chance.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.reward = nn.Linear(dim, BINS)
+        self.continuation = nn.Linear(dim, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.reward, self.continuation):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
+        """Reward logits (N, BINS) and continuation logits (N,)."""
+        pooled = _pooled(h_NMD)
+        return self.reward(pooled), self.continuation(pooled)[:, 0]
+
+    def predict(self, h_NMD: Tensor) -> Predictions:
+        reward, continuation = self(h_NMD)
+        return Predictions(POINTS * two_hot_value(reward), continuation.float().sigmoid())
+
+
+class MonitorHead(nn.Linear):
+    """g_omega: a summary of h_k as a unit vector (LoopWM, latent consistency loss and monitoring mode)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, h_NMD: Tensor) -> Tensor:
+        """(N, D), every row of length 1."""
+        return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)
+
+
+class Propagation(nn.Linear):
+    """h_{k-1} on its way into the slots of step k: the latent part of the paper's [h_{k-1}; e_k; u_k] in the prelude.
+
+    It starts at zero, so that a fresh model is the one without it.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(..., D) -> (..., D); zeros stay zeros."""
+        return super().forward(_unit(h))

@@ -1,0 +1,209 @@
+"""The terms beside the observation loss, against loops that follow the equations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from loopwm.core.twohot import BINS, two_hot
+from loopwm.text.objective import (
+    MEDIAN_STEPS,
+    Coefficients,
+    TextObjective,
+    consistency_loss,
+    continuation_loss,
+    contraction_loss,
+    reward_loss,
+)
+from loopwm.text.tree import RowPlan, TreeBatch
+from tests.text.conftest import random_model
+
+BRANCHES = ((0, 3), (2, 1), (1, 2))
+
+
+def batch_of(builder, episode, terminal_only: bool = False) -> TreeBatch:
+    plan = RowPlan(0, False, 1, 2, BRANCHES, True, terminal_only)
+    return TreeBatch.collate([builder.build(episode, plan)], [0], 0)
+
+
+def latents(batch: TreeBatch, slots: int = 2, dim: int = 5) -> torch.Tensor:
+    return torch.randn(len(batch.steps.row), slots, dim, generator=torch.Generator().manual_seed(1))
+
+
+def path_lengths(h: torch.Tensor) -> list[tuple[int, float]]:
+    """(K, sum_k rms(h_{k+1} - h_k)) of each branch."""
+    out, i = [], 0
+    for _, deepest in BRANCHES:
+        moves = [(h[i + k + 1] - h[i + k]).square().mean().sqrt().item() for k in range(deepest)]
+        out.append((deepest, sum(moves)))
+        i += deepest + 1
+    return out
+
+
+def test_contraction_is_zero_below_the_budget_and_grows_linearly_above(builder, episode):
+    batch = batch_of(builder, episode)
+    h = latents(batch)
+    paths = path_lengths(h)
+    enough = max(total / k for k, total in paths)
+    for c_max in (2 * enough, enough * 1.001):
+        assert contraction_loss(h, batch.steps, torch.tensor(c_max))[0].item() == 0
+    for c_max in (0.9 * enough, 0.5 * enough, 0.1 * enough):
+        expected = sum(max(0.0, total - k * c_max) for k, total in paths)
+        assert contraction_loss(h, batch.steps, torch.tensor(c_max))[0].item() == pytest.approx(expected, rel=1e-5)
+    scaled = [contraction_loss(a * h, batch.steps, torch.tensor(0.0))[0].item() for a in (1.0, 2.0, 4.0)]
+    assert scaled == pytest.approx([scaled[0], 2 * scaled[0], 4 * scaled[0]], rel=1e-5)
+
+
+def test_contraction_of_latents_that_stand_still_has_a_finite_gradient(builder, episode):
+    batch = batch_of(builder, episode)
+    h = torch.zeros_like(latents(batch), requires_grad=True)
+    contraction_loss(h, batch.steps, torch.tensor(torch.inf))[0].backward()
+    assert torch.equal(h.grad, torch.zeros_like(h))
+
+
+def test_c_max_is_twice_the_running_median_and_infinite_before_the_first_step(model):
+    objective = TextObjective(model)
+    assert objective.c_max().item() == math.inf
+    for value in (1.0, 5.0, 2.0):
+        objective.remember_first_step(value)
+    assert objective.c_max().item() == 4.0
+    for _ in range(MEDIAN_STEPS):
+        objective.remember_first_step(0.25)
+    assert objective.c_max().item() == 0.5
+    assert "first_steps" in objective.state_dict()
+
+
+def test_consistency_follows_its_equation_over_the_steps_between(builder, episode):
+    """1/(K-1) sum_{k=1}^{K-1}: neither h_0 nor h_K, and nothing of a branch of one step."""
+    batch = batch_of(builder, episode)
+    generator = torch.Generator().manual_seed(2)
+    summary, reference = (torch.randn(len(batch.steps.row), 6, generator=generator) for _ in range(2))
+    loss, numbers = consistency_loss(summary, reference, batch.steps)
+    expected, i = 0.0, 0
+    for _, deepest in BRANCHES:
+        for k in range(1, deepest):
+            expected += (summary[i + k] - reference[i + k]).square().sum().item() / (deepest - 1)
+        i += deepest + 1
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert numbers["consistency_loss"][1].item() == 2
+
+
+def test_consistency_sends_no_gradient_into_the_encoder(builder, episode):
+    """The encoder is followed, not taught: with h_k held fixed, only g_omega and h_k get a gradient."""
+    model = random_model(monitor_head=True)
+    batch = batch_of(builder, episode)
+    h = latents(batch, 1, model.config.hidden_size).requires_grad_()
+    reference = model.model.embed_observations(batch.steps.observation, batch.steps.observation_length)
+    consistency_loss(model.model.monitor(h), reference, batch.steps)[0].backward()
+    reached = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert reached == {"model.monitor.weight", "model.monitor.bias"}
+    assert h.grad.any()
+    torch.testing.assert_close(reference.norm(dim=-1), (batch.steps.horizon > 0).float())
+
+
+def test_an_observation_is_embedded_by_itself_whatever_it_is_padded_with(builder, episode):
+    model = random_model()
+    steps = batch_of(builder, episode).steps
+    together = model.model.embed_observations(steps.observation, steps.observation_length)
+    for i in (1, 2, 5):
+        alone = steps.observation[i : i + 1, : steps.observation_length[i]]
+        with torch.no_grad():
+            x = model.model.embed_norm(model.model.embed_tokens(alone))
+            e = model.model.core.input_norm(_prelude(model, x))
+        torch.testing.assert_close(together[i], F.normalize(e[0].mean(0), dim=-1), atol=1e-5, rtol=1e-4)
+
+
+def _prelude(model, x: torch.Tensor) -> torch.Tensor:
+    """The prelude as the model runs a plain prompt: what enters the loop's input norm."""
+    seen = []
+    hook = model.model.core.input_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.model(inputs_embeds=_before_norm(model, x), depth=1)
+    hook.remove()
+    return seen[0]
+
+
+def _before_norm(model, x: torch.Tensor) -> torch.Tensor:
+    """Embeddings whose norm is `x`: RMSNorm gives x back for x / weight, which has a mean square of one."""
+    return x / model.model.embed_norm.weight
+
+
+@pytest.mark.parametrize("terminal_only", [False, True])
+def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, episode, terminal_only):
+    batch = batch_of(builder, episode, terminal_only)
+    generator = torch.Generator().manual_seed(3)
+    reward = torch.randn(len(batch.steps.row), BINS, generator=generator)
+    ends = torch.randn(len(batch.steps.row), generator=generator)
+    expected_reward = expected_end = 0.0
+    i, count = 0, 0
+    for start, deepest in BRANCHES:
+        for k in range(1, deepest + 1):
+            if terminal_only and k < deepest:
+                continue
+            target = two_hot(torch.tensor(episode.rewards[start + k] / 100))
+            expected_reward -= (target * reward[i + k].log_softmax(-1)).sum().item()
+            chance = ends[i + k].sigmoid()
+            expected_end -= (1 - chance if episode.dones[start + k] else chance).log().item()
+            count += 1
+        i += deepest + 1
+    loss, numbers = reward_loss(reward, batch.steps)
+    assert loss.item() == pytest.approx(expected_reward, rel=1e-5)
+    assert numbers["reward_loss"][1].item() == count
+    assert continuation_loss(ends, batch.steps)[0].item() == pytest.approx(expected_end, rel=1e-5)
+
+
+def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builder, episode):
+    model = random_model(prediction_heads=True, monitor_head=True)
+    batch = batch_of(builder, episode)
+
+    def loss(**coefficients: float) -> float:
+        objective = TextObjective(model, Coefficients(**coefficients))
+        objective.remember_first_step(1e-3)
+        with torch.no_grad():
+            return objective(batch, 2, batch.targets)[0].item()
+
+    objective = TextObjective(model)
+    objective.remember_first_step(1e-3)
+    with torch.no_grad():
+        _, numbers = objective(batch, 2, batch.targets)
+    terms = {
+        "reward": "reward_loss",
+        "continuation": "continue_loss",
+        "consistency": "consistency_loss",
+        "contraction": "contraction_loss",
+    }
+    plain = loss()
+    for coefficient, name in terms.items():
+        summed = numbers[name][0].item()
+        assert summed > 0
+        assert loss(**{coefficient: 2.0}) - plain == pytest.approx(2 * summed / batch.targets, rel=1e-3)
+
+
+def test_rewards_nobody_recorded_are_not_charged(builder, episode):
+    batch = batch_of(builder, replace(episode, rewards=None, dones=None))
+    assert reward_loss(torch.zeros(len(batch.steps.row), BINS), batch.steps)[0].item() == 0
+    assert continuation_loss(torch.zeros(len(batch.steps.row)), batch.steps)[0].item() == 0
+
+
+def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episode):
+    """The heads alone, on fixed latents of a random model, reach the rewards they were given."""
+    model = random_model(prediction_heads=True)
+    batch = batch_of(builder, episode)
+    with torch.no_grad():
+        out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
+    h = batch.steps.at_slots(out.latent)
+    model.model.heads.reset_parameters()
+    optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.02)
+    for _ in range(600):
+        optimizer.zero_grad()
+        reward, ends = model.model.heads(h)
+        (reward_loss(reward, batch.steps)[0] + continuation_loss(ends, batch.steps)[0]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        predicted = model.model.heads.predict(h)
+    charged = batch.steps.supervised
+    torch.testing.assert_close(predicted.reward[charged], batch.steps.reward[charged], atol=1.0, rtol=0)
+    assert ((predicted.continuation[charged] < 0.5) == batch.steps.done[charged]).all()
