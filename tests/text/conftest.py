@@ -14,9 +14,10 @@ from loopwm.text.world import WorldModel
 
 
 def random_model(**overrides) -> LoopWMForCausalLM:
-    model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(load_tokenizer()), **{**PRESETS["tiny"], **overrides}))
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(load_tokenizer()), **{**PRESETS["tiny"], **overrides}))
         for name, parameter in model.named_parameters():
             if "injection" not in name:
                 parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
