@@ -297,6 +297,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
         tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
         flows (LoopWM, eq. dd_consist: e*_k = sg(E(o_k))).
         """
+        if not len(tokens_NO):  # attention kernels differ in what they make of an empty batch
+            return torch.zeros(0, self.config.hidden_size, device=tokens_NO.device)
         positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
         shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
         e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)

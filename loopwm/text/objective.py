@@ -82,14 +82,14 @@ def continuation_loss(logits_N: Tensor, steps: BranchSteps) -> Term:
     return loss.sum(), {"continue_loss": _pair(loss), "continue_accuracy": _pair(right)}
 
 
-def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, steps: BranchSteps) -> Term:
+def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor) -> Term:
     """sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, eq. dd_consist).
 
-    Both sides unit vectors (N, D); `reference_ND` carries no gradient. Diagnostics: consistency_loss, of one branch.
+    Both sides are unit vectors (N, D) at the N steps between; `deepest_N` holds the K of their branches, and
+    `reference_ND` carries no gradient. Diagnostics: consistency_loss, of one branch.
     """
-    between = (steps.horizon > 0) & (steps.horizon < steps.deepest)
-    distance = (summary_ND[between] - reference_ND[between].detach()).square().sum(-1)
-    share = 1 / (steps.deepest[between] - 1)
+    distance = (summary_ND - reference_ND.detach()).square().sum(-1)
+    share = 1 / (deepest_N - 1)
     loss = (distance * share).sum()
     return loss, {"consistency_loss": torch.stack((loss.detach(), share.sum()))}
 
@@ -210,8 +210,9 @@ class TextObjective(nn.Module):
             yield weights.reward, reward_loss(reward, steps)
             yield weights.continuation, continuation_loss(continuation, steps)
         if model.monitor is not None:
-            reference = model.embed_observations(steps.observation, steps.observation_length)
-            yield weights.consistency, consistency_loss(model.monitor(h_NMD), reference, steps)
+            at = steps.between
+            reference = model.embed_observations(steps.observation[at], steps.observation_length[at])
+            yield weights.consistency, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
 
     def c_max(self) -> Tensor:
         """C_max: twice the running median of a single step's rms; infinite before the first one."""

@@ -292,6 +292,11 @@ class BranchSteps:
             branches=int((horizon == 0).sum()),
         )
 
+    @property
+    def between(self) -> Tensor:
+        """The steps k = 1, .., K - 1, which nobody decodes in a deferred rollout: bool (N,)."""
+        return (self.horizon > 0) & (self.horizon < self.deepest)
+
     def at_slots(self, h_BLD: Tensor) -> Tensor:
         """What a tensor (B, L, D) holds at the slots: (N, M, D)."""
         return h_BLD[self.row[:, None], self.columns]

@@ -79,10 +79,11 @@ def test_c_max_is_twice_the_running_median_and_infinite_before_the_first_step(mo
 
 def test_consistency_follows_its_equation_over_the_steps_between(builder, episode):
     """1/(K-1) sum_{k=1}^{K-1}: neither h_0 nor h_K, and nothing of a branch of one step."""
-    batch = batch_of(builder, episode)
+    steps = batch_of(builder, episode).steps
     generator = torch.Generator().manual_seed(2)
-    summary, reference = (torch.randn(len(batch.steps.row), 6, generator=generator) for _ in range(2))
-    loss, numbers = consistency_loss(summary, reference, batch.steps)
+    summary, reference = (torch.randn(len(steps.row), 6, generator=generator) for _ in range(2))
+    at = steps.between
+    loss, numbers = consistency_loss(summary[at], reference[at], steps.deepest[at])
     expected, i = 0.0, 0
     for _, deepest in BRANCHES:
         for k in range(1, deepest):
@@ -98,7 +99,8 @@ def test_consistency_sends_no_gradient_into_the_encoder(builder, episode):
     batch = batch_of(builder, episode)
     h = latents(batch, 1, model.config.hidden_size).requires_grad_()
     reference = model.model.embed_observations(batch.steps.observation, batch.steps.observation_length)
-    consistency_loss(model.model.monitor(h), reference, batch.steps)[0].backward()
+    at = batch.steps.between
+    consistency_loss(model.model.monitor(h)[at], reference[at], batch.steps.deepest[at])[0].backward()
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
     assert reached == {"model.monitor.weight", "model.monitor.bias"}
     assert h.grad.any()
@@ -196,8 +198,8 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
         out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
     h = batch.steps.at_slots(out.latent)
     model.model.heads.reset_parameters()
-    optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.02)
-    for _ in range(600):
+    optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.1)
+    for _ in range(400):
         optimizer.zero_grad()
         reward, ends = model.model.heads(h)
         (reward_loss(reward, batch.steps)[0] + continuation_loss(ends, batch.steps)[0]).backward()
