@@ -198,8 +198,8 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
         out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
     h = batch.steps.at_slots(out.latent)
     model.model.heads.reset_parameters()
-    optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.1)
-    for _ in range(400):
+    optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.02)
+    for _ in range(600):
         optimizer.zero_grad()
         reward, ends = model.model.heads(h)
         (reward_loss(reward, batch.steps)[0] + continuation_loss(ends, batch.steps)[0]).backward()
