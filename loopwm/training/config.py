@@ -108,11 +108,6 @@ class DepthConfig:
     """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
     ramp_steps: int = 0
     """mu_rec grows from 1 over so many steps."""
-    learned: bool = False
-    """mu_rec follows a score-function estimate, starting from the model's."""
-    loop_price: float = 0.01
-    """Nats a target that a loop costs when mu_rec is learned."""
-    learned_rate: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -133,7 +128,6 @@ POSITIVE = {
     "data": ("row_stride", "trunk_tokens_min", "max_horizon", "max_branches"),
     "batch": ("tokens", "micro_batches", "length_pool"),
     "optimizer": ("learning_rate", "clip_norm"),
-    "depth": ("learned_rate",),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
 """Keys whose values must be above zero."""
@@ -175,8 +169,6 @@ class TrainingConfig:
                     raise ConfigError(f"{section}.{key}: {value} is below zero")
         if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
             raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
-        if self.depth.learned and self.depth.ramp_steps:
-            raise ConfigError("depth.ramp_steps: a learned mu_rec has no ramp")
         if self.data.max_horizon > 16:
             raise ConfigError(f"data.max_horizon: {self.data.max_horizon} is above the limit, 16")
 
