@@ -123,6 +123,16 @@ class MeanRamp:
         return self.end if step >= self.steps else self.start + (self.end - self.start) * step / self.steps
 
 
+@dataclass(frozen=True)
+class DepthMoments:
+    """Means over the rows of a global batch: of their losses in nats a target, their loops, and products of these."""
+
+    nats: float
+    loops: float
+    nats_loops: float
+    loops_squared: float
+
+
 class LearnedMean:
     """A learned mu_rec: the paper calls the mean of the Poisson learnable, but a sampled integer passes no gradient.
 
@@ -130,6 +140,8 @@ class LearnedMean:
     E[(cost - baseline)(T / mu - 1)], the second factor being d log Poisson(T; mu) / d mu; T is taken as drawn after its
     cut to 1 .. max_loops, which is a small bias. The baseline is a moving average of the cost. Without a price more
     loops can only help, and mu grows as far as it may.
+
+    The estimate needs no more of a batch than four means over its rows, `DepthMoments`, which processes can share.
     """
 
     def __init__(self, mu_rec: float, max_loops: int, price: float, rate: float) -> None:
@@ -137,15 +149,14 @@ class LearnedMean:
         self.mu_rec, self.max_loops, self.price, self.rate = mu_rec, max_loops, price, rate
         self.baseline: float | None = None
 
-    def update(self, loops: Sequence[int], losses: Sequence[float]) -> None:
-        """One step from the rows of a global batch: their depths and their mean losses in nats."""
-        costs = [loss + self.price * count for loss, count in zip(losses, loops, strict=True)]
-        mean = sum(costs) / len(costs)
-        baseline = mean if self.baseline is None else self.baseline
-        scores = [(cost - baseline) * (count / self.mu_rec - 1) for cost, count in zip(costs, loops, strict=True)]
-        self.mu_rec -= self.rate * sum(scores) / len(scores)
-        self.mu_rec = min(max(self.mu_rec, 1.0), float(self.max_loops))
-        self.baseline = BASELINE_KEEP * baseline + (1 - BASELINE_KEEP) * mean
+    def update(self, rows: DepthMoments) -> None:
+        """One step from the rows of a global batch."""
+        cost = rows.nats + self.price * rows.loops
+        cost_loops = rows.nats_loops + self.price * rows.loops_squared
+        baseline = cost if self.baseline is None else self.baseline
+        slope = (cost_loops - baseline * rows.loops) / self.mu_rec - (cost - baseline)
+        self.mu_rec = min(max(self.mu_rec - self.rate * slope, 1.0), float(self.max_loops))
+        self.baseline = BASELINE_KEEP * baseline + (1 - BASELINE_KEEP) * cost
 
     def state_dict(self) -> dict[str, float | None]:
         return {"mu_rec": self.mu_rec, "baseline": self.baseline}

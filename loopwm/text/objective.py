@@ -9,7 +9,7 @@ of the observation loss are pairs (sum, count), float32 (2,), whose quotient ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,20 +41,18 @@ ExitLoss = Literal["none", "entropy", "expected"]
 """What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
 
 
-def observation_loss(
-    logits_NV: Tensor, target_N: Tensor, horizon_N: Tensor, normaliser: float
-) -> tuple[Tensor, dict[str, Tensor]]:
+def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, normaliser: float) -> Term:
     """Cross-entropy of observation tokens (LoopWM, world model loss: l_obs), summed and divided by `normaliser`.
 
-    Diagnostics, each (MAX_HORIZON + 1,) by horizon with the trunk at 0: summed loss in nats, targets, right tokens.
+    loss_N: of each target, in nats. right_N: whether it was the likeliest token. Diagnostics, each (MAX_HORIZON + 1,)
+    by horizon with the trunk at 0: summed loss in nats, targets, right tokens.
     """
-    loss_N = F.cross_entropy(logits_NV.float(), target_N, reduction="none")
-    right_N = (logits_NV.argmax(-1) == target_N).float()
 
     def by_horizon(values: Tensor) -> Tensor:
         return torch.zeros(MAX_HORIZON + 1, device=values.device).index_add(0, horizon_N, values.detach())
 
-    sums = {"loss": by_horizon(loss_N), "targets": by_horizon(torch.ones_like(loss_N)), "right": by_horizon(right_N)}
+    ones = torch.ones_like(loss_N)
+    sums = {"loss": by_horizon(loss_N), "targets": by_horizon(ones), "right": by_horizon(right_N.float())}
     return loss_N.sum() / normaliser, sums
 
 
@@ -119,6 +117,19 @@ def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     return {name: _pair(x.square().mean().sqrt().expand(rows)) for name, x in norms.items()}
 
 
+@torch.no_grad()
+def depth_moments(loss_N: Tensor, row_N: Tensor, loops: Sequence[int]) -> dict[str, Tensor]:
+    """The fields of `DepthMoments` as pairs over rows; a row without targets has no loss and does not count.
+
+    loss_N, row_N: loss and row of every target. loops: of each row.
+    """
+    nats, targets = (loss_N.new_zeros(len(loops)).index_add(0, row_N, x) for x in (loss_N, torch.ones_like(loss_N)))
+    counted = targets > 0
+    nats, depth = nats[counted] / targets[counted], nats.new_tensor(loops)[counted]
+    values = {"nats": nats, "loops": depth, "nats_loops": nats * depth, "loops_squared": depth.square()}
+    return {f"row_{name}": _pair(x) for name, x in values.items()}
+
+
 def _pair(values: Tensor) -> Tensor:
     """Sum and number of some values."""
     return torch.stack((values.detach().sum(), torch.tensor(float(len(values)), device=values.device)))
@@ -165,16 +176,20 @@ class TextObjective(nn.Module):
         out = run_rows(self.model.model, batch, depth)
         wanted = batch.label != IGNORED
         logits = self.model.lm_head(out.last_hidden_state[wanted])
-        loss, diagnostics = observation_loss(logits, batch.label[wanted], batch.horizon[wanted], normaliser)
+        target_N = batch.label[wanted]
+        loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
+        loss, diagnostics = observation_loss(loss_N, logits.argmax(-1) == target_N, batch.horizon[wanted], normaliser)
+        if isinstance(depth, DepthPlan):
+            diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
         if out.gate_logits is not None:
-            loss, numbers = self._with_exits(loss, batch, out, logits, normaliser)
+            loss, numbers = self._with_exits(loss, batch, out, loss_N, normaliser)
             diagnostics |= numbers
         for weight, (term, numbers) in self._branch_terms(batch, out):
             loss = loss + weight * term / normaliser
             diagnostics |= numbers
         return loss, diagnostics | recurrence_norms(batch, out)
 
-    def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, logits_NV: Tensor, normaliser: float) -> Term:
+    def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, loss_N: Tensor, normaliser: float) -> Term:
         """The observation loss with what teaches the gate: beside it, or in its place."""
         assert out.gate_logits is not None
         weight, wanted = batch.targets / normaliser, batch.label != IGNORED
@@ -183,21 +198,20 @@ class TextObjective(nn.Module):
             term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
             loss = loss + weight * term
         if self.exit_loss == "expected":
-            losses_NS = self._losses_by_exit(batch, out, logits_NV)
+            losses_NS = self._losses_by_exit(batch, out, loss_N)
             term, numbers = expected_exit_loss(out.gate_logits[wanted], losses_NS, self.exit_entropy_coef)
             loss = weight * term
         return loss, {name: torch.stack((value, torch.ones_like(value))) for name, value in numbers.items()}
 
-    def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_logits_NV: Tensor) -> Tensor:
+    def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_loss_N: Tensor) -> Tensor:
         """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
         wanted, mask = batch.label != IGNORED, row_mask(self.model.config, batch)
-        logits = []
+        losses = []
         for state in out.carried[:-1]:
             hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)
-            logits.append(self.model.lm_head(hidden[wanted]))
-        target_N = batch.label[wanted]
-        losses = [F.cross_entropy(x.float(), target_N, reduction="none") for x in (*logits, last_logits_NV)]
-        return torch.stack(losses, dim=-1)
+            logits = self.model.lm_head(hidden[wanted])
+            losses.append(F.cross_entropy(logits.float(), batch.label[wanted], reduction="none"))
+        return torch.stack((*losses, last_loss_N), dim=-1)
 
     def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
         """The terms on the latents of the branches, each with its coefficient."""

@@ -108,6 +108,10 @@ class DepthConfig:
     """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
     ramp_steps: int = 0
     """mu_rec grows from 1 over so many steps."""
+    mean_rate: float = 0.0
+    """mu_rec is learned at this rate, from the model's on; 0: it is not. The exported model names where it ended."""
+    loop_price: float = 0.01
+    """Nats of the mean target that a loop must earn where mu_rec is learned."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ NOT_NEGATIVE = {
         "horizon_every",
         "exit_entropy_coef",
     ),
+    "depth": ("backward_loops", "ramp_steps", "mean_rate", "loop_price"),
 }
 """Keys whose values must not be below zero."""
 
@@ -167,6 +172,8 @@ class TrainingConfig:
                 value = getattr(getattr(self, section), key)
                 if not value >= 0:
                     raise ConfigError(f"{section}.{key}: {value} is below zero")
+        if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):
+            raise ConfigError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
         if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
             raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
         if self.data.max_horizon > 16:

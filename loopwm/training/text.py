@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
-from loopwm.core.depth import MeanRamp
+from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -51,7 +52,8 @@ class TextProgram:
         self.config = config
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
-        self.mean_depth = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
+        self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
+        self.learned_mean = self._learned_mean()
         self._check_exit_loss()
         model = LoopWMForCausalLM(self.model_config)
         exits = config.objective
@@ -72,6 +74,12 @@ class TextProgram:
             return LoopWMConfig(**{**vocab, **PRESETS[model.preset], **model.overrides})
         except (StrictDataclassError, TypeError, ValueError) as error:
             raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
+
+    def _learned_mean(self) -> LearnedMean | None:
+        depth, model = self.config.depth, self.model_config
+        if not depth.mean_rate:
+            return None
+        return LearnedMean(model.mu_rec, model.max_loops, depth.loop_price, depth.mean_rate)
 
     def _check_exit_loss(self) -> None:
         wanted, model = self.config.objective.exit_loss, self.model_config
@@ -114,16 +122,31 @@ class TextProgram:
         return batches[: self.config.run.eval_batches]
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
-        draw, mu_rec = SAMPLERS[self.config.depth.sampling], self.mean_depth.at(step)
+        draw = SAMPLERS[self.config.depth.sampling]
+        mu_rec = self.learned_mean.mu_rec if self.learned_mean else self.ramp.at(step)
         plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
-        """Takes what the objective keeps of an optimiser step from its numbers over all processes; more to log."""
+        """Takes what outlasts an optimiser step from its numbers over all processes; more to log."""
         self.objective.remember_first_step(record["first_step_rms"])
-        return {"c_max": self.objective.c_max().item()}
+        more = {"c_max": self.objective.c_max().item()}
+        if self.learned_mean:
+            self.learned_mean.update(DepthMoments(**{f.name: record[f"row_{f.name}"] for f in fields(DepthMoments)}))
+            more["mu_rec"] = self.learned_mean.mu_rec
+        return more
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the objective, as JSON."""
+        return {"learned_mean": self.learned_mean.state_dict()} if self.learned_mean else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.learned_mean:
+            self.learned_mean.load_state_dict(state["learned_mean"])
 
     def export(self, folder: Path) -> None:
+        if self.learned_mean:
+            self.objective.model.config.mu_rec = self.learned_mean.mu_rec
         export_model(self.objective.model, self.tokenizer, folder)
 
 

@@ -205,7 +205,8 @@ class Trainer:
         temporary = final.with_name(f"tmp-{final.name}")
         self.accelerator.save_state(str(temporary), safe_serialization=True)
         if self.accelerator.is_main_process:
-            progress = {"step": self.step, "pool": self.cursor.pool, "offset": self.cursor.offset}
+            cursor = dataclasses.asdict(self.cursor)
+            progress = {"step": self.step, "cursor": cursor, "program": self.program.state_dict()}
             (temporary / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
             temporary.rename(final)
             for old in self._checkpoints()[: -self.config.run.keep_checkpoints]:
@@ -218,7 +219,8 @@ class Trainer:
         if checkpoints:
             self.accelerator.load_state(str(checkpoints[-1]))
             progress = json.loads((checkpoints[-1] / "progress.json").read_text(encoding="utf-8"))
-            self.step, self.cursor = progress["step"], Cursor(progress["pool"], progress["offset"])
+            self.step, self.cursor = progress["step"], Cursor(**progress["cursor"])
+            self.program.load_state_dict(progress["program"])
         if self.accelerator.is_main_process:
             shutil.rmtree(self.folder / "checkpoints" / "tmp", ignore_errors=True)
             self._truncate_metrics()

@@ -4,11 +4,12 @@ import dataclasses
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from loopwm.core import AttentionInputs, CoreConfig, CoreState, DepthPlan, LoopedCore, causal_attention, rotary_angles
-from loopwm.core.depth import LearnedMean, MeanRamp
+from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from tests.reference import looped as reference
 
 THETA = 10000.0
@@ -188,7 +189,9 @@ def test_a_learned_mean_settles_where_a_loop_gains_what_it_costs(price):
     mean = LearnedMean(3.0, max_loops=8, price=price, rate=3.0)
     for step in range(1500):
         plan = DepthPlan.sample(0, step, range(16), mean.mu_rec, 8)
-        mean.update(plan.loops, [math.exp(-loops / 2) for loops in plan.loops])
+        loops = np.array(plan.loops)
+        nats = np.exp(-loops / 2)
+        mean.update(DepthMoments(nats.mean(), loops.mean(), (nats * loops).mean(), (loops**2).mean()))
     assert abs(mean.mu_rec - best) < 1.2
     resumed = LearnedMean(1.0, max_loops=8, price=price, rate=3.0)
     resumed.load_state_dict(mean.state_dict())
