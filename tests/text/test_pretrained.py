@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,15 @@ def test_the_folder_is_small_bfloat16_safetensors_with_a_card():
     assert config["dtype"] == "bfloat16"
     assert (PRETRAINED / "README.md").is_file()
     assert not list(PRETRAINED.glob("*.bin"))
+
+
+def test_the_manuals_example_prints_what_it_shows(monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    code, shown = re.search(
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", (root / "docs/model.md").read_text(), re.S
+    ).groups()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue() == shown
