@@ -222,7 +222,8 @@ class Trainer:
             self.step, self.cursor = progress["step"], Cursor(**progress["cursor"])
             self.program.load_state_dict(progress["program"])
         if self.accelerator.is_main_process:
-            shutil.rmtree(self.folder / "checkpoints" / "tmp", ignore_errors=True)
+            for torn in (self.folder / "checkpoints").glob("tmp-*"):
+                shutil.rmtree(torn)
             self._truncate_metrics()
 
     def _truncate_metrics(self) -> None:
