@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, Planes, new_state
+from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, new_state
 from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
 from loopwm.core.state import LastPlaneState
 from loopwm.text import format as template
@@ -70,16 +70,30 @@ class World:
     def select(self, rows: Sequence[int]) -> World:
         """The worlds of these rows; repeats make independent copies."""
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
+        return self._rows(rows, self.history.select(index), self.state.select(index))
+
+    def _rows(self, rows: Sequence[int], history: CoreState, state: CoreState) -> World:
+        index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
         return replace(
             self,
-            history=self.history.select(index),
-            state=self.state.select(index),
+            history=history,
+            state=state,
             latent=self.latent[index],
             loop_state=self.loop_state[index],
             steps_cut=tuple(self.steps_cut[i] for i in rows),
             ended=tuple(self.ended[i] for i in rows),
             loops=tuple(self.loops[i] for i in rows),
         )
+
+    def branch(self, count: int) -> World:
+        """`count` copies of a single world, which keep what they have in common once: the way to try many actions.
+
+        Raises ValueError for a batch of more than one world, and for one that keeps a single plane for all loops.
+        """
+        if len(self) != 1:
+            raise ValueError(f"world: a single one can be branched, this is a batch of {len(self)}")
+        history, state = (SharedState(x.alone(0), count) for x in (self.history, self.state))
+        return self._rows([0] * count, history, state)
 
     def end(self, rows: Sequence[int]) -> World:
         """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
@@ -287,7 +301,7 @@ class WorldModel:
             raise WorldFileError(f"{path}: worlds with one plane of keys and values cannot be saved")
         tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
         facts = {name: getattr(world, name) for name in FACTS}
-        facts["history_columns"] = world.history.valid.shape[1]
+        facts["history_columns"] = world.history.length
         facts["rule"], facts["rule_fields"] = type(world.depth).__name__, vars(world.depth)
         write_world(Path(path), tensors, facts, self._fingerprint)
 
@@ -296,7 +310,7 @@ class WorldModel:
         tensors, facts = read_world(Path(path), self.model.device, self._fingerprint)
         latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
         state = CoreState.from_tensors(tensors)
-        history = state.crop(state.valid.shape[1] - facts["history_columns"])
+        history = state.crop(state.length - facts["history_columns"])
         depth = RULES[facts["rule"]](**facts["rule_fields"])
         cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
         loops = tuple(tuple(row) for row in facts["loops"])
@@ -349,7 +363,7 @@ class WorldModel:
         tokens = torch.full((len(ids), length), self._pad)
         valid = torch.zeros(len(ids), length, dtype=torch.bool)
         for i, row in enumerate(ids):
-            place = slice(length - len(row), None) if state.valid.shape[1] else slice(len(row))
+            place = slice(length - len(row), None) if state.length else slice(len(row))
             tokens[i, place], valid[i, place] = torch.tensor(row), True
         carried = None if before is None else self._carried(before, length)
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
