@@ -12,6 +12,7 @@ import torch
 import uvicorn
 from transformers.utils import logging as transformers_logging
 
+from loopwm.core import Fixed
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.format import END, SPECIAL_TOKENS
 from serve.app import create_app
@@ -82,13 +83,14 @@ def serve(args: argparse.Namespace, listener: socket.socket) -> None:
         config.require_causal("the service")
     except ValueError as error:
         raise StartError(f"--model: {error}") from error
-    if args.depth is not None and args.depth > config.max_loops:
+    depth = config.default_depth if args.depth is None else args.depth
+    if depth > config.max_loops:
         raise StartError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
-    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings)
+    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, Fixed(depth))
     limits = Limits(args.max_batch, args.max_queue)
-    with Engine(model, SPECIAL_TOKENS.index(END), limits, args.depth) as engine:
+    with Engine(model, SPECIAL_TOKENS.index(END), limits) as engine:
         app = create_app(Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots)))
         host, port = listener.getsockname()[:2]
         print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)

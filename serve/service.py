@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
 
-from serve.batch import Event, Finish, Request
+from loopwm.core import ExitRule
 from serve.engine import Engine
 from serve.prompts import Prompt, PromptReader
+from serve.requests import Event, Finish, Request
 from serve.sampling import Sampling
 from serve.text import Detokenizer, StopScanner
 
@@ -30,6 +31,8 @@ class ModelCard:
     created: int
     max_length: int
     """Most tokens of prompt and completion together."""
+    depth: ExitRule
+    """Of every pass where a request names none."""
 
 
 class Service:
@@ -54,7 +57,7 @@ class Service:
                 f"max_tokens: {wanted} and a prompt of {len(prompt.ids)} tokens exceed the {self.card.max_length} "
                 "tokens the model can hold"
             )
-        request = Request(prompt.ids, wanted, sampling)
+        request = Request(prompt.ids, wanted, sampling, self.card.depth)
         return TextStream(self.engine, request, Detokenizer(self._decode), StopScanner(stops))
 
     def _decode(self, ids: Sequence[int]) -> str:

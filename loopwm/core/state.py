@@ -317,7 +317,12 @@ class SharedState(CoreState):
         return state
 
     def tail(self, columns: int) -> CoreState:
-        return self.whole().tail(columns)
+        if columns > len(self.valid[0]):
+            return self.whole().tail(columns)
+        own = CoreState(0, self.valid.device)
+        own._buffers, own._lengths = dict(self._buffers), dict(self._lengths)
+        own.valid, own.next_position = self.valid, self.next_position
+        return own.tail(columns)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.whole().tensors()

@@ -68,32 +68,22 @@ class World:
         return len(self.latent)
 
     def select(self, rows: Sequence[int]) -> World:
-        """The worlds of these rows; repeats make independent copies."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
-        return self._rows(rows, self.history.select(index), self.state.select(index))
+        """The worlds of these rows; repeats make independent copies.
 
-    def _rows(self, rows: Sequence[int], history: CoreState, state: CoreState) -> World:
+        What a world that was encoded by itself has really seen is kept once for all its copies, and read once in every
+        pass over them: the way to try many actions.
+        """
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
         return replace(
             self,
-            history=history,
-            state=state,
+            history=self.history.select(index),
+            state=self.state.select(index),
             latent=self.latent[index],
             loop_state=self.loop_state[index],
             steps_cut=tuple(self.steps_cut[i] for i in rows),
             ended=tuple(self.ended[i] for i in rows),
             loops=tuple(self.loops[i] for i in rows),
         )
-
-    def branch(self, count: int) -> World:
-        """`count` copies of a single world, which keep what they have in common once: the way to try many actions.
-
-        Raises ValueError for a batch of more than one world, and for one that keeps a single plane for all loops.
-        """
-        if len(self) != 1:
-            raise ValueError(f"world: a single one can be branched, this is a batch of {len(self)}")
-        history, state = (SharedState(x.alone(0), count) for x in (self.history, self.state))
-        return self._rows([0] * count, history, state)
 
     def end(self, rows: Sequence[int]) -> World:
         """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
@@ -148,7 +138,7 @@ class WorldModel:
         history = new_state(planes, len(fitted), self.model.device, core.config.loop_slots)
         texts = [template.render_context(context, state_slots=0) for context, _ in fitted]
         self._feed(history, texts, Fixed(rule.limit))
-        return self._at_slots(history, rule, tuple(dropped for _, dropped in fitted))
+        return self._at_slots(_shareable(history), rule, tuple(dropped for _, dropped in fitted))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -186,7 +176,7 @@ class WorldModel:
         longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
             raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
-        return self._at_slots(history, world.depth, world.steps_cut)
+        return self._at_slots(_shareable(history), world.depth, world.steps_cut)
 
     def decode(self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None) -> list[str]:
         """The observation of each row, decoded greedily. `world` stays as it is. `depth`: as in `advance`."""
@@ -388,6 +378,13 @@ class WorldModel:
             tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
         )
         return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
+
+
+def _shareable(history: CoreState) -> CoreState:
+    """A single history as something that copies of its world share."""
+    if len(history.valid) > 1 or isinstance(history, LastPlaneState):
+        return history
+    return SharedState(history.alone(0), 1)
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:

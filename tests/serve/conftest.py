@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
+from loopwm.core import Fixed
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.prompts import PromptReader
@@ -31,7 +32,7 @@ def serving(tokenizer) -> Serving:
     @contextmanager
     def start(model: Any, limits: Limits | None = None, end_token: int = NEVER) -> Iterator[httpx.Client]:
         with socket.create_server(("127.0.0.1", 0)) as listener, Engine(model, end_token, limits) as engine:
-            card = ModelCard("tiny", 0, model.config.max_position_embeddings)
+            card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
             app = create_app(Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots)))
             server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
             thread = threading.Thread(target=server.run, args=([listener],))

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from loopwm.core import CoreState, Fixed
 from loopwm.core.state import SLACK
-from serve.batch import MAX_PREFILL, Batch, Event, Finish, Request, Ticket, prefill_group, shared_prefix
+from serve.batch import MAX_PREFILL, Batch, prefill_group
 from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
+from serve.prefixes import BLOCK, PrefixCache, shared_prefix
+from serve.requests import Event, Finish, Request, Ticket
 from serve.sampling import Sampling, choose, nucleus
 
 NEVER = -1
+DEPTH = Fixed(2)
 
 
 class Collector:
@@ -43,17 +47,17 @@ def requests() -> list[Request]:
     """Greedy and sampled ones of different lengths; two share their first 20 tokens."""
     shared = random_prompt(20, 9)
     return [
-        Request(shared + random_prompt(5, 1), 9, Sampling()),
-        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3)),
-        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4)),
-        Request(random_prompt(3, 4), SLACK + 9, Sampling()),
-        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5)),
+        Request(shared + random_prompt(5, 1), 9, Sampling(), DEPTH),
+        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3), DEPTH),
+        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4), DEPTH),
+        Request(random_prompt(3, 4), SLACK + 9, Sampling(), DEPTH),
+        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5), DEPTH),
     ]
 
 
 def alone(model: Any, request: Request, end_token: int = NEVER) -> Collector:
     collector = Collector(request)
-    batch = Batch(model, end_token, None)
+    batch = Batch(model, end_token)
     batch.admit([collector.ticket])
     while len(batch):
         batch.step()
@@ -70,7 +74,7 @@ def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):
 
 def test_tokens_do_not_depend_on_what_else_is_in_the_batch(tiny_model, requests):
     together = [Collector(request) for request in requests]
-    batch = Batch(tiny_model, NEVER, None)
+    batch = Batch(tiny_model, NEVER)
     batch.admit([c.ticket for c in together[:2]])
     batch.step()
     batch.step()
@@ -93,7 +97,7 @@ def test_the_end_token_ends_a_request_and_is_not_delivered(tiny_model, requests)
 
 def test_a_cancelled_row_leaves_and_the_others_are_untouched(tiny_model, requests):
     one, two = Collector(requests[0]), Collector(requests[1])
-    batch = Batch(tiny_model, NEVER, None)
+    batch = Batch(tiny_model, NEVER)
     batch.admit([one.ticket, two.ticket])
     batch.step()
     one.ticket.cancelled = True
@@ -150,7 +154,7 @@ def test_sampling_follows_the_distribution():
 
 
 def test_a_full_queue_refuses_and_a_cancelled_request_makes_room(tiny_model, requests):
-    request = Request(requests[3].prompt, 3000, Sampling())
+    request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
         running, waiting, third = (Collector(request) for _ in range(3))
         ticket = engine.submit(request, running)
@@ -186,7 +190,7 @@ def _fail(*_: Any, **__: Any) -> None:
 
 
 def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests):
-    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling())) for _ in range(3)]
+    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling(), DEPTH)) for _ in range(3)]
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         for collector in collectors:
             engine.submit(collector.ticket.request, collector)

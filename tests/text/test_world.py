@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwm.core import Planes
 from loopwm.text import format as template
 from loopwm.text.format import Context, FormatError, Transition
 
@@ -146,40 +145,29 @@ def test_bad_calls_name_the_argument(world_model):
         world_model.encode([SHORT], depth=99)
 
 
-def test_branches_that_share_their_prefix_equal_copies_and_keep_it_once(world_model):
-    contexts = [Context("warm the water", "a kitchen with a stove and a pot"), Context("go", "a hall")]
-    batch = world_model.advance(world_model.encode(contexts), ["look around", "open the door"])
-    one = batch.select([1])  # padded, being the shorter row of its batch
+def test_copies_of_a_world_that_was_encoded_alone_keep_its_history_once(world_model):
+    context, action = Context("warm the water", "a kitchen with a stove and a pot"), "look around"
+    alone = world_model.advance(world_model.encode([context]), [action])
+    batch = world_model.advance(world_model.encode([Context("go", "a hall"), context]), ["wait", action])
     actions = ["go to the kitchen", "wait", "pick up the metal pot"]
-    shared, copies = one.branch(3), one.select([0, 0, 0])
-    prefix = shared.state.nbytes()
-    assert copies.state.nbytes() > 2 * prefix
+    shared, copies = alone.select([0, 0, 0]), batch.select([1, 1, 1])
+    assert shared.state.nbytes() < copies.state.nbytes() / 2
+    assert shared.history.nbytes() == alone.history.nbytes()
     for _ in range(2):
         shared, copies = (world_model.advance(world, actions) for world in (shared, copies))
         torch.testing.assert_close(shared.latent, copies.latent, atol=1e-4, rtol=1e-4)
     assert world_model.decode(shared, 20) == world_model.decode(copies, 20)
     assert world_model.decode(shared.select([2, 0]), 20) == world_model.decode(copies.select([2, 0]), 20)
-    assert shared.state.nbytes() < copies.state.nbytes()
-    again, expected = (world_model.advance(w.select([1]), ["wait"]) for w in (shared, copies))
-    assert world_model.decode(again.branch(2), 20) == world_model.decode(expected.select([0, 0]), 20)
 
 
-def test_a_branch_can_be_observed_and_saved_like_the_world_it_came_from(world_model, tmp_path):
-    world = world_model.encode([Context("warm the water", "a kitchen with a stove")])
-    branches = world.branch(2)
-    seen = world_model.observe(branches, ["look", "wait"], ["a pot", "nothing happens"])
-    expected = world_model.observe(world.select([0, 0]), ["look", "wait"], ["a pot", "nothing happens"])
-    torch.testing.assert_close(seen.latent, expected.latent, atol=1e-4, rtol=1e-4)
-    branches = world_model.advance(branches, ["look", "open the door of the oven"])
-    world_model.save(branches, tmp_path / "worlds")
+def test_copies_can_be_observed_and_saved_like_the_world_they_came_from(world_model, tmp_path):
+    context = Context("warm the water", "a kitchen with a stove")
+    copies, actions, seen = world_model.encode([context]).select([0, 0]), ["look", "wait"], ["a pot", "nothing happens"]
+    observed = world_model.observe(copies, actions, seen)
+    expected = world_model.observe(world_model.encode([context, context]), actions, seen)
+    torch.testing.assert_close(observed.latent, expected.latent, atol=1e-4, rtol=1e-4)
+    copies = world_model.advance(copies, ["look", "open the door of the oven"])
+    world_model.save(copies, tmp_path / "worlds")
     loaded = world_model.load(tmp_path / "worlds")
-    torch.testing.assert_close(loaded.history.columns(0)[0], world.select([0, 0]).history.columns(0)[0])
-    assert world_model.decode(loaded, 20) == world_model.decode(branches, 20)
-
-
-def test_only_a_single_exact_world_can_be_branched(world_model):
-    context = Context("warm the water", "a kitchen")
-    with pytest.raises(ValueError, match="batch of 2"):
-        world_model.encode([context, context]).branch(2)
-    with pytest.raises(ValueError, match="LastPlaneState"):
-        world_model.encode([context], planes=Planes.LAST).branch(2)
+    assert loaded.history.length == copies.history.length
+    assert world_model.decode(loaded, 20) == world_model.decode(copies, 20)
