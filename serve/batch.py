@@ -1,7 +1,7 @@
 """The running batch: requests join it and leave it at any token.
 
-Rows that go on from one prefix form a cohort of their own, which keeps and reads the prefix once; all others of the same
-depth are padded to one length and form one more. A cohort takes one pass for each token.
+Rows that go on from one prefix form a cohort of their own, which keeps and reads the prefix once; all others of the
+same depth are padded to one length and form one more. A cohort takes one pass for each token.
 
 Shape suffixes: B rows, L new columns, V vocabulary.
 """

@@ -58,7 +58,7 @@ class _Entry:
 
 
 def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Length, in whole blocks, of what several prompts begin with; every one keeps at least its last token for itself."""
+    """Length, in whole blocks, of what several prompts begin with. Each keeps its last token for itself."""
     if len(prompts) < 2:
         return 0
     shortest = min(prompts, key=len)
