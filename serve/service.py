@@ -23,6 +23,13 @@ class CompletionTooLongError(ValueError):
     """Prompt and completion together exceed what the model can hold."""
 
 
+class ModelNotFoundError(LookupError):
+    """A request names a model that is not served here."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"The model {asked!r} does not exist; this service has {served!r}")
+
+
 @dataclass(frozen=True)
 class ModelCard:
     """What clients are told about the model. created: seconds since 1970."""
@@ -46,6 +53,11 @@ class Service:
         self.prompts = prompts
         self._tokenizer = tokenizer
 
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFoundError."""
+        if name != self.card.name:
+            raise ModelNotFoundError(name, self.card.name)
+
     def start(
         self, prompt: Prompt, sampling: Sampling, max_tokens: int | None = None, stops: Sequence[str] = ()
     ) -> TextStream:
@@ -57,7 +69,10 @@ class Service:
                 f"max_tokens: {wanted} and a prompt of {len(prompt.ids)} tokens exceed the {self.card.max_length} "
                 "tokens the model can hold"
             )
-        request = Request(prompt.ids, wanted, sampling, self.card.depth)
+        return self.stream(Request(prompt.ids, wanted, sampling, self.card.depth), stops)
+
+    def stream(self, request: Request, stops: Sequence[str]) -> TextStream:
+        """Queues a request. Raises QueueFullError or EngineStoppedError."""
         return TextStream(self.engine, request, Detokenizer(self._decode), StopScanner(stops))
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -69,6 +84,7 @@ class TextStream:
 
     def __init__(self, engine: Engine, request: Request, detokenizer: Detokenizer, scanner: StopScanner) -> None:
         self.tokens = 0
+        self.loops: list[int] = []
         self.finish = Finish.STOP
         self._detokenizer = detokenizer
         self._scanner = scanner
@@ -83,7 +99,10 @@ class TextStream:
         self._events.put_nowait(Event(finish=Finish.STOP))
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Pieces of text, none empty. `tokens` and `finish` are final afterwards. Raises what the engine raised."""
+        """Pieces of text, none empty. Raises what the engine raised.
+
+        `tokens`, `finish` and `loops`, one number for each token and for the end mark, are final afterwards.
+        """
         try:
             async for token in self._read():
                 self.tokens += 1
@@ -106,6 +125,7 @@ class TextStream:
             event = await self._events.get()
             if event.error is not None:
                 raise event.error
+            self.loops.append(event.loops)
             if event.token is not None:
                 yield event.token
             if event.finish is not None:

@@ -194,7 +194,7 @@ class WorldModel:
         tokens_of: list[list[int]] = [[] for _ in range(len(world))]
         loops_of: list[list[int]] = [[] for _ in range(len(world))]
         rows, going = list(range(len(world))), set(range(len(world)))
-        state = self._before_decoding(world)
+        state = self.before_decoding(world)
         out = self._feed(state, [template.OBS] * len(rows), rule.for_pass(0, rows))
         for step in range(1, max_new_tokens + 1):
             tokens = self.model.lm_head(out.hidden[:, -1]).argmax(-1)
@@ -223,7 +223,7 @@ class WorldModel:
         """
         _same_length("observations", observations, world)
         texts = [template.OBS + template.clean(text) + template.END for text in observations]
-        hidden = self._feed(self._before_decoding(world), texts, Fixed(world.depth.limit)).hidden
+        hidden = self._feed(self.before_decoding(world), texts, Fixed(world.depth.limit)).hidden
         losses, counts = [], []
         for row, text in zip(hidden, texts, strict=True):
             targets = torch.tensor(self._ids(text)[1:], device=row.device)
@@ -310,8 +310,8 @@ class WorldModel:
     def _fingerprint(self) -> str:
         return fingerprint(self.model)
 
-    def _before_decoding(self, world: World) -> CoreState:
-        """What the decoder may look at, to be written to."""
+    def before_decoding(self, world: World) -> CoreState:
+        """What the decoder may look at, to be written to; `<|obs|>` comes next."""
         if self.model.config.decode_sees == "all":
             return world.state.fork()
         return world.state.tail(self.state_slots)
