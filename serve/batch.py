@@ -49,6 +49,19 @@ class Event:
     error: Exception | None = None
 
 
+@dataclass(frozen=True)
+class TokenScores:
+    """Natural log-probabilities of the tokens of a prompt and of the one after it.
+
+    chosen: of tokens 1 .. n-1; the first token has none. best, best_scores: the most probable token at 1 .. n and its
+    own, where token n is the first that the model would generate.
+    """
+
+    chosen: tuple[float, ...]
+    best: tuple[int, ...]
+    best_scores: tuple[float, ...]
+
+
 class Ticket:
     """A request on its way through the engine. `deliver` is called on the engine's thread and must not block."""
 
@@ -92,6 +105,17 @@ class Batch:
         if stay:
             column = torch.tensor([[tokens[row]] for row in stay], device=self._model.device)
             self._logits_BV = self._forward(self._cache, column, torch.ones_like(column).bool())
+
+    @torch.inference_mode()
+    def score(self, prompt: tuple[int, ...]) -> TokenScores:
+        """Scores the tokens of one prompt in a pass of its own; the rows that decode are not touched."""
+        tokens_BL = torch.tensor([prompt], device=self._model.device)
+        positions, mask = (cache := CoreState(1, self._model.device)).extend(torch.ones_like(tokens_BL).bool())
+        logits_BLV = self._model(tokens_BL, mask, positions, past_key_values=cache, depth=self._depth).logits
+        scores_LV = logits_BLV[0].float().log_softmax(-1)
+        best_scores, best = scores_LV.max(-1)
+        chosen = scores_LV[:-1].gather(-1, tokens_BL[0, 1:, None])[:, 0]
+        return TokenScores(*(tuple(values.tolist()) for values in (chosen, best, best_scores)))
 
     def clear(self) -> list[Ticket]:
         """Empties the batch and returns who was in it."""

@@ -6,11 +6,11 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.batch import Batch, Event, Request, Ticket, prefill_group
+from serve.batch import Batch, Event, Request, Ticket, TokenScores, prefill_group
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ class Limits:
     max_queue: int = 64
 
 
+Deliver = Callable[[TokenScores | Exception], None]
+"""Called once on the engine's thread with the scores or with what went wrong; must not block."""
+
+
 class Engine:
     """Use as a context manager: the thread runs inside it."""
 
@@ -40,6 +44,7 @@ class Engine:
         self.limits = limits or Limits()
         self._batch = Batch(model, end_token, depth)
         self._waiting: deque[Ticket] = deque()
+        self._to_score: deque[tuple[tuple[int, ...], Deliver]] = deque()
         self._changed = threading.Condition()
         self._running = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -63,19 +68,33 @@ class Engine:
     @property
     def load(self) -> tuple[int, int]:
         """Rows decoding now and requests waiting."""
-        return len(self._batch), len(self._waiting)
+        return len(self._batch), len(self._waiting) + len(self._to_score)
 
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
         """Queues a request. Raises QueueFullError or EngineStoppedError."""
         ticket = Ticket(request, deliver)
         with self._changed:
-            if not self.alive:
-                raise EngineStoppedError("the engine is not running")
-            if len(self._waiting) >= self.limits.max_queue:
-                raise QueueFullError(f"{len(self._waiting)} requests are waiting already, more are not taken")
+            self._check_room(1)
             self._waiting.append(ticket)
             self._changed.notify()
         return ticket
+
+    def score(self, prompts: Sequence[tuple[int, ...]], deliver: Sequence[Deliver]) -> None:
+        """Queues prompts whose tokens are to be scored, all or none. Raises as `submit` does.
+
+        Between any two tokens of the running batch one prompt is scored.
+        """
+        with self._changed:
+            self._check_room(len(prompts))
+            self._to_score.extend(zip(prompts, deliver, strict=True))
+            self._changed.notify()
+
+    def _check_room(self, new: int) -> None:
+        if not self.alive:
+            raise EngineStoppedError("the engine is not running")
+        _, waiting = self.load
+        if waiting + new > self.limits.max_queue:
+            raise QueueFullError(f"{waiting} requests are waiting already, more are not taken")
 
     def cancel(self, ticket: Ticket) -> None:
         """Frees the request's place: at once if it waits, at the next token if it runs. Harmless when it is over."""
@@ -88,12 +107,15 @@ class Engine:
         while self._wait_for_work():
             self._admit(self._take(self.limits.max_batch - len(self._batch)))
             self._step()
+            self._score_next()
         self._fail([*self._batch.clear(), *self._waiting], EngineStoppedError("the service is shutting down"))
         self._waiting.clear()
+        while self._to_score:
+            self._to_score.popleft()[1](EngineStoppedError("the service is shutting down"))
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or len(self._batch) or not self._running)
+            self._changed.wait_for(lambda: any(self.load) or not self._running)
             return self._running
 
     # One bad batch must not end the service: whatever the model raises goes to the requests concerned.
@@ -108,10 +130,22 @@ class Engine:
 
     def _step(self) -> None:
         try:
-            self._batch.step()
+            if len(self._batch):
+                self._batch.step()
         except Exception as error:
             log.exception("decoding a batch of %d failed", len(self._batch))
             self._fail(self._batch.clear(), error)
+
+    def _score_next(self) -> None:
+        with self._changed:
+            prompt, deliver = self._to_score.popleft() if self._to_score else ((), None)
+        if deliver is None:
+            return
+        try:
+            deliver(self._batch.score(prompt))
+        except Exception as error:
+            log.exception("scoring a prompt of %d tokens failed", len(prompt))
+            deliver(error)
 
     def _take(self, room: int) -> list[Ticket]:
         """The first who wait, as many as there is room for and as run well together."""

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from transformers import PreTrainedTokenizerFast
 
-from serve.batch import Event, Finish, Request
+from serve.batch import Event, Finish, Request, TokenScores
 from serve.engine import Engine
 from serve.prompts import Prompt, PromptReader
 from serve.sampling import Sampling
@@ -57,8 +58,47 @@ class Service:
         request = Request(prompt.ids, wanted, sampling)
         return TextStream(self.engine, request, Detokenizer(self._decode), StopScanner(stops))
 
+    async def score(self, prompts: Sequence[Prompt]) -> list[TokenScores]:
+        """Scores the tokens of prompts. Raises QueueFullError, EngineStoppedError or what the model raised."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[TokenScores]] = [loop.create_future() for _ in prompts]
+        deliver = [partial(_deliver_later, loop, future) for future in futures]
+        self.engine.score([prompt.ids for prompt in prompts], deliver)
+        return await asyncio.gather(*futures)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """One text a token, special tokens spelt out. A character of several tokens comes with its last one."""
+        detokenizer = Detokenizer(lambda some: str(self._tokenizer.decode(list(some))))
+        texts = [detokenizer.push(token) for token in ids]
+        texts[-1] += detokenizer.flush()
+        return texts
+
+    def single_texts(self, ids: Sequence[int]) -> list[str]:
+        """Each token by itself; a part of a character becomes U+FFFD."""
+        return [str(text) for text in self._tokenizer.batch_decode([[token] for token in ids])]
+
+    def ends(self, token: int) -> bool:
+        """Whether the token ends an observation."""
+        return token == self._tokenizer.eos_token_id
+
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _deliver_later(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[TokenScores], result: TokenScores | Exception
+) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
+        loop.call_soon_threadsafe(_resolve, future, result)
+
+
+def _resolve(future: asyncio.Future[TokenScores], result: TokenScores | Exception) -> None:
+    if future.done():  # the client is gone
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 class TextStream:
