@@ -9,12 +9,14 @@ from typing import NoReturn
 
 from eval import build_entities, compare, markov, run, tabulate
 from eval.errors import EvalError
+from eval.reports import command as report
 from eval.studies import command as study
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "run": (run, "evaluate a checkpoint or a floor on a suite"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
+    "report": (report, "one page about several runs"),
     "study": (study, "answer a question about the model by a written protocol"),
     "build-markov": (markov, "make the table of the markov floor"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),

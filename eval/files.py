@@ -23,13 +23,19 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
     try:
         with _open_text(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, _parse_object(line, f"{path}: line {number}")
+            for number, record in parse_json_lines(file, path):
+                yield number, record
     except FileNotFoundError as error:
         raise EvalError(f"{path}: no such file") from error
     except _UNREADABLE as error:
         raise EvalError(f"{path}: line {number + 1}: unreadable ({error})") from error
+
+
+def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank. Raises EvalError naming `path` and line."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, _parse_object(line, f"{path}: line {number}")
 
 
 def _open_text(path: Path) -> TextIO:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
-from eval.entities import DATA
-from eval.files import read_json
+from eval.papers import environment_of, paper_rows
 from eval.scoring import OVERALL
 
 FOUR = ("em", "f1", "bleu4", "entity_recall")
@@ -15,13 +13,6 @@ _CAVEAT = (
     "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall. The paper's windows and metric definitions are not "
     "published, so its rows stand beside ours for orientation; they are not measured on the same windows."
 )
-
-
-@cache
-def paper_rows() -> dict[str, Any]:
-    """`eval/data/paper_rows.json`: the paper's printed rows in percent."""
-    rows: dict[str, Any] = read_json(DATA / "paper_rows.json")
-    return rows
 
 
 def render_report(results: Mapping[str, Any]) -> str:
@@ -32,7 +23,7 @@ def render_report(results: Mapping[str, Any]) -> str:
     parts = [head + cut + f"{overall[0]['n']} windows.\n", "## By horizon\n\n" + _horizons_table(overall)]
     horizon = paper_rows()["horizon"]
     at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
-    environment = _paper_environment(at_horizon)
+    environment = environment_of(_families(at_horizon))
     if environment is not None:
         title = f"## Horizon {horizon} by family, beside the paper\n\n{_CAVEAT}\n\n"
         parts.append(title + _paper_table(at_horizon, paper_rows()["tables"][environment]))
@@ -56,13 +47,8 @@ def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(header, lines)
 
 
-def _paper_environment(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The environment whose families of the paper these rows have, if any."""
-    families = {row["family"] for row in rows} - {OVERALL}
-    for name, systems in paper_rows()["tables"].items():
-        if families and any(families <= rows_by_family.keys() for rows_by_family in systems.values()):
-            return str(name)
-    return None
+def _families(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {row["family"] for row in rows} - {OVERALL}
 
 
 def _paper_table(rows: Sequence[Mapping[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> str:
@@ -81,10 +67,11 @@ def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
         by_horizon = {row["horizon"]: row for row in results["rows"] if row["family"] == OVERALL}
         cells = [four_cell(by_horizon[k]) if k in by_horizon else "-" for k in horizons]
         lines.append([results["model"], results["suite"], results["context"], *cells])
-    environment = _paper_environment(runs[0]["rows"])
+    environment = environment_of(_families(runs[0]["rows"]))
     if environment in paper_rows()["by_horizon"]:
         for name, by_k in paper_rows()["by_horizon"][environment].items():
-            lines.append([f"paper: {name}", "unpublished", "-", *(paper_cell(by_k.get(str(k))) for k in horizons)])
+            cells = [paper_cell(by_k.get(str(k), {}).get(OVERALL)) for k in horizons]
+            lines.append([f"paper: {name}", "unpublished", "-", *cells])
     return f"{_CAVEAT}\n\n" + table(["Model", "Suite", "Context", *(f"horizon {k}" for k in horizons)], lines)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from eval.errors import EvalError
-from eval.files import read_json, read_json_lines, write_json
+from eval.files import parse_json_lines, read_json, read_json_lines, write_json
 
 
 class Record(TypedDict):
@@ -57,8 +57,19 @@ class RunFolder:
 
 def read_records(predictions: Path) -> dict[Key, Record]:
     """Raises EvalError naming file, line and field."""
+    return _by_key(read_json_lines(predictions), predictions)
+
+
+def read_settled(predictions: Path) -> dict[Key, Record]:
+    """As `read_records`, without the torn last line that a run under way or killed may have."""
+    content = predictions.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    return _by_key(parse_json_lines(whole.split("\n"), predictions), predictions)
+
+
+def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:
     records: dict[Key, Record] = {}
-    for number, record in read_json_lines(predictions):
+    for number, record in lines:
         for field in Record.__annotations__:
             if field not in record:
                 raise EvalError(f"{predictions}: line {number}: {field}: missing")

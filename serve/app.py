@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from loopwm.text.format import FormatError
 from serve import errors, world_api
+from serve.echo import echo_reply
 from serve.engine import EngineStoppedError
 from serve.limits import BodyLimit
-from serve.prompts import Prompt
+from serve.prompts import Prompt, PromptReader
 from serve.protocol import ChatBody, CompletionBody, GenerationBody
 from serve.replies import ChatReply, CompletionReply, Reply
 from serve.service import Service, TextStream
@@ -72,10 +73,22 @@ async def completions(body: CompletionBody, request: Request, service: Serving) 
     most = service.engine.limits.max_batch
     if not 1 <= len(body.prompts) <= most:
         raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
-    read = service.prompts
-    prompts = [read.text(prompt) if isinstance(prompt, str) else read.ids(prompt) for prompt in body.prompts]
+    if body.scores_prompt:
+        return await _echo(body, service)
+    prompts = _read(service.prompts, body)
     streams = _start(service, prompts, body)
     return await _answer(CompletionReply(service.card.name, prompts, streams), body, request)
+
+
+async def _echo(body: CompletionBody, service: Service) -> Response:
+    generated = body.max_tokens or 0
+    prompts = _read(service.prompts.with_limit(service.card.max_length - generated), body)
+    scores = await service.score(prompts)
+    return JSONResponse(echo_reply(service, prompts, scores, generated, int(body.logprobs or 0)))
+
+
+def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
+    return [reader.text(prompt) if isinstance(prompt, str) else reader.ids(prompt) for prompt in body.prompts]
 
 
 async def chat_completions(body: ChatBody, request: Request, service: Serving) -> Response:

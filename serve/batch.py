@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import CoreState, ExitRule, Fixed, SharedState
-from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput
 from serve.prefixes import PrefixCache, shared_prefix
 from serve.requests import Event, Finish, Request, Ticket
 from serve.sampling import choose
@@ -38,13 +38,20 @@ class Passes:
         self.device = model.device
 
     def tokens(self, state: CoreState, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
-        """Appends each row's new tokens, padded in front; logits (B, V) after the last, and loops (B,)."""
+        """Appends each row's new tokens; logits (B, V) after the last, and loops (B,)."""
+        out = self.run(state, rows, depth)
+        assert out.last_hidden_state is not None
+        assert out.loops is not None
+        return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
+
+    def run(self, state: CoreState, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
+        """Appends each row's new tokens, padded in front."""
         length = max(map(len, rows))
         tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
         valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
         positions, mask = state.extend(valid_BL.to(self.device))
-        out = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
-        return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
+        out: LoopWMOutput = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
+        return out
 
 
 class Cohort:
@@ -108,7 +115,7 @@ class Batch:
     def __init__(self, model: LoopWMForCausalLM, end_token: int, cache_bytes: int = CACHE_BYTES) -> None:
         self.cohorts: list[Cohort] = []
         self.cache = PrefixCache(cache_bytes)
-        self._passes = Passes(model)
+        self.passes = Passes(model)
         self._end_token = end_token
 
     def __len__(self) -> int:
@@ -131,7 +138,7 @@ class Batch:
     def step(self) -> None:
         """One token for every row."""
         for cohort in self.cohorts:
-            cohort.step(self._passes, self._end_token)
+            cohort.step(self.passes, self._end_token)
         self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
 
     def clear(self) -> list[Ticket]:
@@ -156,12 +163,12 @@ class Batch:
         starts = [request.start.fork() for request in requests if request.start is not None]
         if starts:
             state = reduce(CoreState.join, starts)
-            return state, *self._passes.tokens(state, prompts, depth)
+            return state, *self.passes.tokens(state, prompts, depth)
         depth = Fixed(depth.limit)
         prefix = self._prefix(prompts, depth)
-        state = CoreState(len(prompts), self._passes.device) if prefix is None else SharedState(prefix, len(prompts))
+        state = CoreState(len(prompts), self.passes.device) if prefix is None else SharedState(prefix, len(prompts))
         own = [prompt[state.length :] for prompt in prompts]
-        return state, *self._passes.tokens(state, own, depth)
+        return state, *self.passes.tokens(state, own, depth)
 
     def _prefix(self, prompts: Sequence[tuple[int, ...]], depth: Fixed) -> CoreState | None:
         """What all these prompts begin with, from the cache as far as it is there."""
@@ -173,8 +180,8 @@ class Batch:
         asked = prompts[0][: shared + 1]
         known = self.cache.find(asked, depth.limit)
         if known is None or known.length < shared:
-            state = CoreState(1, self._passes.device) if known is None else SharedState(known, 1)
-            self._passes.tokens(state, [asked[state.length : shared]], depth)
+            state = CoreState(1, self.passes.device) if known is None else SharedState(known, 1)
+            self.passes.tokens(state, [asked[state.length : shared]], depth)
             self.cache.put(asked[:shared], depth.limit, state.alone(0))
         return self.cache.find(asked, depth.limit)
 

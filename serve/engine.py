@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.batch import Batch, prefill_group
+from serve.batch import Batch, Passes, prefill_group
 from serve.requests import Event, Request, Ticket
 
 log = logging.getLogger(__name__)
@@ -86,15 +86,20 @@ class Engine:
         return self._running and self._thread.is_alive()
 
     @property
+    def passes(self) -> Passes:
+        """The model, for work that is queued by `work`."""
+        return self._batch.passes
+
+    @property
     def load(self) -> tuple[int, int]:
         """Rows decoding now and requests waiting."""
-        return len(self._batch), len(self._waiting)
+        return len(self._batch), len(self._waiting) + len(self._jobs)
 
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
         """Queues a request. Raises QueueFullError or EngineStoppedError."""
         ticket = Ticket(request, deliver)
         with self._changed:
-            self._check_room(len(self._waiting))
+            self._check_room()
             self._waiting.append(ticket)
             self._changed.notify()
         return ticket
@@ -112,13 +117,14 @@ class Engine:
         `deliver` gets what it returns or raises, on the engine's thread. Raises QueueFullError or EngineStoppedError.
         """
         with self._changed:
-            self._check_room(len(self._jobs))
+            self._check_room()
             self._jobs.append(Job(steps, deliver))
             self._changed.notify()
 
-    def _check_room(self, waiting: int) -> None:
+    def _check_room(self) -> None:
         if not self.alive:
             raise EngineStoppedError("the engine is not running")
+        _, waiting = self.load
         if waiting >= self.limits.max_queue:
             raise QueueFullError(f"{waiting} requests are waiting already, more are not taken")
 

@@ -36,6 +36,9 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._state_slots = state_slots
 
+    def with_limit(self, limit: int) -> PromptReader:
+        return PromptReader(self._tokenizer, self._state_slots, limit)
+
     def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
         """The prompt of (role, text) messages; text can not spell special tokens.
 

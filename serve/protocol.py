@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from loopwm.text.format import FormatError
 from serve.sampling import Sampling
 
 
@@ -35,7 +36,6 @@ class GenerationBody(Body):
 
     # Not offered: only what asks for nothing is taken.
     n: Literal[1] | None = None
-    logprobs: Literal[False] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     presence_penalty: float | None = Field(None, ge=0, le=0)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
@@ -59,9 +59,33 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[str] | list[int] | list[list[int]]
 
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+
     best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
     suffix: Literal[""] | None = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are asked for, which is all that `echo` and `logprobs` offer.
+
+        Raises FormatError for a combination that is not offered.
+        """
+        if not self.echo and self.logprobs is None:
+            if self.max_tokens == 0:
+                raise FormatError("max_tokens", "must be at least 1; 0 is for echo")
+            return False
+        if not self.echo:
+            raise FormatError("logprobs", "offered with echo alone")
+        if self.logprobs is None:
+            raise FormatError("echo", "offered with logprobs 0 or 1 alone")
+        if self.max_tokens not in (0, 1):
+            raise FormatError("max_tokens", "must be 0 or 1 with echo")
+        for field in ("stream", "temperature", "stop"):
+            if getattr(self, field):
+                raise FormatError(field, "not offered with echo")
+        return True
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -93,6 +117,7 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1)
 
     tools: Annotated[list[object], Field(max_length=0)] | None = None
+    logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
 
     @model_validator(mode="after")

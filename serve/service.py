@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import ExitRule
+from loopwm.core import ExitRule, Fixed
 from serve.engine import Engine
 from serve.prompts import Prompt, PromptReader
 from serve.requests import Event, Finish, Request
 from serve.sampling import Sampling
+from serve.scores import TokenScores, score
 from serve.text import Detokenizer, StopScanner
 
 DEFAULT_MAX_TOKENS = 512
+T = TypeVar("T")
 
 
 class CompletionTooLongError(ValueError):
@@ -75,8 +78,49 @@ class Service:
         """Queues a request. Raises QueueFullError or EngineStoppedError."""
         return TextStream(self.engine, request, Detokenizer(self._decode), StopScanner(stops))
 
+    async def score(self, prompts: Sequence[Prompt]) -> list[TokenScores]:
+        """Scores the tokens of prompts. Raises QueueFullError, EngineStoppedError or what the model raised."""
+        depth = Fixed(self.card.depth.limit)
+        return await self.work(score(self.engine.passes, [prompt.ids for prompt in prompts], depth))
+
+    def work(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
+        """What work for the engine returns or raises. Raises QueueFullError or EngineStoppedError."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def deliver(result: T | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
+                loop.call_soon_threadsafe(_settle, future, result)
+
+        self.engine.work(steps, deliver)
+        return future
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """One text a token, special tokens spelt out. A character of several tokens comes with its last one."""
+        detokenizer = Detokenizer(lambda some: str(self._tokenizer.decode(list(some))))
+        texts = [detokenizer.push(token) for token in ids]
+        texts[-1] += detokenizer.flush()
+        return texts
+
+    def single_texts(self, ids: Sequence[int]) -> list[str]:
+        """Each token by itself; a part of a character becomes U+FFFD."""
+        return [str(text) for text in self._tokenizer.batch_decode([[token] for token in ids])]
+
+    def ends(self, token: int) -> bool:
+        """Whether the token ends an observation."""
+        return token == self._tokenizer.eos_token_id
+
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _settle(future: asyncio.Future[T], result: T | Exception) -> None:
+    if future.done():  # the client is gone
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 class TextStream:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from loopwm.core import ExitRule, SharedState
 from loopwm.text import format as template
@@ -14,14 +13,12 @@ from loopwm.text.format import Context, FormatError
 from loopwm.text.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve import imagining
-from serve.engine import Engine
 from serve.imagining import Candidate, Plan, Step
 from serve.requests import Request
 from serve.sampling import Sampling
 from serve.service import Service, TextStream
 from serve.worlds import Session, WorldStore
 
-T = TypeVar("T")
 Decode = Literal["last", "each", "none"]
 
 MAX_ACTIONS = 64
@@ -56,7 +53,7 @@ class Sessions:
     async def create(self, owner: str, context: Context, depth: ExitRule | None) -> Session:
         """Raises FormatError for a context that cannot be encoded."""
         rule = self.service.card.depth if depth is None else depth
-        world = await self._work(imagining.create(self._model, context, rule))
+        world = await self.service.work(imagining.create(self._model, context, rule))
         return self.store.add(owner, world, world)
 
     async def step(
@@ -65,7 +62,7 @@ class Sessions:
         """The world moves on by these actions, all of them or none."""
         self._check_monitor(monitor)
         with self.store.changing(name, owner) as session:
-            steps = await self._work(imagining.advance(self._model, session.world, actions, monitor))
+            steps = await self.service.work(imagining.advance(self._model, session.world, actions, monitor))
             first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[decode]
             decoded = await asyncio.gather(*(self._decode(step, max_tokens) for step in steps[first:]))
             session.world = steps[-1].world
@@ -74,7 +71,7 @@ class Sessions:
     async def observe(self, owner: str, name: str, action: str, observation: str) -> Session:
         """What really happened after the last real observation. Imagined steps since then are dropped."""
         with self.store.changing(name, owner) as session:
-            session.world = session.real = await self._work(
+            session.world = session.real = await self.service.work(
                 imagining.observe(self._model, session.real, action, observation)
             )
         return session
@@ -90,7 +87,7 @@ class Sessions:
         if not self._model.model.config.prediction_heads:
             raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
         world = self.store.get(name, owner).world
-        found: Plan = await self._work(imagining.plan(self._model, world, candidates))
+        found: Plan = await self.service.work(imagining.plan(self._model, world, candidates))
         text = (await self._stream(found.world, max_tokens).text()) if decode else None
         return found.candidates, found.best, text
 
@@ -115,27 +112,3 @@ class Sessions:
             raise FormatError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
         start = start if isinstance(start, SharedState) else SharedState(start.alone(0), 1)
         return self.service.stream(Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start), ())
-
-    def _work(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
-        return run_work(self.service.engine, steps)
-
-
-def run_work(engine: Engine, steps: Generator[None, None, T]) -> asyncio.Future[T]:
-    """What the work returns or raises, for the running event loop."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | Exception) -> None:
-        if future.done():  # whoever waited has left
-            return
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
-
-    def deliver(result: T | Exception) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is gone
-            loop.call_soon_threadsafe(settle, result)
-
-    engine.work(steps, deliver)
-    return future

@@ -1,0 +1,32 @@
+"""A page as one HTML file that needs no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from eval.reports.blocks import Block, Page, Plot
+from eval.reports.plots import INK
+
+TEMPLATE = Path(__file__).parent / "page.html.j2"
+
+
+def render_html(page: Page) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["svg"] = _inline
+    environment.tests["block"] = lambda block, kind: _kind(block) == kind
+    return environment.get_template(TEMPLATE.name).render(page=page)
+
+
+def _kind(block: Block) -> str:
+    return type(block).__name__
+
+
+def _inline(plot: Plot) -> Markup:
+    """The plot in the page's own text colour. Its text was escaped when it was drawn."""
+    return Markup(plot.svg.replace(INK, "currentColor"))

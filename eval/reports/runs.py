@@ -1,0 +1,191 @@
+"""Runs as a report reads them: checked against their suite, scored item by item, finished or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.errors import EvalError
+from eval.files import read_json, sha256
+from eval.metrics import METRICS_VERSION
+from eval.run_folder import Key, Record, read_settled
+from eval.scoring import Item, make_rows, score_window
+from eval.windows import Suite, Window, load_suite, stratified_sample
+from loopwm.text.format import Regime, render_prompt, window_context
+
+_SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizons", "limit", "seed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. items: the windows with all their horizons predicted. asked: how many windows it is a run of.
+
+    rows: as in `results.json`. cut_share: share of windows whose oldest steps did not fit.
+    """
+
+    folder: Path
+    spec: Mapping[str, Any]
+    suite: Suite
+    items: tuple[Item, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    asked: int
+    finished: bool
+    cut_share: float
+    provenance: Mapping[str, Any]
+
+    @property
+    def model(self) -> str:
+        return str(self.spec["model"])
+
+    @property
+    def context(self) -> Regime:
+        regime: Regime = self.spec["context"]
+        return regime
+
+    @property
+    def horizons(self) -> list[int]:
+        return list(self.spec["horizons"])
+
+    @property
+    def last(self) -> int:
+        """The farthest horizon."""
+        return self.horizons[-1]
+
+    @property
+    def windows(self) -> int:
+        return len(self.items) // len(self.horizons)
+
+    def at(self, horizon: int) -> list[Item]:
+        return [item for item in self.items if item.horizon == horizon]
+
+    def row(self, family: str, horizon: int) -> Mapping[str, Any] | None:
+        return next((row for row in self.rows if (row["family"], row["horizon"]) == (family, horizon)), None)
+
+
+class SuiteShelf:
+    """Suites by the hash that runs name: the given window files, then the committed suites, each read once."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._given = [load_suite(str(path)) for path in files]
+        self._committed: dict[str, Suite] = {}
+
+    def find(self, folder: Path, spec: Mapping[str, Any]) -> Suite:
+        """Raises EvalError for a suite that is not there or has changed since the run."""
+        name, wanted = spec["suite"], spec["suite_sha256"]
+        for suite in self._given:
+            if suite.sha256 == wanted:
+                return suite
+        suite = self._load(folder, name)
+        if suite.sha256 != wanted:
+            raise EvalError(
+                f"{folder}: suite_sha256: the run is of another version of {name!r} ({wanted[:12]}, not "
+                f"{suite.sha256[:12]}); run it again, or give that window file with --suites"
+            )
+        return suite
+
+    def _load(self, folder: Path, name: str) -> Suite:
+        if name not in self._committed:
+            try:
+                self._committed[name] = load_suite(name)
+            except EvalError as error:
+                raise EvalError(
+                    f"{folder}: suite: {name!r} is not committed; give its window file with --suites"
+                ) from (error)
+        return self._committed[name]
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that fits its suite, not scored yet. windows: those with all their horizons predicted."""
+
+    folder: Path
+    spec: Mapping[str, Any]
+    suite: Suite
+    windows: Sequence[Window]
+    asked: int
+    records: Mapping[Key, Record]
+    results: Mapping[str, Any] | None
+
+    def score(self) -> Run:
+        items = tuple(item for window in self.windows for item in _items(window, self.spec, self.records))
+        horizons = self.spec["horizons"]
+        results = self.results or {"rows": make_rows(items, horizons), "provenance": {}}
+        cut = [self.records[window["id"], horizons[0]]["steps_cut"] > 0 for window in self.windows]
+        return Run(
+            self.folder, self.spec, self.suite, items, tuple(results["rows"]), self.asked, self.results is not None,
+            sum(cut) / len(cut), results["provenance"],
+        )  # fmt: skip
+
+
+def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
+    """Reads a run. Raises EvalError for no run, no predictions, or ones that are not of the suite."""
+    spec = _read_spec(folder)
+    suite = shelf.find(folder, spec)
+    records = _read_predictions(folder)
+    check_records(folder / "predictions.jsonl", records, suite, spec["context"])
+    windows = stratified_sample(suite.windows, spec["limit"] or len(suite.windows), spec["seed"])
+    complete = [window for window in windows if all((window["id"], k) in records for k in spec["horizons"])]
+    if not complete:
+        raise EvalError(f"{folder}: predictions.jsonl: no window is complete yet")
+    results = _read_results(folder)
+    if results is not None and len(complete) < len(windows):
+        raise EvalError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
+    return CheckedRun(folder, spec, suite, complete, len(windows), records, results)
+
+
+def _read_spec(folder: Path) -> dict[str, Any]:
+    if not (folder / "run.json").is_file():
+        raise EvalError(f"{folder}: not a run: it has no run.json")
+    spec: dict[str, Any] = read_json(folder / "run.json")
+    for field in _SPEC:
+        if field not in spec:
+            raise EvalError(f"{folder / 'run.json'}: {field}: missing")
+    if spec["metrics_version"] != METRICS_VERSION:
+        raise EvalError(
+            f"{folder}: metrics_version: {spec['metrics_version']!r}, this report is of {METRICS_VERSION!r}"
+        )
+    return spec
+
+
+def _read_predictions(folder: Path) -> dict[Key, Record]:
+    path = folder / "predictions.jsonl"
+    records = read_settled(path) if path.is_file() else {}
+    if not records:
+        raise EvalError(f"{folder}: predictions.jsonl: no predictions")
+    return records
+
+
+def _read_results(folder: Path) -> dict[str, Any] | None:
+    """None where the run is not finished."""
+    path = folder / "results.json"
+    if not path.is_file():
+        return None
+    results: dict[str, Any] = read_json(path)
+    for field in ("rows", "provenance"):
+        if field not in results:
+            raise EvalError(f"{path}: {field}: missing")
+    return results
+
+
+def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regime: Regime) -> None:
+    """Raises EvalError naming the first prediction whose window, prompt or target is not the suite's."""
+    windows = {window["id"]: window for window in suite.windows}
+    for (name, horizon), record in records.items():
+        where = f"{path}: {name}, horizon {horizon}"
+        if name not in windows:
+            raise EvalError(f"{where}: id: no window of {suite.name!r}")
+        window = windows[name]
+        if horizon not in range(1, len(window["observations"]) + 1):
+            raise EvalError(f"{where}: horizon: the window has {len(window['observations'])} steps")
+        prompt = render_prompt(window_context(window, regime), window["actions"][:horizon])
+        hashes = {"target_sha256": sha256(window["observations"][horizon - 1]), "prompt_sha256": sha256(prompt)}
+        for field, expected in hashes.items():
+            if record[field] != expected:  # type: ignore[literal-required]
+                raise EvalError(f"{where}: {field}: not that of {suite.name!r}")
+
+
+def _items(window: Window, spec: Mapping[str, Any], records: Mapping[Key, Record]) -> list[Item]:
+    predictions = {k: records[window["id"], k]["prediction"] for k in spec["horizons"]}
+    return list(score_window(window, spec["context"], predictions))
