@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -55,7 +55,7 @@ class Reply:
     completion_tokens: int | None
 
 
-class Unusable(Exception):
+class UnusableError(Exception):
     """An answer worth asking again for. retry_after: seconds the endpoint asks to wait, or None."""
 
     def __init__(self, what: str, retry_after: float | None = None) -> None:
@@ -140,13 +140,16 @@ class Endpoint:
         requests = [self._request(messages) for messages in conversations]
         self._stopped.clear()
         with ThreadPoolExecutor(self._concurrency) as pool:
-            asked = {request: pool.submit(self.reply, request) for request in requests}
+            asked = {request: pool.submit(self.reply, request) for request in dict.fromkeys(requests)}
             try:
-                return [asked[request].result().text for request in requests]
+                done, _ = wait(asked.values(), return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
             except BaseException:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        return [asked[request].result().text for request in requests]
 
     def cached_all(self, conversations: Iterable[Sequence[Message]]) -> list[Reply]:
         """What the cache holds of them; equal ones once."""
@@ -171,25 +174,25 @@ class Endpoint:
             stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(self._stopped),
             sleep=sleep_using_event(self._stopped),
             wait=_wait,
-            retry=retry_if_exception_type(Unusable),
+            retry=retry_if_exception_type(UnusableError),
             reraise=True,
         )
         try:
             return retrying(self._ask, request)
-        except Unusable as error:
+        except UnusableError as error:
             raise EvalError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts; the last: {error}") from error
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One attempt. Raises Unusable, or EvalError for what asking again would not change."""
+        """One attempt. Raises UnusableError, or EvalError for what asking again would not change."""
         try:
             response = self._post(request)
         except httpx.TransportError as error:
-            raise Unusable(f"{type(error).__name__} {error}".strip()) from error
+            raise UnusableError(f"{type(error).__name__} {error}".strip()) from error
         if response.status_code in _RETRIED or response.status_code >= 500:
             wait = retry_after(response.headers.get("Retry-After"))
             if wait is not None and wait > MAX_RETRY_AFTER:
                 raise EvalError(f"{request['url']}: asks to wait {wait:.0f} s; start the run again then")
-            raise Unusable(f"status {response.status_code}", wait)
+            raise UnusableError(f"status {response.status_code}", wait)
         if response.status_code != 200:
             said = " ".join(response.text.split())[:200]
             raise EvalError(f"{request['url']}: status {response.status_code}: {said}")
@@ -210,7 +213,7 @@ class Endpoint:
 def _wait(state: RetryCallState) -> float:
     """Seconds to the next attempt: exponential with full jitter, never less than the endpoint asks for."""
     error = state.outcome.exception() if state.outcome is not None else None
-    asked = error.retry_after if isinstance(error, Unusable) else None
+    asked = error.retry_after if isinstance(error, UnusableError) else None
     return max(_backed_off(state), asked or 0.0)
 
 
@@ -233,7 +236,7 @@ def _usable_body(response: httpx.Response) -> dict[str, Any]:
         body = response.json()
         read_reply(body)
     except (ValueError, LookupError, TypeError) as error:
-        raise Unusable(f"not a chat completion: {response.text[:80]!r}") from error
+        raise UnusableError(f"not a chat completion: {response.text[:80]!r}") from error
     return body
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from eval.baselines import Copy, Extrapolate, load_markov
 from eval.errors import EvalError
@@ -40,24 +39,28 @@ FLOORS = {
 }
 
 
-def _of(*kinds: str) -> Any:
-    """An option that only these kinds of model take; None: not given."""
-    return field(default=None, metadata={"kinds": kinds})
+_TAKEN_BY = {
+    "depth": {CHECKPOINT},
+    "train_episodes": {"markov", "extrapolate", "retrieve"},
+    "shots": {LANGUAGE_MODEL, ENDPOINT},
+    "examples": {LANGUAGE_MODEL, ENDPOINT},
+}
+"""Kinds of model by option; the options not named here are those of an endpoint."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of the command line by the kinds of model that take them; None: not given."""
+    """Options of the command line that only some kinds of model take; None: not given."""
 
-    depth: int | None = _of(CHECKPOINT)
-    train_episodes: list[Path] | None = _of("markov", "extrapolate", "retrieve")
-    shots: int | None = _of(LANGUAGE_MODEL, ENDPOINT)
-    examples: Path | None = _of(LANGUAGE_MODEL, ENDPOINT)
-    concurrency: int | None = _of(ENDPOINT)
-    request_timeout: float | None = _of(ENDPOINT)
-    reply_cache: Path | None = _of(ENDPOINT)
-    price_in: float | None = _of(ENDPOINT)
-    price_out: float | None = _of(ENDPOINT)
+    depth: int | None = None
+    train_episodes: list[Path] | None = None
+    shots: int | None = None
+    examples: Path | None = None
+    concurrency: int | None = None
+    request_timeout: float | None = None
+    reply_cache: Path | None = None
+    price_in: float | None = None
+    price_out: float | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> ModelOptions:
@@ -93,7 +96,8 @@ def make_predictor(
     """What `--model` names, for these windows. Raises EvalError naming the option at fault."""
     kind = _kind(model)
     for option in fields(options):
-        if getattr(options, option.name) is not None and kind not in option.metadata["kinds"]:
+        given = getattr(options, option.name) is not None
+        if given and kind not in _TAKEN_BY.get(option.name, {ENDPOINT}):
             raise EvalError(f"--{option.name.replace('_', '-')}: not an option of {model!r}")
     if kind in FLOORS:
         return FLOORS[kind].make(windows, options.train_episodes or [])

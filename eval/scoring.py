@@ -69,7 +69,7 @@ def make_rows(items: Sequence[Item], horizons: Sequence[int]) -> list[dict[str, 
 
 
 def summarize(items: Sequence[Item]) -> dict[str, Any]:
-    """Means over the items with bootstrap 95 % intervals and standard errors; what is over no items or not defined is left out."""
+    """Means over the items with 95 % intervals and standard errors; what is over no items or undefined is left out."""
     scores = np.array([astuple(item.scores) for item in items], dtype=np.float64)
     decidable = np.array([item.decidable for item in items])
     changed = np.array([item.changed for item in items])
