@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,7 @@ from eval.baselines import Copy, Extrapolate, Markov, load_markov
 from eval.errors import EvalError
 from eval.markov import build_tables
 from eval.windows import Window
-from tests.eval.conftest import MakeWindow
-
-
-def episode(*pairs: tuple[str, str], policy: str = "gold", split: str = "train", env: str = "scienceworld") -> str:
-    steps: list[dict[str, Any]] = [{"action": None, "observation": "Start."}]
-    steps += [{"action": action, "observation": text} for action, text in pairs]
-    return json.dumps({"env": env, "split": split, "policy": policy, "steps": steps}) + "\n"
+from tests.eval.conftest import MakeWindow, episode
 
 
 @pytest.fixture
