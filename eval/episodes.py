@@ -36,6 +36,8 @@ def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
                 first, *later = record["steps"]
                 steps = [("", first["observation"].strip())]
                 steps += [(step["action"].strip(), step["observation"].strip()) for step in later]
+                if not all(action for action, _ in steps[1:]):
+                    raise ValueError("an action is empty")
                 episode = Episode(record["env"], record["policy"], record["goal"], tuple(steps))
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise EvalError(f"{path}: line {line}: not an episode ({error})") from error
