@@ -20,11 +20,18 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every line that is not blank. Raises EvalError naming file and line."""
+    for number, line in read_lines(path):
+        yield number, parse_object(line, f"{path}: line {number}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text) of every line that is not blank. Raises EvalError naming file and line."""
     number = 0
     try:
         with _open_text(path) as file:
-            for number, record in parse_json_lines(file, path):
-                yield number, record
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
     except FileNotFoundError as error:
         raise EvalError(f"{path}: no such file") from error
     except _UNREADABLE as error:
@@ -35,7 +42,7 @@ def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, di
     """(line number, object) of every line that is not blank. Raises EvalError naming `path` and line."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield number, _parse_object(line, f"{path}: line {number}")
+            yield number, parse_object(line, f"{path}: line {number}")
 
 
 def _open_text(path: Path) -> TextIO:
@@ -46,7 +53,8 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8")
 
 
-def _parse_object(line: str, where: str) -> dict[str, Any]:
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """Raises EvalError, led by `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
