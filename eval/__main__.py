@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from eval import build_entities, compare, markov, run, tabulate
+from eval import build_entities, compare, consistency, markov, rollout, run, tabulate
 from eval.errors import EvalError
 from eval.studies import command as study
 
@@ -15,6 +15,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "run": (run, "evaluate a checkpoint or a floor on a suite"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
+    "rollout": (rollout, "imagine whole episodes, scored by depth"),
+    "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "study": (study, "answer a question about the model by a written protocol"),
     "build-markov": (markov, "make the table of the markov floor"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),

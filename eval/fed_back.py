@@ -1,14 +1,15 @@
-"""Imagination that decodes every step and takes the text for what was observed. Loads torch."""
+"""Checkpoints that decode every step and take the text for what was observed. Loads torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from eval.errors import EvalError
+from eval.imagination import Imagined, longer
 from eval.models import MAX_NEW_TOKENS, CheckpointPredictor
 from eval.predictors import Prediction
 from eval.windows import Window
-from loopwm.text.format import FormatError, Regime, Transition, window_context
+from loopwm.text.format import Context, FormatError, Regime, window_context
 
 
 class FedBackPredictor(CheckpointPredictor):
@@ -27,10 +28,30 @@ class FedBackPredictor(CheckpointPredictor):
             texts = self.world_model.decode(self.world_model.advance(world, actions), MAX_NEW_TOKENS)
             for prediction, text in zip(predictions, texts, strict=True):
                 prediction.texts[k] = text
-            steps = [Transition(action, text) for action, text in zip(actions, texts, strict=True)]
-            contexts = [replace(c, history=(*c.history, step)) for c, step in zip(contexts, steps, strict=True)]
+            contexts = [longer(*step) for step in zip(contexts, actions, texts, strict=True)]
             try:
                 world = self.world_model.observe(world, actions, texts)
             except FormatError:  # over the context limit: encoding drops the oldest steps
                 world = self.encode(windows, contexts)
         return [Prediction({k: p.texts[k] for k in horizons}, p.steps_cut) for p in predictions]
+
+
+class CheckpointImagination:
+    """A checkpoint as an agent's world: every step encodes what was seen and imagined so far."""
+
+    def __init__(self, predictor: CheckpointPredictor) -> None:
+        self._depth = predictor.depth
+        self._model = predictor.world_model
+        self.judges: bool = self._model.model.config.prediction_heads
+
+    def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
+        try:
+            world = self._model.advance(self._model.encode(contexts, self._depth), actions)
+        except FormatError as error:
+            raise EvalError(f"--context: {error}") from error
+        texts = self._model.decode(world, MAX_NEW_TOKENS)
+        if not self.judges:
+            return [Imagined(text) for text in texts]
+        ahead = self._model.predictions(world)
+        judged = zip(texts, ahead.reward.tolist(), ahead.continuation.tolist(), strict=True)
+        return [Imagined(*step) for step in judged]
