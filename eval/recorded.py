@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.errors import DataError
@@ -12,6 +13,8 @@ from eval.errors import EvalError
 from eval.windows import Window
 
 FULL_SCORE = 100
+
+T = TypeVar("T")
 
 
 def recorded_episodes(paths: Iterable[Path]) -> list[Episode]:
@@ -63,11 +66,14 @@ def _start_window(name: str, episode: Episode, last: int) -> Window:
 
 def padded(window: Window, length: int) -> Window:
     """The window with its last action repeated until there are `length`: what is predicted there means nothing."""
-    missing = length - len(window["actions"])
-    if missing <= 0:
-        return window
-    longer: Mapping[str, list[object]] = {
-        field: [*window[field], *[window[field][-1]] * missing]  # type: ignore[literal-required]
-        for field in ("actions", "observations", "rewards", "dones")
+    return {
+        **window,
+        "actions": _padded(window["actions"], length),
+        "observations": _padded(window["observations"], length),
+        "rewards": _padded(window["rewards"], length),
+        "dones": _padded(window["dones"], length),
     }
-    return {**window, **longer}
+
+
+def _padded(values: list[T], length: int) -> list[T]:
+    return [*values, *values[-1:] * (length - len(values))]
