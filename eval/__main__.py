@@ -7,18 +7,32 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from eval import build_entities, compare, consistency, markov, rollout, run, tabulate
+from eval import (
+    build_entities,
+    build_examples,
+    compare,
+    consistency,
+    listing,
+    markov,
+    rollout,
+    run,
+    tabulate,
+    validate,
+)
 from eval.errors import EvalError
 from eval.studies import command as study
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "run": (run, "evaluate a checkpoint or a floor on a suite"),
+    "run": (run, "evaluate a checkpoint, a floor or a language model on a suite"),
+    "list": (listing, "what can be run: suites and floors"),
+    "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "study": (study, "answer a question about the model by a written protocol"),
     "build-markov": (markov, "make the table of the markov floor"),
+    "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
 }
 

@@ -16,9 +16,10 @@ from typing import Protocol
 import numpy as np
 
 from data_prep.episodes import Episode
+from eval.episodes import EXPERTS, TRAIN_SPLITS
 from eval.errors import EvalError
+from eval.fewshot import Message
 from eval.files import sha256
-from eval.markov import EXPERTS, TRAIN_SPLITS
 from eval.recorded import succeeded
 from loopwm.text.format import Context, Transition
 
@@ -62,7 +63,7 @@ class RetrievalAgent:
         """Raises EvalError for an episode that is not of the train split, or if no expert's succeeded."""
         chosen = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
         if not chosen:
-            raise EvalError("--train-episodes: none in which an expert succeeded")
+            raise EvalError("--agent-episodes: none in which an expert succeeded")
         places = [place for episode in chosen for place in _places(episode)]
         self._actions = [action for _, action in places]
         import bm25s  # not needed by the other commands
@@ -88,7 +89,7 @@ class RetrievalAgent:
 
 def _of_train(episode: Episode) -> Episode:
     if episode.split not in TRAIN_SPLITS:
-        raise EvalError(f"--train-episodes: split: {episode.split!r} in {episode.task}, agents learn from train alone")
+        raise EvalError(f"--agent-episodes: split: {episode.split!r} in {episode.task}, agents learn from train alone")
     return episode
 
 
@@ -139,7 +140,7 @@ def _excluded(context: Context, steps: Sequence[Transition]) -> set[str | None]:
 class Chat(Protocol):
     """A chat model: messages of `role` and `content` in, the reply out."""
 
-    def complete(self, messages: Sequence[Mapping[str, str]]) -> str: ...
+    def complete(self, messages: Sequence[Message]) -> str: ...
 
 
 class ChatAgent:
@@ -148,30 +149,29 @@ class ChatAgent:
 
     STOP = "finished"
 
-    def __init__(self, chat: Chat, name: str, episodes: Iterable[Episode]) -> None:
+    def __init__(self, chat: Chat, episodes: Iterable[Episode]) -> None:
         self._chat = chat
-        self._name = name
         self._examples = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
         texts = [(e.goal, *((step.action, step.observation) for step in e.steps)) for e in self._examples]
         self._hash = sha256(json.dumps(texts))
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        return {"agent": self._name, "agent_examples_sha256": self._hash}
+        return {"agent_examples_sha256": self._hash}
 
     def act(self, context: Context) -> str | None:
         lines = self._chat.complete(self.messages(context)).strip().splitlines()
         action = lines[0].strip() if lines else ""
         return None if action.rstrip(".").lower() in ("", self.STOP) else action
 
-    def messages(self, context: Context) -> list[dict[str, str]]:
-        """System: the task and the example; then observations (user) and actions (assistant) in turn."""
+    def messages(self, context: Context) -> list[Message]:
+        """Observations (user) and actions (assistant) in turn; the first also tells the task and the example."""
         told = (
             "You act in a text environment. Answer with your next action alone, in one line and in the wording of the "
             f"example. When the goal is reached, answer: {self.STOP}\n\n{self._example(context.goal)}"
-            f"Goal: {context.goal}"
+            f"Goal: {context.goal}\n\n{context.observation}"
         )
-        messages = [{"role": "system", "content": told}, {"role": "user", "content": context.observation}]
+        messages: list[Message] = [{"role": "user", "content": told}]
         for step in context.history:
             messages.append({"role": "assistant", "content": step.action})
             messages.append({"role": "user", "content": step.observation})

@@ -20,27 +20,29 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.agents import Agent, RetrievalAgent
+from data_prep.episodes import Episode
+from eval.agents import Agent, ChatAgent, RetrievalAgent
 from eval.bootstrap import RESAMPLES, interval95, resampled_means
 from eval.errors import EvalError
 from eval.files import read_json_lines, write_atomic, write_json
 from eval.imagination import Imagination, make_imagination, next_window
 from eval.metrics import METRICS_VERSION, exact_match, token_f1
+from eval.model_options import DEFAULT_CACHE, ModelOptions, add_model_arguments, make_predictor, positive
 from eval.play import play_imagined, play_real, replay, start_all, won, won_as_imagined
 from eval.predictors import Predictor
 from eval.provenance import provenance
 from eval.real_world import Game, RealWorld
 from eval.recorded import recorded_episodes
 from eval.report import percent, table
-from eval.run import make_predictor, positive
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
 from loopwm.text.format import REGIMES, Context, Regime
 
 EXAMPLE = (
     "python -m eval consistency --model loopwm/pretrained --env scienceworld --tasks find-plant find-animal "
-    "--episodes 30 --train-episodes data/episodes/train-gold --context observed --out runs/eval/consistency"
+    "--episodes 30 --agent-episodes data/episodes/train-gold --context observed --out runs/eval/consistency"
 )
 MAX_STEPS = 40
+RETRIEVAL_AGENT = "retrieval-agent"
 RATES = ("real", "wm", "w2r")
 OVERALL = "overall"
 
@@ -88,31 +90,44 @@ def consistency_ratio(real: Values, w2r: Values) -> Ratio:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="the world model, as in `run`")
+    add_model_arguments(parser)
+    parser.add_argument("--agent", default=RETRIEVAL_AGENT, help="%(default)s (the default) or openai:URL#MODEL")
     parser.add_argument("--env", required=True, help="the real world: scienceworld, alfworld, textworld")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="default: all of them")
     parser.add_argument("--split", default="test", help="whose variations are played (default: test)")
     parser.add_argument("--episodes", type=positive, required=True, help="how many games, tasks in turn")
     parser.add_argument("--context", choices=REGIMES, required=True, help="what of the start the model is shown")
-    parser.add_argument("--train-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="of the agent")
+    parser.add_argument("--agent-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="train episodes")
     parser.add_argument("--max-steps", type=positive, default=MAX_STEPS, help="of a play (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--depth", type=positive, help="loops of every pass (default: the checkpoint's)")
     parser.add_argument("--batch-size", type=positive, default=8, help="games imagined at once (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of variations (default: 0)")
 
 
 def run(args: argparse.Namespace) -> None:
     settings = ConsistencySettings(
-        args.model, "retrieval-agent", args.env, tuple(args.tasks), args.split, args.episodes, args.context,
+        args.model, args.agent, args.env, tuple(args.tasks), args.split, args.episodes, args.context,
         args.max_steps, args.seed, args.batch_size,
     )  # fmt: skip
-    predictor = make_predictor(args.model, [next_window(args.env, Context("", ""), "look")], args.depth, [])
+    unknown = next_window(args.env, Context("", ""), "look")
+    predictor = make_predictor(args.model, [unknown], ModelOptions.of(args), args.context, (1,))
     imagination = make_imagination(predictor, args.model, args.context)
-    agent = RetrievalAgent(episode for episode in recorded_episodes(args.train_episodes) if episode.env == args.env)
+    episodes = [episode for episode in recorded_episodes(args.agent_episodes) if episode.env == args.env]
+    agent = make_agent(args.agent, episodes)
     with RealWorld(args.env) as world:
         measure(agent, predictor, imagination, world, settings, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def make_agent(name: str, episodes: Sequence[Episode]) -> Agent:
+    """`retrieval-agent`, or a chat model by `openai:URL#MODEL`. Raises EvalError naming the option at fault."""
+    if name == RETRIEVAL_AGENT:
+        return RetrievalAgent(episodes)
+    if not name.startswith("openai:"):
+        raise EvalError(f"--agent: {name!r} is neither {RETRIEVAL_AGENT} nor openai:URL#MODEL")
+    from eval.endpoint import Address, Endpoint, ReplyCache
+
+    return ChatAgent(Endpoint(Address.parse(name), ReplyCache(DEFAULT_CACHE)), episodes)
 
 
 def measure(

@@ -20,12 +20,18 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every line that is not blank. Raises EvalError naming file and line."""
+    for number, line in read_lines(path):
+        yield number, parse_object(line, f"{path}: line {number}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text) of every line that is not blank. Raises EvalError naming file and line."""
     number = 0
     try:
         with _open_text(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield number, _parse_object(line, f"{path}: line {number}")
+                    yield number, line
     except FileNotFoundError as error:
         raise EvalError(f"{path}: no such file") from error
     except _UNREADABLE as error:
@@ -40,7 +46,8 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8")
 
 
-def _parse_object(line: str, where: str) -> dict[str, Any]:
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """Raises EvalError, led by `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from eval.files import sha256, write_atomic, write_json
 from eval.metrics import METRICS_VERSION
-from eval.predictors import Prediction, Predictor
+from eval.predictors import Metered, Prediction, Predictor
 from eval.provenance import provenance
 from eval.report import render_report
 from eval.run_folder import Key, Record, RunFolder
@@ -48,6 +48,9 @@ def evaluate(
     folder = RunFolder(out, spec)
     records = predict_missing(predictor, windows, settings, folder)
     results = make_results(spec, windows, settings, records)
+    if isinstance(predictor, Metered):
+        usage = predictor.usage(windows, settings.context, settings.horizons)
+        results["provenance"]["usage"] = dict(usage)
     write_json(out / "results.json", results)
     write_atomic(out / "report.md", render_report(results))
     return results

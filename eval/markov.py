@@ -12,24 +12,18 @@ import gzip
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.entities import DATA
+from eval.episodes import EXPERTS, read_train_episodes
 from eval.errors import EvalError
-from eval.files import line_files, pack_gzip, read_json_lines, sha256, write_atomic
+from eval.files import pack_gzip, sha256, write_atomic
 
 EXAMPLE = "python -m eval build-markov --episodes data/episodes/train --out eval/data/markov-scienceworld.json.gz"
-
-EXPERTS = ("gold", "expert")
-
-TRAIN_SPLITS = ("train", "built")
-"""ALFWorld's built games are made to train on."""
 
 _Key = tuple[str, str]
 _Counts = dict[_Key, Counter[str]]
@@ -67,29 +61,16 @@ def build_tables(paths: Iterable[Path]) -> dict[str, MarkovTable]:
     """One table an environment. Raises EvalError for episodes that are not of the train split."""
     expert: dict[str, _Counts] = defaultdict(lambda: defaultdict(Counter))
     other: dict[str, _Counts] = defaultdict(lambda: defaultdict(Counter))
-    for env, policy, action, observation in _transitions(paths):
-        counts = (expert if policy in EXPERTS else other)[env]
-        for key in _keys(action):
-            counts[key][observation] += 1
+    for episode in read_train_episodes(paths):
+        counts = (expert if episode.policy in EXPERTS else other)[episode.env]
+        for action, observation in episode.steps[1:]:
+            for key in _keys(action):
+                counts[key][observation] += 1
     return {env: _table(env, expert[env], other[env]) for env in sorted({*expert, *other})}
 
 
 def _keys(action: str) -> tuple[_Key, ...]:
     return ("action", action), ("verb", verb(action)), ("any", "")
-
-
-def _transitions(paths: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:
-    """(environment, policy, action, observation) of every step but the first ones."""
-    for path in line_files(paths):
-        for line, episode in tqdm(read_json_lines(path), desc=path.name, unit="episode"):
-            try:
-                env, split, policy = episode["env"], episode["split"], episode["policy"]
-                pairs = [(step["action"].strip(), step["observation"].strip()) for step in episode["steps"][1:]]
-            except (KeyError, TypeError, AttributeError) as error:
-                raise EvalError(f"{path}: line {line}: not an episode ({error})") from error
-            if split not in TRAIN_SPLITS:
-                raise EvalError(f"{path}: line {line}: split: is {split!r}, the table is built from train alone")
-            yield from ((env, policy, action, observation) for action, observation in pairs)
 
 
 def _table(env: str, expert: _Counts, other: _Counts) -> MarkovTable:

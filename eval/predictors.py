@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from eval.windows import Window
 from loopwm.text.format import Regime
@@ -28,4 +28,13 @@ class Predictor(Protocol):
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime."""
+        ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A predictor that costs something to ask."""
+
+    def usage(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> Mapping[str, int | float]:
+        """What the predictions of a whole run took, also those made before it was interrupted."""
         ...

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
-_PACKAGES = ("loopwm", "numpy", "sacrebleu", "torch", "transformers")
+_PACKAGES = ("bm25s", "httpx", "loopwm", "numpy", "sacrebleu", "torch", "transformers")
 
 
 def provenance() -> dict[str, Any]:

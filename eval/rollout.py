@@ -27,11 +27,11 @@ from eval.files import sha256, write_atomic, write_json
 from eval.harness import window_records
 from eval.imagination import fed_back
 from eval.metrics import METRICS_VERSION
+from eval.model_options import ModelOptions, add_model_arguments, make_predictor, positive
 from eval.predictors import Predictor
 from eval.provenance import provenance
 from eval.recorded import padded, recorded_episodes, start_windows
 from eval.report import percent, table
-from eval.run import make_predictor, positive
 from eval.run_folder import Key, Record, RunFolder
 from eval.scoring import Item, score_window, summarize
 from eval.windows import Window, check_runnable, stratified_sample
@@ -61,22 +61,21 @@ class RolloutSettings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="as in `run`")
+    add_model_arguments(parser)
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="episode files or folders")
     parser.add_argument("--context", choices=REGIMES, required=True, help="what of the start the model is shown")
     parser.add_argument("--depth-limit", type=positive, default=DEPTH_LIMIT, help="most steps (default: %(default)s)")
     parser.add_argument("--limit", type=positive, help="sample of this many episodes, stratified by task")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rollouts")
-    parser.add_argument("--depth", type=positive, help="loops of every pass (default: the checkpoint's)")
     parser.add_argument("--batch-size", type=positive, default=8, help="episodes at once (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
-    parser.add_argument("--train-episodes", type=Path, nargs="+", default=[], metavar="FILE", help="as in `run`")
 
 
 def run(args: argparse.Namespace) -> None:
     settings = RolloutSettings(args.model, args.context, args.depth_limit, args.limit, args.seed, args.batch_size)
     windows = select_starts(args.episodes, settings)
-    predictor = make_predictor(args.model, windows, args.depth, args.train_episodes)
+    depths = range(1, args.depth_limit + 1)
+    predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, depths)
     roll_out(predictor, windows, settings, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 

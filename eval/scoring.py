@@ -69,7 +69,7 @@ def make_rows(items: Sequence[Item], horizons: Sequence[int]) -> list[dict[str, 
 
 
 def summarize(items: Sequence[Item]) -> dict[str, Any]:
-    """Means over the items with bootstrap 95 % intervals; what is over no items or not defined is left out."""
+    """Means over the items with 95 % intervals and standard errors; what is over no items or undefined is left out."""
     scores = np.array([astuple(item.scores) for item in items], dtype=np.float64)
     decidable = np.array([item.decidable for item in items])
     changed = np.array([item.changed for item in items])
@@ -80,13 +80,23 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
     row["bleu4_corpus"] = corpus_bleu4([item.prediction for item in items], [item.reference for item in items])
     row |= {"changed_share": float(changed.mean()), "decidable_share": float(decidable.mean())}
     row["ci95"] = _intervals(scores[:, defined], names)
+    row["stderr"] = _standard_errors(scores[:, defined], names)
     em = scores[:, :1]
     for name, subset in (("em_changed", changed), ("em_unchanged", ~changed), ("em_decidable", decidable)):
         if subset.any():
             row[name] = float(em[subset].mean())
             row["ci95"] |= _intervals(em[subset], (name,))
+            row["stderr"] |= _standard_errors(em[subset], (name,))
     return row
 
 
 def _intervals(values: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]:
     return dict(zip(names, interval95(values).T.tolist(), strict=True))
+
+
+def _standard_errors(values: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    """Of the means of the columns; one item has none."""
+    if len(values) < 2:
+        return {}
+    errors = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return dict(zip(names, errors.tolist(), strict=True))

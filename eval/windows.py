@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -23,6 +23,7 @@ from eval.files import read_json_lines, sha256
 from loopwm.text.format import FormatError, Regime, window_context
 
 SUITES = Path(__file__).parent / "suites"
+NULLABLE = ("look", "inventory", "hidden_state")
 _FUTURE = {"actions": (str,), "observations": (str,), "rewards": (int, float), "dones": (bool,)}
 
 
@@ -57,13 +58,18 @@ class Suite:
     windows: tuple[Window, ...]
 
 
+def suite_names() -> list[str]:
+    """The committed suites, sorted."""
+    return sorted(path.name.removesuffix(".jsonl.gz") for path in SUITES.glob("*.jsonl.gz"))
+
+
 def load_suite(name_or_path: str) -> Suite:
     """A committed suite by name, or any window file by path. Raises EvalError naming file, line and field."""
     path = SUITES / f"{name_or_path}.jsonl.gz"
     if not path.is_file():
         path = Path(name_or_path)
     if not path.is_file():
-        known = ", ".join(sorted(p.name.removesuffix(".jsonl.gz") for p in SUITES.glob("*.jsonl.gz"))) or "none"
+        known = ", ".join(suite_names()) or "none"
         raise EvalError(f"--suite: {name_or_path!r} is neither a file nor a committed suite ({known})")
     windows = tuple(check_window(record, f"{path}: line {line}") for line, record in read_json_lines(path))
     if not windows:
@@ -82,51 +88,64 @@ def _check_unique(windows: Sequence[Window], path: Path) -> None:
 
 def check_window(record: dict[str, Any], where: str) -> Window:
     """The record as a window. Raises EvalError, led by `where`, naming the first field at fault."""
-    for field in ("id", "env", "task", "family", "split", "goal"):
-        _expect(record, field, str, where)
-    for field in ("look", "inventory", "hidden_state"):
-        if record.setdefault(field, None) is not None:
-            _expect(record, field, str, where)
-    _check_history(_expect(record, "history", list, where), where)
-    _check_future(record, where)
+    for fault in window_faults(record):
+        raise EvalError(f"{where}: {fault}")
+    for field in NULLABLE:
+        record.setdefault(field, None)
     return cast(Window, record)
 
 
-def _check_history(history: list[Any], where: str) -> None:
-    if not history:
-        raise EvalError(f"{where}: history: at least the first observation is needed")
-    for i, step in enumerate(history):
+def window_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a record from being a window, one line a field at fault."""
+    for field in ("id", "env", "task", "family", "split", "goal"):
+        yield from _faults_of(record, field, str)
+    for field in NULLABLE:
+        if record.get(field) is not None:
+            yield from _faults_of(record, field, str)
+    yield from _history_faults(record)
+    yield from _future_faults(record)
+
+
+def _history_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    yield from (faults := list(_faults_of(record, "history", list)))
+    if faults:
+        return
+    if not record["history"]:
+        yield "history: at least the first observation is needed"
+    for i, step in enumerate(record["history"]):
         if not isinstance(step, dict):
-            raise EvalError(f"{where}: history[{i}]: expected an object")
-        _expect(step, "observation", str, where, f"history[{i}].")
+            yield f"history[{i}]: expected an object"
+            continue
+        yield from _faults_of(step, "observation", str, f"history[{i}].")
         if i == 0 and step.get("action") is not None:
-            raise EvalError(f"{where}: history[0].action: must be null, it is the first observation")
-        if i > 0 and not _expect(step, "action", str, where, f"history[{i}].").strip():
-            raise EvalError(f"{where}: history[{i}].action: must not be empty")
+            yield "history[0].action: must be null, it is the first observation"
+        if i > 0:
+            yield from _faults_of(step, "action", str, f"history[{i}].")
+            if isinstance(step.get("action"), str) and not step["action"].strip():
+                yield f"history[{i}].action: must not be empty"
 
 
-def _check_future(record: dict[str, Any], where: str) -> None:
+def _future_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    lengths = {field: len(record[field]) for field in _FUTURE if isinstance(record.get(field), list)}
     for field, kinds in _FUTURE.items():
-        for i, value in enumerate(_expect(record, field, list, where)):
+        yield from _faults_of(record, field, list)
+        for i, value in enumerate(record[field] if field in lengths else ()):
             if type(value) not in kinds:
-                raise EvalError(f"{where}: {field}[{i}]: unexpected {type(value).__name__}")
-    for i, action in enumerate(record["actions"]):
-        if not action.strip():
-            raise EvalError(f"{where}: actions[{i}]: must not be empty")
-    lengths = {field: len(record[field]) for field in _FUTURE}
-    if lengths["actions"] == 0:
-        raise EvalError(f"{where}: actions: at least one action is needed")
+                yield f"{field}[{i}]: unexpected {type(value).__name__}"
+            elif field == "actions" and not value.strip():
+                yield f"actions[{i}]: must not be empty"
+    if lengths.get("actions") == 0:
+        yield "actions: at least one action is needed"
     for field, length in lengths.items():
-        if length != lengths["actions"]:
-            raise EvalError(f"{where}: {field}: has {length} entries, actions has {lengths['actions']}")
+        if "actions" in lengths and length != lengths["actions"]:
+            yield f"{field}: has {length} entries, actions has {lengths['actions']}"
 
 
-def _expect(record: dict[str, Any], field: str, kind: type, where: str, prefix: str = "") -> Any:
+def _faults_of(record: Mapping[str, Any], field: str, kind: type, prefix: str = "") -> Iterator[str]:
     if field not in record:
-        raise EvalError(f"{where}: {prefix}{field}: missing")
-    if not isinstance(record[field], kind):
-        raise EvalError(f"{where}: {prefix}{field}: unexpected {type(record[field]).__name__}")
-    return record[field]
+        yield f"{prefix}{field}: missing"
+    elif not isinstance(record[field], kind):
+        yield f"{prefix}{field}: unexpected {type(record[field]).__name__}"
 
 
 def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:

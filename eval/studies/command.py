@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 
 from eval.harness import Settings
-from eval.run import ascending, positive
+from eval.model_options import positive
+from eval.run import ascending
 from eval.windows import load_suite
 from loopwm.text.format import REGIMES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from eval.agents import ChatAgent, RetrievalAgent
 from eval.baselines import Copy
 from eval.consistency import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
 from eval.errors import EvalError
+from eval.fewshot import Message
 from eval.imagination import Imagination, WindowImagination, make_imagination
 from eval.models import CheckpointPredictor
 from eval.play import Play, play_imagined, play_real, replay, won, won_as_imagined
@@ -126,23 +127,23 @@ def test_a_chat_agent_is_shown_the_nearest_example_and_can_stop() -> None:
         def __init__(self, reply: str) -> None:
             self.reply = reply
 
-        def complete(self, messages: Sequence[Mapping[str, str]]) -> str:
+        def complete(self, messages: Sequence[Message]) -> str:
             self.asked = messages
             return self.reply
 
     chat = Chat(" go east \nbecause")
     seen = replace(START, history=(Transition("go east", "You are in room 1."),), goal="Ring the bell in room 4.")
-    chat_agent = ChatAgent(chat, "chat", [gold_episode(2), gold_episode(4)])
+    chat_agent = ChatAgent(chat, [gold_episode(2), gold_episode(4)])
     assert chat_agent.act(seen) == "go east"
-    system, *turns = chat.asked
-    assert "Goal: Ring the bell in room 4.\nYou are in room 0.\n> go east" in system["content"]
+    first, *turns = chat.asked
+    assert "Goal: Ring the bell in room 4.\nYou are in room 0.\n> go east" in first["content"]
+    assert first["content"].endswith("Goal: Ring the bell in room 4.\n\nYou are in room 0.")
     assert [(turn["role"], turn["content"]) for turn in turns] == [
-        ("user", "You are in room 0."),
         ("assistant", "go east"),
         ("user", "You are in room 1."),
     ]
     for reply in ("finished", "Finished.", ""):
-        assert ChatAgent(Chat(reply), "chat", []).act(seen) is None
+        assert ChatAgent(Chat(reply), []).act(seen) is None
 
 
 def test_in_a_true_dream_the_agent_plays_as_in_the_real_world(agent: RetrievalAgent, world: RealWorld) -> None:
@@ -261,7 +262,7 @@ def command(tmp_path: Path, *options: str, episodes: Sequence[Episode] = ()) -> 
     write_episodes(path, episodes or [gold_episode(2)])
     return [
         "consistency", "--env", "corridor", "--model", "copy", "--episodes", "2", "--context", "observed",
-        "--train-episodes", str(path), "--out", str(tmp_path / "out"), *options,
+        "--agent-episodes", str(path), "--out", str(tmp_path / "out"), *options,
     ]  # fmt: skip
 
 
@@ -271,6 +272,7 @@ def command(tmp_path: Path, *options: str, episodes: Sequence[Episode] = ()) -> 
         (["--tasks", "fly"], "--tasks: unknown 'fly', expected some of ring, ring-again"),
         (["--split", "dev"], "--split: unknown 'dev', expected one of train, test"),
         (["--episodes", "99"], "--episodes: these tasks have 6 variations of split 'test', not 99"),
+        (["--agent", "me"], "--agent: 'me' is neither retrieval-agent nor openai:URL#MODEL"),
         (["--env", "moon"], "--env: environment: unknown 'moon'"),
         (["--context", "snapshot"], "--context: 'copy' imagines step by step from what was 'observed' only"),
     ],

@@ -1,0 +1,40 @@
+"""List what can be run: the committed suites with the regimes that each allows, and the floors."""
+
+from __future__ import annotations
+
+import argparse
+
+from eval.errors import EvalError
+from eval.model_options import FLOORS
+from eval.report import table
+from eval.windows import Suite, check_runnable, load_suite, suite_names
+from loopwm.text.format import REGIMES, Regime
+
+EXAMPLE = "python -m eval list"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Takes none."""
+
+
+def run(args: argparse.Namespace) -> None:
+    suites = [_describe(load_suite(name)) for name in suite_names()]
+    print(table(["Suite", "Environment", "Windows", "Families", "Horizons", "Contexts", "SHA-256"], suites))
+    print(table(["Floor", "Predicts"], [[name, floor.purpose] for name, floor in FLOORS.items()]), end="")
+
+
+def _describe(suite: Suite) -> list[str]:
+    envs = sorted({window["env"] for window in suite.windows})
+    families = {window["family"] for window in suite.windows}
+    longest = min(len(window["actions"]) for window in suite.windows)
+    regimes = [regime for regime in REGIMES if _runs(suite, regime)]
+    counts = [str(len(suite.windows)), str(len(families)), f"1-{longest}"]
+    return [suite.name, ", ".join(envs), *counts, ", ".join(regimes), suite.sha256[:12]]
+
+
+def _runs(suite: Suite, regime: Regime) -> bool:
+    try:
+        check_runnable(suite.windows, regime, [1])
+    except EvalError:
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""The `retrieve` baseline: what followed the most similar place of a train episode, by BM25. It needs no torch.
+
+A document is one step of an episode, described by the action that was taken, the k - 1 actions before it, and what was
+seen before those: the last observation, the two before it, and the goal. A window at horizon k is the query of the
+same description. Fields are told apart by a mark before each word, and actions count also as whole strings. Weights
+were chosen on dev windows; BM25 is without length normalisation (b = 0), so that a query without history, as the
+`snapshot` regime shows it, finds the same documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import bm25s
+
+from eval.episodes import Episode, read_train_episodes
+from eval.errors import EvalError
+from eval.files import sha256
+from eval.predictors import Prediction
+from eval.windows import Window
+from loopwm.text.format import Context, Regime, window_context
+
+ACTION_WEIGHT = 10
+"""Repeats of the whole string of the action asked about."""
+
+OBSERVATION_WEIGHT = 2
+EARLIER_OBSERVATIONS = 2
+
+_WORD = re.compile(r"[a-z0-9]+")
+Steps = Sequence[tuple[str, str]]
+"""(action, observation) pairs up to now; the action of an episode's first one is empty."""
+
+
+class Retrieve:
+    """Predicts from train episodes, which are indexed by environment and horizon when first needed."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self._episodes = episodes
+        self._index = cache(self._make_index)
+
+    @cached_property
+    def identity(self) -> Mapping[str, str | int]:
+        """The hash does not depend on the files that the episodes were read from."""
+        return {"episodes_sha256": sha256("\n".join(repr(episode) for episode in self._episodes))}
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        predictions = [Prediction({}) for _ in windows]
+        for i, window in enumerate(windows):
+            context = window_context(window, regime)
+            for k in horizons:
+                query = describe(context.goal, _steps(context), window["actions"][:k])
+                predictions[i].texts[k] = self._index(window["env"], k).find(query)
+        return predictions
+
+    def _make_index(self, env: str, horizon: int) -> _Index:
+        described = list(_documents((e for e in self._episodes if e.env == env), horizon))
+        if not described:
+            raise EvalError(f"--train-episodes: none of {env!r} has {horizon} steps")
+        documents, answers = zip(*described, strict=True)
+        bm25 = bm25s.BM25(k1=1.5, b=0.0)
+        bm25.index(list(documents), show_progress=False)
+        return _Index(bm25, answers)
+
+
+@dataclass(frozen=True)
+class _Index:
+    bm25: Any
+    answers: Sequence[str]
+
+    def find(self, query: list[str]) -> str:
+        """The answer of the best document."""
+        found, _ = self.bm25.retrieve([query], k=1, show_progress=False)
+        return self.answers[int(found[0, 0])]
+
+
+def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
+    """Raises EvalError where the episodes lack an environment of the windows."""
+    if not train_episodes:
+        raise EvalError("--train-episodes: 'retrieve' needs them, no index comes with the package")
+    episodes = list(read_train_episodes(train_episodes))
+    for env in sorted({window["env"] for window in windows} - {episode.env for episode in episodes}):
+        raise EvalError(f"--train-episodes: none of environment {env!r}")
+    return Retrieve(episodes)
+
+
+def _documents(episodes: Iterator[Episode], horizon: int) -> Iterator[tuple[list[str], str]]:
+    """(description, observation) of every step that `horizon` actions lead to."""
+    for episode in episodes:
+        for step in range(horizon, len(episode.steps)):
+            now = step - horizon
+            seen = episode.steps[max(0, now - EARLIER_OBSERVATIONS) : now + 1]
+            actions = [action for action, _ in episode.steps[now + 1 : step + 1]]
+            yield describe(episode.goal, seen, actions), episode.steps[step][1]
+
+
+def _steps(context: Context) -> list[tuple[str, str]]:
+    return [("", context.observation), *((step.action, step.observation) for step in context.history)]
+
+
+def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
+    """Terms of a place: its goal, what was seen up to now, and the actions from there, the last one asked about."""
+    *between, last = actions
+    last_action, last_observation = seen[-1]
+    terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + [f"action:{word}" for word in _words(last)]
+    for back, action in enumerate(reversed(between), start=1):
+        terms += [f"between{back}={_squeeze(action)}", *(f"between:{word}" for word in _words(action))]
+    terms += [f"now:{word}" for word in sorted(set(_words(last_observation)))] * OBSERVATION_WEIGHT
+    terms += [f"done={_squeeze(last_action)}"]
+    for _, observation in seen[:-1][-EARLIER_OBSERVATIONS:]:
+        terms += [f"before:{word}" for word in sorted(set(_words(observation)))]
+    return terms + [f"goal:{word}" for word in sorted(set(_words(goal)))]
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _squeeze(action: str) -> str:
+    return " ".join(action.lower().split())

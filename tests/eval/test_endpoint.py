@@ -1,0 +1,207 @@
+"""Asking an endpoint that answers, refuses, or misbehaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.__main__ import main
+from eval.endpoint import Address, Endpoint, ReplyCache, retry_after
+from eval.errors import EvalError
+from eval.fewshot import Message
+from eval.run_folder import read_records
+from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.eval.mock_endpoint import MockEndpoint
+
+QUESTION: list[Message] = [{"role": "user", "content": "What now?"}]
+
+
+def name_the_item(body: dict[str, Any]) -> str:
+    """The window's name and the number of actions, read off the last message."""
+    asked = body["messages"][-1]["content"]
+    return f"{re.findall(r'item (w[0-9]+)', asked)[-1]} after {asked.count('Action: go')}"
+
+
+@pytest.fixture
+def mock() -> Iterator[MockEndpoint]:
+    server = MockEndpoint(lambda body: body["messages"][-1]["content"].upper())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def endpoint(mock: MockEndpoint, tmp_path: Path) -> Endpoint:
+    return open_endpoint(mock, tmp_path)
+
+
+def open_endpoint(mock: MockEndpoint, folder: Path, timeout: float = 30) -> Endpoint:
+    return Endpoint(Address(mock.url, "m"), ReplyCache(folder / "replies.sqlite"), timeout=timeout)
+
+
+def test_what_was_answered_is_not_asked_again_by_another_process(
+    mock: MockEndpoint, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    assert endpoint.complete(QUESTION) == "WHAT NOW?"
+    assert open_endpoint(mock, tmp_path).complete(QUESTION) == "WHAT NOW?"
+    assert mock.attempts.total() == 1
+
+
+def test_another_model_or_address_is_another_request(mock: MockEndpoint, endpoint: Endpoint, tmp_path: Path) -> None:
+    cache = ReplyCache(tmp_path / "replies.sqlite")
+    endpoint.complete(QUESTION)
+    Endpoint(Address(mock.url, "other"), cache).complete(QUESTION)
+    Endpoint(Address(mock.url.replace("127.0.0.1", "localhost"), "m"), cache).complete(QUESTION)
+    assert mock.attempts.total() == 3
+
+
+def test_equal_conversations_are_asked_once(mock: MockEndpoint, endpoint: Endpoint) -> None:
+    other: list[Message] = [{"role": "user", "content": "and then?"}]
+    assert endpoint.complete_all([QUESTION, other, QUESTION]) == ["WHAT NOW?", "AND THEN?", "WHAT NOW?"]
+    assert mock.attempts.total() == 2
+
+
+@pytest.mark.parametrize("fault", ["error", "garbage", "no choices", "drop", "rate limit"])
+def test_a_passing_fault_is_asked_again(mock: MockEndpoint, endpoint: Endpoint, fault: str) -> None:
+    mock.script = [fault, fault]
+    assert endpoint.complete(QUESTION) == "WHAT NOW?"
+    assert mock.attempts.total() == 3
+
+
+@pytest.mark.parametrize("fault", ["slow", "trickle"])
+def test_a_request_takes_no_longer_than_its_limit_in_all(mock: MockEndpoint, tmp_path: Path, fault: str) -> None:
+    mock.script, mock.slow = [fault], 2.0
+    assert open_endpoint(mock, tmp_path, timeout=0.4).complete(QUESTION) == "WHAT NOW?"
+    assert mock.attempts.total() == 2
+    assert mock.times[1] - mock.times[0] < 1.9
+
+
+def test_retry_after_is_waited_for(mock: MockEndpoint, endpoint: Endpoint) -> None:
+    mock.script, mock.retry_after = ["rate limit"], "2"
+    endpoint.complete(QUESTION)
+    assert mock.times[1] - mock.times[0] >= 2
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    assert retry_after(soon) == pytest.approx(100, abs=3)
+    assert [retry_after(header) for header in ("7", "-3", "soon", None)] == [7.0, 0.0, None, None]
+
+
+def test_a_long_wait_ends_the_run_instead(mock: MockEndpoint, endpoint: Endpoint) -> None:
+    mock.script, mock.retry_after = ["rate limit"], "86400"
+    with pytest.raises(EvalError, match="asks to wait 86400 s"):
+        endpoint.complete(QUESTION)
+
+
+def test_a_refusal_is_not_asked_again_and_stops_the_others(mock: MockEndpoint, endpoint: Endpoint) -> None:
+    mock.script = ["refusal", *["error"] * 100]
+    conversations: list[list[Message]] = [[{"role": "user", "content": str(i)}] for i in range(50)]
+    started = time.monotonic()
+    with pytest.raises(EvalError, match="status 401") as error:
+        endpoint.complete_all(conversations)
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - started < 5
+    assert mock.attempts.total() < 50
+
+
+def test_attempts_end_with_the_last_fault_named(
+    mock: MockEndpoint, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval.endpoint.ATTEMPTS", 2)
+    mock.script = ["error", "error"]
+    with pytest.raises(EvalError, match=r"no usable answer in 2 attempts; the last: status 500"):
+        endpoint.complete(QUESTION)
+
+
+def test_the_key_is_sent_and_kept_nowhere(mock: MockEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    open_endpoint(mock, tmp_path).complete(QUESTION)
+    assert mock.headers["Authorization"] == "Bearer secret-key"
+    assert b"secret-key" not in (tmp_path / "replies.sqlite").read_bytes()
+
+
+def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_text("notes " * 200)
+    with pytest.raises(EvalError, match=r"x.sqlite: cache of replies"):
+        ReplyCache(tmp_path / "x.sqlite")
+
+
+@pytest.mark.parametrize(
+    "address", ["openai:", "openai:http://h/v1", "openai:ftp://h#m", "openai:#m", "openai:http://a:b@h/v1#m"]
+)
+def test_a_bad_address_is_refused(address: str) -> None:
+    with pytest.raises(EvalError, match="--model"):
+        Address.parse(address)
+
+
+@pytest.mark.slow
+def test_a_killed_run_over_a_bad_endpoint_ends_complete_with_each_item_asked_once(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
+) -> None:
+    """500 items, a quarter of all requests fail in six ways, killed after 200 answers."""
+    actions = ["go to hallway", "go to kitchen", "go to hallway", "go to kitchen", "go to hallway"]
+    suite = write_suite([make_window(f"w{i}", goal=f"This is item w{i}.", actions=actions) for i in range(100)])
+    mock = MockEndpoint(name_the_item, fault_share=0.25, seed=5, slow=3.0)
+    out, cache = tmp_path / "out", tmp_path / "replies.sqlite"
+    options = [
+        "run",
+        "--model",
+        f"openai:{mock.url}#m",
+        "--suite",
+        str(suite),
+        "--context",
+        "observed",
+        "--out",
+        str(out),
+    ]
+    options += [
+        "--reply-cache",
+        str(cache),
+        "--concurrency",
+        "16",
+        "--request-timeout",
+        "2",
+        "--shots",
+        "2",
+        "--batch-size",
+        "100",
+    ]
+    options += ["--price-in", "2", "--price-out", "10"]
+
+    process = subprocess.Popen([sys.executable, "-m", "eval", *options], stderr=subprocess.DEVNULL)
+    while mock.answered.total() < 200 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    before = mock.answered.total()
+    assert 200 <= before < 500
+
+    assert main(options) == 0
+    records = read_records(out / "predictions.jsonl")
+    assert len(records) == 500
+    assert all(record["prediction"] == f"{name} after {k}" for (name, k), record in records.items())
+    assert all(mock.faults[fault] > 3 for fault in ("rate limit", "error", "garbage", "no choices", "slow", "drop"))
+    assert len(mock.answered) == 500
+    assert mock.answered.total() - 500 <= 16  # answers on their way to the killed process were never written down
+
+    usage = json.loads((out / "results.json").read_text())["provenance"]["usage"]
+    assert (usage["requests"], usage["counted"]) == (500, 500)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (50_000, 3_500)
+    assert usage["price"] == pytest.approx(0.1 + 0.035)
+
+    asked = mock.attempts.total()
+    assert main(options) == 0  # finished
+    assert main([*options, "--price-in", "1", "--price-out", "1", "--out", str(tmp_path / "again")]) == 0  # cached
+    assert mock.attempts.total() == asked
+    mock.close()
