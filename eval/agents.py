@@ -15,12 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from data_prep.episodes import Episode
 from eval.episodes import EXPERTS, TRAIN_SPLITS
 from eval.errors import EvalError
 from eval.fewshot import Message
 from eval.files import sha256
-from eval.recorded import succeeded
+from eval.recorded import Episode, succeeded
 from loopwm.text.format import Context, Transition
 
 RECALLED_ACTIONS = 6

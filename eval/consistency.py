@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from data_prep.episodes import Episode
 from eval.agents import Agent, ChatAgent, RetrievalAgent
 from eval.bootstrap import RESAMPLES, interval95, resampled_means
 from eval.errors import EvalError
@@ -32,7 +31,7 @@ from eval.play import play_imagined, play_real, replay, start_all, won, won_as_i
 from eval.predictors import Predictor
 from eval.provenance import provenance
 from eval.real_world import Game, RealWorld
-from eval.recorded import recorded_episodes
+from eval.recorded import Episode, recorded_episodes
 from eval.report import percent, table
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
 from loopwm.text.format import REGIMES, Context, Regime

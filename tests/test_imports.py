@@ -27,8 +27,6 @@ ALLOWED = {
     "eval": ("loopwm.training.config",),
     "eval.real_world": ("data_prep.environments", "data_prep.episodes", "data_prep.errors"),  # plays simulators
     "eval.recorded": ("data_prep.episodes", "data_prep.errors"),  # whole episodes, read as they were written
-    "eval.agents": ("data_prep.episodes",),
-    "eval.consistency": ("data_prep.episodes",),
 }
 SIMULATORS = ("scienceworld", "textworld", "alfworld", "fast_downward")
 SIMULATOR_HOME = "data_prep.environments"
