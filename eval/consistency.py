@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,8 @@ def play_batch(
     imagined = play_imagined(agent, imagination, settings.env, starts, settings.max_steps)
     records: Plays = {}
     for game, wm in zip(games, imagined, strict=True):
-        real = world.robustly(game, lambda game=game: play_real(agent, world, game, settings.max_steps))  # type: ignore[misc]
-        w2r = world.robustly(game, lambda game=game, wm=wm: replay(world, game, wm.actions))  # type: ignore[misc]
+        real = world.robustly(game, partial(play_real, agent, world, game, settings.max_steps))
+        w2r = world.robustly(game, partial(replay, world, game, wm.actions))
         records[game.name] = {
             "game": game.name,
             "task": game.task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from eval.agents import Agent
 from eval.imagination import Imagination, longer
@@ -105,4 +106,4 @@ def _seen(context: Context) -> Context:
 
 
 def start_all(world: RealWorld, games: Sequence[Game], regime: Regime) -> list[Context]:
-    return [world.robustly(game, lambda game=game: world.start(game, regime)) for game in games]  # type: ignore[misc]
+    return [world.robustly(game, partial(world.start, game, regime)) for game in games]
