@@ -186,13 +186,13 @@ class Endpoint:
         """One attempt. Raises UnusableError, or EvalError for what asking again would not change."""
         try:
             response = self._post(request)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise UnusableError(f"{type(error).__name__} {error}".strip()) from error
         if response.status_code in _RETRIED or response.status_code >= 500:
-            wait = retry_after(response.headers.get("Retry-After"))
-            if wait is not None and wait > MAX_RETRY_AFTER:
-                raise EvalError(f"{request['url']}: asks to wait {wait:.0f} s; start the run again then")
-            raise UnusableError(f"status {response.status_code}", wait)
+            pause = retry_after(response.headers.get("Retry-After"))
+            if pause is not None and pause > MAX_RETRY_AFTER:
+                raise EvalError(f"{request['url']}: asks to wait {pause:.0f} s; start the run again then")
+            raise UnusableError(f"status {response.status_code}", pause)
         if response.status_code != 200:
             said = " ".join(response.text.split())[:200]
             raise EvalError(f"{request['url']}: status {response.status_code}: {said}")

@@ -33,9 +33,13 @@ def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
         for line, record in tqdm(read_json_lines(path), desc=path.name, unit="episode", leave=False):
             try:
                 split = record["split"]
-                steps = tuple(((step["action"] or "").strip(), step["observation"].strip()) for step in record["steps"])
-                episode = Episode(record["env"], record["policy"], record.get("goal", ""), steps)
-            except (KeyError, TypeError, AttributeError) as error:
+                first, *later = record["steps"]
+                steps = [("", first["observation"].strip())]
+                steps += [(step["action"].strip(), step["observation"].strip()) for step in later]
+                if not all(action for action, _ in steps[1:]):
+                    raise ValueError("an action is empty")
+                episode = Episode(record["env"], record["policy"], record["goal"], tuple(steps))
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise EvalError(f"{path}: line {line}: not an episode ({error})") from error
             if split not in TRAIN_SPLITS:
                 raise EvalError(f"{path}: line {line}: split: is {split!r}, baselines learn from train alone")

@@ -10,6 +10,7 @@ were chosen on dev windows; BM25 is without length normalisation (b = 0), so tha
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -73,9 +74,8 @@ class _Index:
     answers: Sequence[str]
 
     def find(self, query: list[str]) -> str:
-        """The answer of the best document."""
-        found, _ = self.bm25.retrieve([query], k=1, show_progress=False)
-        return self.answers[int(found[0, 0])]
+        """What followed at the best place, of equal ones the first."""
+        return self.answers[int(self.bm25.get_scores(query).argmax())]
 
 
 def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
@@ -106,18 +106,20 @@ def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
     """Terms of a place: its goal, what was seen up to now, and the actions from there, the last one asked about."""
     *between, last = actions
     last_action, last_observation = seen[-1]
-    terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + [f"action:{word}" for word in _words(last)]
+    terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + _words("action", last)
     for back, action in enumerate(reversed(between), start=1):
-        terms += [f"between{back}={_squeeze(action)}", *(f"between:{word}" for word in _words(action))]
-    terms += [f"now:{word}" for word in sorted(set(_words(last_observation)))] * OBSERVATION_WEIGHT
+        terms += [f"between{back}={_squeeze(action)}", *_words("between", action)]
+    terms += _words("now", last_observation) * OBSERVATION_WEIGHT
     terms += [f"done={_squeeze(last_action)}"]
     for _, observation in seen[:-1][-EARLIER_OBSERVATIONS:]:
-        terms += [f"before:{word}" for word in sorted(set(_words(observation)))]
-    return terms + [f"goal:{word}" for word in sorted(set(_words(goal)))]
+        terms += _words("before", observation)
+    return terms + _words("goal", goal)
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+@cache
+def _words(mark: str, text: str) -> list[str]:
+    """The different words, marked. Texts come back again and again: every observation is one of many documents."""
+    return [sys.intern(f"{mark}:{word}") for word in sorted(set(_WORD.findall(text.lower())))]
 
 
 def _squeeze(action: str) -> str:

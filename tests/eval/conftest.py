@@ -37,6 +37,15 @@ def make_window() -> MakeWindow:
     return make
 
 
+def episode(
+    *pairs: tuple[str, str], policy: str = "gold", split: str = "train", env: str = "scienceworld", goal: str = ""
+) -> str:
+    """A line of an episode file: its (action, observation) pairs after the first observation."""
+    steps: list[dict[str, Any]] = [{"action": None, "observation": "Start."}]
+    steps += [{"action": action, "observation": text} for action, text in pairs]
+    return json.dumps({"env": env, "split": split, "policy": policy, "goal": goal, "steps": steps}) + "\n"
+
+
 @pytest.fixture
 def write_suite(tmp_path: Path) -> WriteSuite:
     def write(windows: Sequence[Any], name: str = "suite.jsonl") -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,7 @@ from eval.baselines import Copy, Extrapolate, Markov, load_markov
 from eval.errors import EvalError
 from eval.markov import build_tables
 from eval.windows import Window
-from tests.eval.conftest import MakeWindow
-
-
-def episode(*pairs: tuple[str, str], policy: str = "gold", split: str = "train", env: str = "scienceworld") -> str:
-    steps: list[dict[str, Any]] = [{"action": None, "observation": "Start."}]
-    steps += [{"action": action, "observation": text} for action, text in pairs]
-    return json.dumps({"env": env, "split": split, "policy": policy, "steps": steps}) + "\n"
+from tests.eval.conftest import MakeWindow, episode
 
 
 @pytest.fixture
@@ -63,6 +56,9 @@ def test_markov_refuses_other_splits_and_environments_without_a_table(make_windo
     path = tmp_path / "dev.jsonl"
     path.write_text(episode(("go", "A."), split="dev"))
     with pytest.raises(EvalError, match=r"dev.jsonl: line 1: split"):
+        build_tables([path])
+    path.write_text(episode(("go", "A.")) + episode((" ", "A.")))
+    with pytest.raises(EvalError, match=r"dev.jsonl: line 2: not an episode \(an action is empty\)"):
         build_tables([path])
     path.write_text(episode(("go", "A.")))
     with pytest.raises(EvalError, match="no markov table for 'alfworld'"):

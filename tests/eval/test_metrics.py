@@ -21,7 +21,7 @@ from eval.metrics import (
     token_f1,
 )
 from eval.report import four_cell
-from eval.scoring import METRICS, make_rows, score_window
+from eval.scoring import METRICS, make_rows, score_window, summarize
 from loopwm.text.format import window_context
 from tests.eval.conftest import MakeWindow
 
@@ -174,3 +174,13 @@ def test_environments_without_known_names_have_no_entity_metrics(make_window: Ma
     assert (row["em"], row["decidable_share"]) == (1.0, 0.0)
     assert not any(name.startswith("entity") for name in (*row, *row["ci95"]))
     assert four_cell(row) == "100.0 / 100.0 / 100.0 / -"
+
+
+def test_standard_errors_are_of_the_mean_and_absent_for_one_item(make_window: MakeWindow) -> None:
+    texts = ["You move to the hallway.", "x", "y", "z"]
+    items = [item for text in texts for item in score_window(make_window(), "observed", {1: text})]
+    row = summarize(items)
+    assert row["em"] == 0.25
+    assert row["stderr"]["em"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
+    assert row["stderr"].keys() == row["ci95"].keys()
+    assert summarize(items[:1])["stderr"] == {}

@@ -16,7 +16,7 @@ from eval.baselines import Copy
 from eval.compare import compare_runs
 from eval.predictors import Prediction
 from eval.run_folder import read_records
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
 RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
 
@@ -98,9 +98,18 @@ def test_limit_draws_the_same_windows_in_every_run(suite_path: Path, tmp_path: P
     assert len(a) == 9 * 5
 
 
-def test_floors_run_without_torch(suite_path: Path, tmp_path: Path) -> None:
-    code = "import sys\nfrom eval.__main__ import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, *RUN, "--suite", str(suite_path), "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize("model", ["copy", "retrieve", "openai:http://127.0.0.1:9#none"])
+def test_what_needs_no_torch_does_not_load_it(suite_path: Path, tmp_path: Path, model: str) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text(episode(*[(f"go {n}", "You go.") for n in range(6)]))
+    code = "import sys, eval.endpoint\nfrom eval.__main__ import main\neval.endpoint.ATTEMPTS = 1\nmain(sys.argv[1:])\n"
+    code += "sys.exit('torch' in sys.modules)"
+    options = ["--model", model, "--suite", str(suite_path), "--out", str(tmp_path / "out")]
+    if model == "retrieve":
+        options += ["--train-episodes", str(train)]
+    if model.startswith("openai:"):
+        options += ["--reply-cache", str(tmp_path / "replies.sqlite"), "--request-timeout", "0.01", "--limit", "1"]
+    command = [sys.executable, "-c", code, *RUN, *options]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -133,6 +142,11 @@ def test_compare_pairs_the_windows(make_window: MakeWindow, write_suite: WriteSu
         (["--horizons", "6"], "window w0: actions"),
         (["--limit", "0"], "--limit"),
         (["--depth", "4"], "--depth"),
+        (["--shots", "2"], "--shots"),
+        (["--concurrency", "2"], "--concurrency"),
+        (["--price-in", "free"], "--price-in"),
+        (["--model", "openai:nowhere"], "--model"),
+        (["--model", "retrieve"], "--train-episodes"),
         (["--train-episodes", "x.jsonl"], "--train-episodes"),
         (["--model", "markov", "--train-episodes", "x.jsonl"], "x.jsonl"),
         (["--out", "{full}"], "--out: {full}"),

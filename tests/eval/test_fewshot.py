@@ -1,0 +1,101 @@
+"""What a general language model is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+from eval.episodes import TRAIN_SPLITS
+from eval.errors import EvalError
+from eval.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
+from eval.windows import load_suite, suite_names
+from loopwm.text.format import REGIMES, Regime, window_context
+from tests.eval.conftest import MakeWindow, WriteSuite
+
+HORIZONS = [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("env", ["scienceworld", "alfworld"])
+def test_committed_examples_are_of_train_and_show_every_regime(make_window: MakeWindow, env: str) -> None:
+    for regime in REGIMES:
+        shots = load_shots([make_window(env=env)], None, 8, regime, HORIZONS)
+        assert {window["split"] for window in shots.examples[env]} <= set(TRAIN_SPLITS)
+
+
+def test_committed_examples_share_no_episode_with_a_suite() -> None:
+    def starts(name: str) -> set[str]:
+        windows = load_suite(name).windows
+        return {json.dumps([w["task"], w.get("variation"), w["goal"], w["history"][0]]) for w in windows}
+
+    examples = starts(str(examples_path("scienceworld"))) | starts(str(examples_path("alfworld")))
+    assert len(examples) >= 12
+    assert not any(starts(name) & examples for name in suite_names())
+
+
+@pytest.mark.parametrize("regime", ["observed", "snapshot"])
+def test_the_prompt_shows_what_the_regime_shows_and_nothing_deferred(make_window: MakeWindow, regime: Regime) -> None:
+    window = make_window()
+    shots = load_shots([window], None, 2, regime, HORIZONS)
+    *_, last = shots.messages(window, window_context(window, regime), regime, 3)
+    assert window["goal"] in last["content"]
+    assert ("a red apple" in last["content"]) == (regime == "snapshot")
+    assert ("open fridge" in last["content"]) == (regime == "observed")
+    hidden = "Observation: (not shown)"
+    end = ["Action: go to hallway", hidden, "Action: open door", hidden, "Action: look around"]
+    assert last["content"].splitlines()[-5:] == end
+    assert not any(observation in last["content"] for observation in window["observations"])
+
+
+def test_examples_are_answered_at_the_horizon_asked_about(make_window: MakeWindow, write_suite: WriteSuite) -> None:
+    example = make_window("example", split="train", goal="An example.")
+    shots = load_shots([make_window()], write_suite([example]), 1, "observed", HORIZONS)
+    for k in HORIZONS:
+        first, answer, _ = shots.messages(make_window(), window_context(make_window(), "observed"), "observed", k)
+        assert first["content"].startswith(INSTRUCTION)
+        assert first["content"].count("Action: ") == 1 + k
+        assert answer["content"] == example["observations"][k - 1]
+
+
+def test_a_continuation_is_read_up_to_the_mark_that_ends_examples(make_window: MakeWindow) -> None:
+    shots = load_shots([make_window()], None, 1, "observed", [1])
+    text = as_text(shots.messages(make_window(), window_context(make_window(), "observed"), "observed", 1))
+    assert text.count(f"\n{END}\n") == 1
+    assert text.endswith("Action: go to hallway\nObservation:")
+    assert read_continuation(f" You see:\n\ta table\n{END}\n\nGoal: more") == "You see:\n\ta table"
+
+
+@pytest.mark.parametrize(
+    ("fields", "shots", "named"),
+    [
+        ({"split": "test"}, 1, "split: is 'test'"),
+        ({"split": "train"}, 2, "--shots: 2"),
+        ({"look": None, "split": "train"}, 1, "look"),
+    ],
+)
+def test_examples_that_will_not_do_are_refused(
+    make_window: MakeWindow, write_suite: WriteSuite, fields: dict[str, str | None], shots: int, named: str
+) -> None:
+    with pytest.raises(EvalError, match=named):
+        load_shots([make_window()], write_suite([make_window("x", **fields)]), shots, "snapshot", HORIZONS)
+
+
+def test_examples_are_chosen_for_the_verbs_they_show(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
+) -> None:
+    def train(name: str, *verbs: str, goal: str = "g") -> object:
+        return make_window(name, split="train", goal=goal, actions=[f"{verb} it" for verb in verbs])
+
+    windows = [
+        train("few", "go", "go", "go", "go", "go"),
+        train("many", "go", "open", "look", "take", "put"),
+        train("new", "go", "heat", "heat", "heat", "heat"),
+        train("long", "a", "b", "c", "d", "e", goal="x" * 4000),
+    ]
+    out = tmp_path / "examples.jsonl.gz"
+    options = ["build-examples", "--windows", str(write_suite(windows)), "--out", str(out)]
+    assert main([*options, "--count", "2"]) == 0
+    assert [window["id"] for window in load_suite(str(out)).windows] == ["many", "new"]
+    assert main([*options, "--count", "4"]) == 2
