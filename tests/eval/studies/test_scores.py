@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from eval.fed_back import FedBackPredictor
 from eval.harness import Settings, select_windows
 from eval.models import CheckpointPredictor
 from eval.studies.differences import ALL, Difference, differences, means
-from eval.studies.imagination import FedBackPredictor, latent_norms
+from eval.studies.norms import latent_norms
 from eval.studies.scores import Scores, read_scores, score
 from eval.windows import load_suite
 from loopwm.text import format as template
@@ -104,7 +105,7 @@ def test_means_are_over_windows_and_seeds_and_horizons() -> None:
 def test_fed_back_text_is_imagined_as_if_it_had_been_observed(
     checkpoint: Path, windows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.studies.imagination.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 5)
     predictor = FedBackPredictor(checkpoint)
     windows = list(load_suite(str(windows_file)).windows)[:2]
     world_model = predictor.world_model
@@ -121,7 +122,7 @@ def test_fed_back_text_is_imagined_as_if_it_had_been_observed(
 def test_fed_back_text_over_the_context_limit_drops_the_oldest_steps(
     checkpoint: Path, windows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.studies.imagination.MAX_NEW_TOKENS", 30)
+    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 30)
     monkeypatch.setattr(template, "CONTEXT_LIMIT", 100)
     monkeypatch.setattr(template.fit_context, "__defaults__", (100, 1))
     window = load_suite(str(windows_file)).windows[4]

@@ -22,7 +22,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> None:
     """Training stands still; observations are short."""
     monkeypatch.setattr("eval.studies.training_study.train", pretend)
     monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 4)
-    monkeypatch.setattr("eval.studies.imagination.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 4)
 
 
 def study(protocol_file: Path, out: Path, *overrides: str) -> int:
