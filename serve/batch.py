@@ -126,12 +126,18 @@ class Batch:
         """Runs the prompts of new requests, all of which run with the first, in one batch."""
         requests = [ticket.request for ticket in tickets]
         state, logits_BV, loops_B = self._prefill(requests)
-        if len(tickets) == 1:
-            state = self._alone(requests[0], state)
-        new = Cohort(tickets, state, logits_BV, loops_B, requests[0].depth)
+        if len(tickets) == 1 and requests[0].start is None and not isinstance(state, SharedState):
+            self.cache.put(requests[0].prompt, requests[0].depth.limit, state.fork())
+        self._place(Cohort(tickets, state, logits_BV, loops_B, requests[0].depth))
+
+    def _place(self, new: Cohort) -> None:
+        """Joins cohorts of about one size, so that every row is copied a few times only, however many come."""
         for cohort in self.cohorts:
-            if cohort.accepts(new):
-                return cohort.join(new)
+            cheap = cohort.prefix is not None or len(cohort.tickets) <= 2 * len(new.tickets)
+            if cheap and cohort.accepts(new):
+                self.cohorts.remove(cohort)
+                cohort.join(new)
+                return self._place(cohort)
         return self.cohorts.append(new)
 
     @torch.inference_mode()
@@ -147,28 +153,33 @@ class Batch:
         self.cohorts = []
         return tickets
 
-    def _alone(self, request: Request, state: CoreState) -> CoreState:
-        """The state of a single new row: with its prefix only if others share it. The cache takes a whole prompt."""
-        if isinstance(state, SharedState):
-            if any(cohort.prefix is state.prefix for cohort in self.cohorts):
-                return state
-            state = state.whole()
-        if request.start is None:
-            self.cache.put(request.prompt, request.depth.limit, state.fork())
-        return state
+    def _after(self, prefix: CoreState | None, rows: int) -> CoreState:
+        """Rows that go on from a prefix, which is kept once only if there are others that share it."""
+        if prefix is None:
+            return CoreState(rows, self.passes.device)
+        if rows == 1 and not any(cohort.prefix is prefix for cohort in self.cohorts):
+            return prefix.select(torch.tensor([0], device=self.passes.device))
+        return SharedState(prefix, rows)
 
     def _prefill(self, requests: Sequence[Request]) -> tuple[CoreState, Tensor, Tensor]:
         """State after the prompts, logits (B, V) and loops (B,) of their last tokens."""
         prompts, depth = [request.prompt for request in requests], requests[0].depth
-        starts = [request.start.fork() for request in requests if request.start is not None]
+        starts = [request.start for request in requests if request.start is not None]
         if starts:
-            state = reduce(CoreState.join, starts)
+            state = self._continued(starts)
             return state, *self.passes.tokens(state, prompts, depth)
         depth = Fixed(depth.limit)
         prefix = self._prefix(prompts, depth)
-        state = CoreState(len(prompts), self.passes.device) if prefix is None else SharedState(prefix, len(prompts))
+        state = self._after(prefix, len(prompts))
         own = [prompt[state.length :] for prompt in prompts]
         return state, *self.passes.tokens(state, own, depth)
+
+    def _continued(self, starts: Sequence[SharedState]) -> CoreState:
+        """The states of worlds as one, to be written to."""
+        (first, *others), prefix = starts, starts[0].prefix
+        if not others and not any(cohort.prefix is prefix for cohort in self.cohorts):
+            return first.whole()
+        return reduce(CoreState.join, others, first.fork())
 
     def _prefix(self, prompts: Sequence[tuple[int, ...]], depth: Fixed) -> CoreState | None:
         """What all these prompts begin with, from the cache as far as it is there."""
@@ -180,7 +191,7 @@ class Batch:
         asked = prompts[0][: shared + 1]
         known = self.cache.find(asked, depth.limit)
         if known is None or known.length < shared:
-            state = CoreState(1, self.passes.device) if known is None else SharedState(known, 1)
+            state = self._after(known, 1)
             self.passes.tokens(state, [asked[state.length : shared]], depth)
             self.cache.put(asked[:shared], depth.limit, state.alone(0))
         return self.cache.find(asked, depth.limit)
