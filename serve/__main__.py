@@ -12,12 +12,16 @@ import torch
 import uvicorn
 from transformers.utils import logging as transformers_logging
 
+from loopwm.core import Fixed
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.format import END, SPECIAL_TOKENS
+from loopwm.text.world import WorldModel
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.prompts import PromptReader
 from serve.service import ModelCard, Service
+from serve.sessions import Sessions
+from serve.worlds import WorldLimits, WorldStore
 
 SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""
@@ -44,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
     parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
     parser.add_argument("--depth", type=_positive, help="loops of every pass; by default the checkpoint's")
+    worlds = WorldLimits()
+    parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds a kept world lives unused")
+    parser.add_argument("--world-bytes", type=_positive, default=worlds.most_bytes, help="memory of all kept worlds")
     return parser
 
 
@@ -82,14 +89,17 @@ def serve(args: argparse.Namespace, listener: socket.socket) -> None:
         config.require_causal("the service")
     except ValueError as error:
         raise StartError(f"--model: {error}") from error
-    if args.depth is not None and args.depth > config.max_loops:
+    depth = config.default_depth if args.depth is None else args.depth
+    if depth > config.max_loops:
         raise StartError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
-    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings)
+    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, Fixed(depth))
     limits = Limits(args.max_batch, args.max_queue)
-    with Engine(model, SPECIAL_TOKENS.index(END), limits, args.depth) as engine:
-        app = create_app(Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots)))
+    with Engine(model, SPECIAL_TOKENS.index(END), limits) as engine:
+        service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots))
+        worlds = WorldStore(WorldLimits(args.world_ttl, args.world_bytes))
+        app = create_app(Sessions(service, WorldModel(model, tokenizer), worlds))
         host, port = listener.getsockname()[:2]
         print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)).run([listener])

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from loopwm.text.format import FormatError
-from serve import errors
+from serve import errors, world_api
 from serve.echo import echo_reply
 from serve.engine import EngineStoppedError
 from serve.limits import BodyLimit
@@ -21,6 +21,7 @@ from serve.prompts import Prompt, PromptReader
 from serve.protocol import ChatBody, CompletionBody, GenerationBody
 from serve.replies import ChatReply, CompletionReply, Reply
 from serve.service import Service, TextStream
+from serve.sessions import Sessions
 
 BODY_LIMIT = 1 << 20
 """Most bytes of a request body."""
@@ -28,16 +29,17 @@ BODY_LIMIT = 1 << 20
 log = logging.getLogger(__name__)
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(sessions: Sessions) -> FastAPI:
     """The app of a running service. It sends no CORS headers: pages of other sites can not read its answers."""
     app = FastAPI(title="LoopWM", docs_url=None, redoc_url=None)
-    app.state.service = service
+    app.state.service, app.state.sessions = sessions.service, sessions
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/v1/models", list_models, methods=["GET"])
     app.add_api_route("/v1/models/{name}", show_model, methods=["GET"])
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
+    app.include_router(world_api.router)
     errors.install(app)
     return app
 
@@ -62,12 +64,12 @@ async def list_models(service: Serving) -> dict[str, Any]:
 
 
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
-    _check_model(name, service)
+    service.check_model(name)
     return _model_object(service)
 
 
 async def completions(body: CompletionBody, request: Request, service: Serving) -> Response:
-    _check_model(body.model, service)
+    service.check_model(body.model)
     most = service.engine.limits.max_batch
     if not 1 <= len(body.prompts) <= most:
         raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
@@ -90,7 +92,7 @@ def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
 
 
 async def chat_completions(body: ChatBody, request: Request, service: Serving) -> Response:
-    _check_model(body.model, service)
+    service.check_model(body.model)
     prompt = service.prompts.chat([(message.role, message.text) for message in body.messages])
     streams = _start(service, [prompt], body)
     return await _answer(ChatReply(service.card.name, [prompt], streams), body, request)
@@ -99,11 +101,6 @@ async def chat_completions(body: ChatBody, request: Request, service: Serving) -
 def _model_object(service: Service) -> dict[str, Any]:
     card = service.card
     return {"id": card.name, "object": "model", "created": card.created, "owned_by": "loopwm"}
-
-
-def _check_model(name: str, service: Service) -> None:
-    if name != service.card.name:
-        raise errors.ModelNotFoundError(name, service.card.name)
 
 
 def _start(service: Service, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:

@@ -1,23 +1,24 @@
 """The running batch: requests join it and leave it at any token.
 
+Rows that go on from one prefix form a cohort of their own, which keeps and reads the prefix once; all others of the
+same depth are padded to one length and form one more. A cohort takes one pass for each token.
+
 Shape suffixes: B rows, L new columns, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreState
-from loopwm.text.modeling import LoopWMForCausalLM
-from serve.sampling import Sampling, choose
-
-MIN_SHARED_PREFIX = 16
-"""Tokens in common from which on it pays to run them once for all rows, in a pass of their own."""
+from loopwm.core import CoreState, ExitRule, Fixed, SharedState
+from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput
+from serve.prefixes import PrefixCache, shared_prefix
+from serve.requests import Event, Finish, Request, Ticket
+from serve.sampling import choose
 
 MAX_PREFILL = 2048
 """Tokens of several prompts that may run in one pass: the running batch waits for it."""
@@ -25,157 +26,188 @@ MAX_PREFILL = 2048
 MAX_PADDING = 256
 """Padding of such a pass beyond which a pass of its own is cheaper."""
 
-
-class Finish(StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
+CACHE_BYTES = 256 << 20
+"""Keys and values of former prompts that are kept."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """prompt: token ids, at least one. max_tokens: at least 1. The end token is not part of what is generated."""
+class Passes:
+    """A model that appends tokens to states."""
 
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
+    def __init__(self, model: LoopWMForCausalLM) -> None:
+        self.model = model.eval()
+        self.device = model.device
 
+    def tokens(self, state: CoreState, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
+        """Appends each row's new tokens; logits (B, V) after the last, and loops (B,)."""
+        out = self.run(state, rows, depth)
+        assert out.last_hidden_state is not None
+        assert out.loops is not None
+        return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
 
-@dataclass(frozen=True)
-class Event:
-    """What a request gets to hear: a token, its end, or both; or `error`, after which nothing comes."""
-
-    token: int | None = None
-    finish: Finish | None = None
-    error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """Natural log-probabilities of the tokens of a prompt and of the one after it.
-
-    chosen: of tokens 1 .. n-1; the first token has none. best, best_scores: the most probable token at 1 .. n and its
-    own, where token n is the first that the model would generate.
-    """
-
-    chosen: tuple[float, ...]
-    best: tuple[int, ...]
-    best_scores: tuple[float, ...]
+    def run(self, state: CoreState, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
+        """Appends each row's new tokens, padded in front."""
+        length = max(map(len, rows))
+        tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
+        valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
+        positions, mask = state.extend(valid_BL.to(self.device))
+        out: LoopWMOutput = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
+        return out
 
 
-class Ticket:
-    """A request on its way through the engine. `deliver` is called on the engine's thread and must not block."""
+class Cohort:
+    """Rows of one depth, with one prefix or none."""
 
-    def __init__(self, request: Request, deliver: Callable[[Event], None]) -> None:
-        self.request = request
-        self.deliver = deliver
-        self.generator = request.sampling.generator()
-        self.produced = 0
-        self.cancelled = False
+    def __init__(
+        self, tickets: Sequence[Ticket], state: CoreState, logits_BV: Tensor, loops_B: Tensor, depth: ExitRule
+    ) -> None:
+        self.tickets = list(tickets)
+        self.depth = depth
+        self._state = state
+        self._logits_BV = logits_BV
+        self._loops_B = loops_B
 
+    @property
+    def prefix(self) -> CoreState | None:
+        """What all rows go on from, if that is kept once."""
+        return self._state.prefix if isinstance(self._state, SharedState) else None
 
-class Batch:
-    """Rows that decode together. Owned by one thread."""
+    def accepts(self, other: Cohort) -> bool:
+        """Whether the other's rows can be joined to these."""
+        return self.prefix is other.prefix and self.depth == other.depth
 
-    def __init__(self, model: LoopWMForCausalLM, end_token: int, depth: int | None) -> None:
-        self.tickets: list[Ticket] = []
-        self._model = model.eval()
-        self._end_token = end_token
-        self._depth = depth
-        self._cache = CoreState(0, model.device)
-        self._logits_BV = torch.empty(0, model.config.vocab_size, device=model.device)
+    def join(self, other: Cohort) -> None:
+        self.tickets += other.tickets
+        self._state = self._state.join(other._state)
+        self._logits_BV = torch.cat((self._logits_BV, other._logits_BV))
+        self._loops_B = torch.cat((self._loops_B, other._loops_B))
 
-    def __len__(self) -> int:
-        return len(self.tickets)
-
-    @torch.inference_mode()
-    def admit(self, tickets: Sequence[Ticket]) -> None:
-        """Runs the prompts of new requests as one batch and joins them to the running one."""
-        cache, logits_BV = self._prefill([ticket.request.prompt for ticket in tickets])
-        if self.tickets:
-            cache, logits_BV = self._cache.join(cache), torch.cat((self._logits_BV, logits_BV))
-        self.tickets, self._cache, self._logits_BV = [*self.tickets, *tickets], cache, logits_BV
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        """One token for every row, delivered at once; rows that are finished or cancelled leave the batch."""
-        tokens = self._choose()
-        stay = [row for row, token in enumerate(tokens) if self._advance(self.tickets[row], token)]
+    def step(self, passes: Passes, end_token: int) -> None:
+        """One token for every row, delivered at once; rows that are finished or cancelled leave."""
+        tokens, loops = self._choose(), self._loops_B.tolist()
+        stay = [i for i, ticket in enumerate(self.tickets) if _deliver(ticket, tokens[i], loops[i], end_token)]
         if len(stay) < len(self.tickets):
-            self._keep(stay)
+            self.tickets = [self.tickets[i] for i in stay]
+            self._state = self._state.select(torch.tensor(stay, dtype=torch.long, device=passes.device))
         if stay:
-            column = torch.tensor([[tokens[row]] for row in stay], device=self._model.device)
-            self._logits_BV = self._forward(self._cache, column, torch.ones_like(column).bool())
-
-    @torch.inference_mode()
-    def score(self, prompt: tuple[int, ...]) -> TokenScores:
-        """Scores the tokens of one prompt in a pass of its own; the rows that decode are not touched."""
-        tokens_BL = torch.tensor([prompt], device=self._model.device)
-        positions, mask = (cache := CoreState(1, self._model.device)).extend(torch.ones_like(tokens_BL).bool())
-        logits_BLV = self._model(tokens_BL, mask, positions, past_key_values=cache, depth=self._depth).logits
-        scores_LV = logits_BLV[0].float().log_softmax(-1)
-        best_scores, best = scores_LV.max(-1)
-        chosen = scores_LV[:-1].gather(-1, tokens_BL[0, 1:, None])[:, 0]
-        return TokenScores(*(tuple(values.tolist()) for values in (chosen, best, best_scores)))
-
-    def clear(self) -> list[Ticket]:
-        """Empties the batch and returns who was in it."""
-        tickets = self.tickets
-        self._keep([])
-        return tickets
+            self._logits_BV, self._loops_B = passes.tokens(self._state, [[tokens[i]] for i in stay], self.depth)
 
     def _choose(self) -> list[int]:
         rows = zip(self._logits_BV, self.tickets, strict=True)
         return [choose(logits_V, ticket.request.sampling, ticket.generator) for logits_V, ticket in rows]
 
-    def _advance(self, ticket: Ticket, token: int) -> bool:
-        """Delivers a token; whether the request wants another one."""
-        if ticket.cancelled:
-            return False
-        if token == self._end_token:
-            ticket.deliver(Event(finish=Finish.STOP))
-            return False
-        ticket.produced += 1
-        finish = Finish.LENGTH if ticket.produced == ticket.request.max_tokens else None
-        ticket.deliver(Event(token, finish))
-        return finish is None
 
-    def _keep(self, rows: list[int]) -> None:
-        index = torch.tensor(rows, dtype=torch.long, device=self._model.device)
-        self.tickets = [self.tickets[row] for row in rows]
-        self._cache = self._cache.select(index) if rows else CoreState(0, self._model.device)
+def _deliver(ticket: Ticket, token: int, loops: int, end_token: int) -> bool:
+    """Tells a request its token; whether it wants another one."""
+    if ticket.cancelled:
+        return False
+    if token == end_token:
+        ticket.deliver(Event(loops=loops, finish=Finish.STOP))
+        return False
+    ticket.produced += 1
+    finish = Finish.LENGTH if ticket.produced == ticket.request.max_tokens else None
+    ticket.deliver(Event(token, loops, finish))
+    return finish is None
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[CoreState, Tensor]:
-        """Cache after the prompts and logits (B, V) of what follows. What all prompts begin with runs once."""
-        device = self._model.device
+
+class Batch:
+    """All cohorts. Owned by one thread."""
+
+    def __init__(self, model: LoopWMForCausalLM, end_token: int, cache_bytes: int = CACHE_BYTES) -> None:
+        self.cohorts: list[Cohort] = []
+        self.cache = PrefixCache(cache_bytes)
+        self.passes = Passes(model)
+        self._end_token = end_token
+
+    def __len__(self) -> int:
+        return sum(len(cohort.tickets) for cohort in self.cohorts)
+
+    @torch.inference_mode()
+    def admit(self, tickets: Sequence[Ticket]) -> None:
+        """Runs the prompts of new requests, all of which run with the first, in one batch."""
+        requests = [ticket.request for ticket in tickets]
+        state, logits_BV, loops_B = self._prefill(requests)
+        if len(tickets) == 1 and requests[0].start is None and not isinstance(state, SharedState):
+            self.cache.put(requests[0].prompt, requests[0].depth.limit, state.fork())
+        self._place(Cohort(tickets, state, logits_BV, loops_B, requests[0].depth))
+
+    def _place(self, new: Cohort) -> None:
+        """Joins cohorts of about one size, so that every row is copied a few times only, however many come."""
+        for cohort in self.cohorts:
+            cheap = cohort.prefix is not None or len(cohort.tickets) <= 2 * len(new.tickets)
+            if cheap and cohort.accepts(new):
+                self.cohorts.remove(cohort)
+                cohort.join(new)
+                return self._place(cohort)
+        return self.cohorts.append(new)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One token for every row."""
+        for cohort in self.cohorts:
+            cohort.step(self.passes, self._end_token)
+        self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
+
+    def clear(self) -> list[Ticket]:
+        """Empties the batch and returns who was in it."""
+        tickets = [ticket for cohort in self.cohorts for ticket in cohort.tickets]
+        self.cohorts = []
+        return tickets
+
+    def _after(self, prefix: CoreState | None, rows: int) -> CoreState:
+        """Rows that go on from a prefix, which is kept once only if there are others that share it."""
+        if prefix is None:
+            return CoreState(rows, self.passes.device)
+        if rows == 1 and not any(cohort.prefix is prefix for cohort in self.cohorts):
+            return prefix.select(torch.tensor([0], device=self.passes.device))
+        return SharedState(prefix, rows)
+
+    def _prefill(self, requests: Sequence[Request]) -> tuple[CoreState, Tensor, Tensor]:
+        """State after the prompts, logits (B, V) and loops (B,) of their last tokens."""
+        prompts, depth = [request.prompt for request in requests], requests[0].depth
+        starts = [request.start for request in requests if request.start is not None]
+        if starts:
+            state = self._continued(starts)
+            return state, *self.passes.tokens(state, prompts, depth)
+        depth = Fixed(depth.limit)
+        prefix = self._prefix(prompts, depth)
+        state = self._after(prefix, len(prompts))
+        own = [prompt[state.length :] for prompt in prompts]
+        return state, *self.passes.tokens(state, own, depth)
+
+    def _continued(self, starts: Sequence[SharedState]) -> CoreState:
+        """The states of worlds as one, to be written to."""
+        (first, *others), prefix = starts, starts[0].prefix
+        if not others and not any(cohort.prefix is prefix for cohort in self.cohorts):
+            return first.whole()
+        return reduce(CoreState.join, others, first.fork())
+
+    def _prefix(self, prompts: Sequence[tuple[int, ...]], depth: Fixed) -> CoreState | None:
+        """What all these prompts begin with, from the cache as far as it is there."""
         shared = shared_prefix(prompts)
-        cache = CoreState(len(prompts) if shared == 0 else 1, device)
-        if shared:
-            column = torch.tensor([prompts[0][:shared]], device=device)
-            self._forward(cache, column, torch.ones_like(column).bool())
-            cache = cache.select(torch.zeros(len(prompts), dtype=torch.long, device=device))
-        rest = [prompt[shared:] for prompt in prompts]
-        length = max(map(len, rest))
-        tokens_BL = torch.tensor([(0,) * (length - len(row)) + row for row in rest], device=device)
-        valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rest])
-        return cache, self._forward(cache, tokens_BL, valid_BL.to(device))
-
-    def _forward(self, cache: CoreState, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
-        """Appends new tokens to the cache; logits (B, V) after the last."""
-        positions, mask = cache.extend(valid_BL)
-        out = self._model(
-            tokens_BL, mask, positions, past_key_values=cache, logits_to_keep=1, depth=self._depth
-        )  # fmt: skip
-        return out.logits[:, -1]
+        if len(prompts) == 1:
+            return self.cache.find(prompts[0], depth.limit)
+        if shared == 0:
+            return None
+        asked = prompts[0][: shared + 1]
+        known = self.cache.find(asked, depth.limit)
+        if known is None or known.length < shared:
+            state = self._after(known, 1)
+            self.passes.tokens(state, [asked[state.length : shared]], depth)
+            self.cache.put(asked[:shared], depth.limit, state.alone(0))
+        return self.cache.find(asked, depth.limit)
 
 
-def prefill_group(prompts: Iterable[tuple[int, ...]]) -> int:
-    """How many of the first prompts to run together; at least one if there is one."""
-    group: list[tuple[int, ...]] = []
-    for prompt in prompts:
-        group.append(prompt)
-        if len(group) > 1 and not _fits(group):
-            return len(group) - 1
-    return len(group)
+def prefill_group(requests: Iterable[Request]) -> list[int]:
+    """Which of the requests that wait to run together: the first, and those that go with it, while that is cheap."""
+    chosen: list[int] = []
+    group: list[Request] = []
+    for i, request in enumerate(requests):
+        if not group or request.runs_with(group[0]):
+            group.append(request)
+            if len(group) > 1 and not _fits([r.prompt for r in group]):
+                break
+            chosen.append(i)
+    return chosen
 
 
 def _fits(group: Sequence[tuple[int, ...]]) -> bool:
@@ -183,13 +215,3 @@ def _fits(group: Sequence[tuple[int, ...]]) -> bool:
     lengths = [len(prompt) - shared for prompt in group]
     padded = max(lengths) * len(lengths)
     return padded <= MAX_PREFILL and padded - sum(lengths) <= MAX_PADDING
-
-
-def shared_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Length of the common beginning worth running once; every prompt keeps at least its last token for itself."""
-    if len(prompts) < 2:
-        return 0
-    longest = min(map(len, prompts)) - 1
-    first = prompts[0]
-    length = next((i for i in range(longest) if any(prompt[i] != first[i] for prompt in prompts)), longest)
-    return length if length >= MIN_SHARED_PREFIX else 0

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from serve.batch import Finish, TokenScores
 from serve.prompts import Prompt
+from serve.requests import Finish
+from serve.scores import TokenScores
 from serve.service import Service
 
 Json = dict[str, Any]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.batch import Batch, Event, Request, Ticket, TokenScores, prefill_group
+from serve.batch import Batch, Passes, prefill_group
+from serve.requests import Event, Request, Ticket
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PASSES_OF_JOBS = 4
+"""Passes of queued work between two tokens of those who decode."""
 
 
 class QueueFullError(RuntimeError):
@@ -31,20 +36,35 @@ class Limits:
     max_queue: int = 64
 
 
-Deliver = Callable[[TokenScores | Exception], None]
-"""Called once on the engine's thread with the scores or with what went wrong; must not block."""
+@dataclass(frozen=True)
+class Job:
+    """Work that yields after every pass, and who gets its result."""
+
+    steps: Generator[None, None, Any]
+    deliver: Callable[[Any], None]
+
+    def advance(self) -> bool:
+        """One pass; whether there are more. What the work raises is its result."""
+        try:
+            next(self.steps)
+        except StopIteration as end:
+            self.deliver(end.value)
+            return False
+        except Exception as error:
+            log.exception("work with the model failed")
+            self.deliver(error)
+            return False
+        return True
 
 
 class Engine:
     """Use as a context manager: the thread runs inside it."""
 
-    def __init__(
-        self, model: LoopWMForCausalLM, end_token: int, limits: Limits | None = None, depth: int | None = None
-    ) -> None:
+    def __init__(self, model: LoopWMForCausalLM, end_token: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._batch = Batch(model, end_token, depth)
-        self._waiting: deque[Ticket] = deque()
-        self._to_score: deque[tuple[tuple[int, ...], Deliver]] = deque()
+        self._batch = Batch(model, end_token)
+        self._waiting: list[Ticket] = []
+        self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._running = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -66,35 +86,23 @@ class Engine:
         return self._running and self._thread.is_alive()
 
     @property
+    def passes(self) -> Passes:
+        """The model, for work that is queued by `work`."""
+        return self._batch.passes
+
+    @property
     def load(self) -> tuple[int, int]:
         """Rows decoding now and requests waiting."""
-        return len(self._batch), len(self._waiting) + len(self._to_score)
+        return len(self._batch), len(self._waiting) + len(self._jobs)
 
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
         """Queues a request. Raises QueueFullError or EngineStoppedError."""
         ticket = Ticket(request, deliver)
         with self._changed:
-            self._check_room(1)
+            self._check_room()
             self._waiting.append(ticket)
             self._changed.notify()
         return ticket
-
-    def score(self, prompts: Sequence[tuple[int, ...]], deliver: Sequence[Deliver]) -> None:
-        """Queues prompts whose tokens are to be scored, all or none. Raises as `submit` does.
-
-        Between any two tokens of the running batch one prompt is scored.
-        """
-        with self._changed:
-            self._check_room(len(prompts))
-            self._to_score.extend(zip(prompts, deliver, strict=True))
-            self._changed.notify()
-
-    def _check_room(self, new: int) -> None:
-        if not self.alive:
-            raise EngineStoppedError("the engine is not running")
-        _, waiting = self.load
-        if waiting + new > self.limits.max_queue:
-            raise QueueFullError(f"{waiting} requests are waiting already, more are not taken")
 
     def cancel(self, ticket: Ticket) -> None:
         """Frees the request's place: at once if it waits, at the next token if it runs. Harmless when it is over."""
@@ -103,20 +111,47 @@ class Engine:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
 
+    def work(self, steps: Generator[None, None, T], deliver: Callable[[T | Exception], None]) -> None:
+        """Queues a piece of work with the model, which yields after every pass so that others come in between.
+
+        `deliver` gets what it returns or raises, on the engine's thread. Raises QueueFullError or EngineStoppedError.
+        """
+        with self._changed:
+            self._check_room()
+            self._jobs.append(Job(steps, deliver))
+            self._changed.notify()
+
+    def _check_room(self) -> None:
+        if not self.alive:
+            raise EngineStoppedError("the engine is not running")
+        _, waiting = self.load
+        if waiting >= self.limits.max_queue:
+            raise QueueFullError(f"{waiting} requests are waiting already, more are not taken")
+
     def _run(self) -> None:
         while self._wait_for_work():
             self._admit(self._take(self.limits.max_batch - len(self._batch)))
             self._step()
-            self._score_next()
-        self._fail([*self._batch.clear(), *self._waiting], EngineStoppedError("the service is shutting down"))
+            self._work()
+        stopped = EngineStoppedError("the service is shutting down")
+        self._fail([*self._batch.clear(), *self._waiting], stopped)
+        for job in self._jobs:
+            job.deliver(stopped)
         self._waiting.clear()
-        while self._to_score:
-            self._to_score.popleft()[1](EngineStoppedError("the service is shutting down"))
+        self._jobs.clear()
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: any(self.load) or not self._running)
+            self._changed.wait_for(lambda: self._waiting or self._jobs or len(self._batch) or not self._running)
             return self._running
+
+    def _work(self) -> None:
+        """One pass of each of the first jobs, which go to the end of the line."""
+        for _ in range(min(len(self._jobs), PASSES_OF_JOBS)):
+            with self._changed:
+                job = self._jobs.popleft()
+            if job.advance():
+                self._jobs.append(job)
 
     # One bad batch must not end the service: whatever the model raises goes to the requests concerned.
 
@@ -130,28 +165,18 @@ class Engine:
 
     def _step(self) -> None:
         try:
-            if len(self._batch):
-                self._batch.step()
+            self._batch.step()
         except Exception as error:
             log.exception("decoding a batch of %d failed", len(self._batch))
             self._fail(self._batch.clear(), error)
 
-    def _score_next(self) -> None:
-        with self._changed:
-            prompt, deliver = self._to_score.popleft() if self._to_score else ((), None)
-        if deliver is None:
-            return
-        try:
-            deliver(self._batch.score(prompt))
-        except Exception as error:
-            log.exception("scoring a prompt of %d tokens failed", len(prompt))
-            deliver(error)
-
     def _take(self, room: int) -> list[Ticket]:
         """The first who wait, as many as there is room for and as run well together."""
         with self._changed:
-            first = itertools.islice(self._waiting, room)
-            return [self._waiting.popleft() for _ in range(prefill_group(ticket.request.prompt for ticket in first))]
+            chosen = prefill_group(ticket.request for ticket in self._waiting[:room])
+            taken = [self._waiting[i] for i in chosen]
+            self._waiting = [ticket for ticket in self._waiting if ticket not in taken]
+            return taken
 
     @staticmethod
     def _fail(tickets: list[Ticket], error: Exception) -> None:

@@ -16,16 +16,11 @@ from starlette.exceptions import HTTPException
 from loopwm.text.format import FormatError
 from serve.engine import EngineStoppedError, QueueFullError
 from serve.prompts import PromptTooLongError
-from serve.service import CompletionTooLongError
+from serve.service import CompletionTooLongError, ModelNotFoundError
+from serve.sessions import UnsupportedError
+from serve.worlds import WorldBusyError, WorldGoneError, WorldNotFoundError
 
 RETRY_AFTER_SECONDS = 1
-
-
-class ModelNotFoundError(LookupError):
-    """A request names a model that is not served here."""
-
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"The model {asked!r} does not exist; this service has {served!r}")
 
 
 class BodyTooLargeError(HTTPException):
@@ -53,27 +48,41 @@ class Problem:
         return JSONResponse(self.envelope(), self.status, headers)
 
 
+WRONG_FIELD: dict[type[FormatError], str] = {
+    PromptTooLongError: "context_length_exceeded",
+    FormatError: "invalid_value",
+    UnsupportedError: "unsupported_by_model",
+}
+"""Codes of errors that name the field of the request at fault."""
+
+REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
+    CompletionTooLongError: (400, "context_length_exceeded", "max_tokens"),
+    ModelNotFoundError: (404, "model_not_found", "model"),
+    WorldNotFoundError: (404, "world_not_found", None),
+    WorldBusyError: (409, "world_busy", None),
+    WorldGoneError: (410, "world_gone", None),
+}
+"""Status, code and field of what else a client can get wrong."""
+
+OVERLOADED = {QueueFullError: "overloaded", EngineStoppedError: "unavailable"}
+"""Codes of what is answered with 503."""
+
+
 def problem_of(error: Exception) -> Problem:
     """Status and envelope of any exception."""
-    match error:
-        case RequestValidationError():
-            return _of_validation(error)
-        case PromptTooLongError():
-            return Problem(400, str(error), param=error.field, code="context_length_exceeded")
-        case CompletionTooLongError():
-            return Problem(400, str(error), param="max_tokens", code="context_length_exceeded")
-        case FormatError():
-            return Problem(400, str(error), param=error.field, code="invalid_value")
-        case ModelNotFoundError():
-            return Problem(404, str(error), param="model", code="model_not_found")
-        case QueueFullError():
-            return Problem(503, f"The service is overloaded: {error}", "server_error", code="overloaded")
-        case EngineStoppedError():
-            return Problem(503, f"The service is not available: {error}", "server_error", code="unavailable")
-        case HTTPException():
-            return _of_status(error)
-        case _:
-            return Problem(500, "The service failed; its log has the reason", "server_error", code="internal_error")
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        return _of_status(error)
+    if isinstance(error, FormatError):
+        return Problem(400, str(error), param=error.field, code=WRONG_FIELD[type(error)])
+    kind = type(error)
+    if kind in REFUSED:
+        status, code, param = REFUSED[kind]
+        return Problem(status, str(error), param=param, code=code)
+    if kind in OVERLOADED:
+        return Problem(503, f"The service is not available: {error}", "server_error", code=OVERLOADED[kind])
+    return Problem(500, "The service failed; its log has the reason", "server_error", code="internal_error")
 
 
 def _of_status(error: HTTPException) -> Problem:
@@ -109,16 +118,7 @@ async def _respond(_: Request, error: Exception) -> JSONResponse:
     return problem_of(error).response()
 
 
-EXPECTED = (
-    RequestValidationError,
-    HTTPException,
-    FormatError,
-    PromptTooLongError,
-    CompletionTooLongError,
-    ModelNotFoundError,
-    QueueFullError,
-    EngineStoppedError,
-)
+EXPECTED = (RequestValidationError, HTTPException, *WRONG_FIELD, *REFUSED, *OVERLOADED)
 """What is answered quietly. Anything else is a fault of the service: answered with 500, and its traceback logged."""
 
 

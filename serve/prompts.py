@@ -11,12 +11,11 @@ from loopwm.text import format as template
 from loopwm.text.format import FormatError
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(FormatError):
     """More tokens than a prompt may have. `field` names the part of the request."""
 
     def __init__(self, field: str, tokens: int, limit: int) -> None:
-        super().__init__(f"{field}: the prompt has {tokens} tokens, the limit is {limit}")
-        self.field = field
+        super().__init__(field, f"the prompt has {tokens} tokens, the limit is {limit}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class PromptReader:
     def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
         """The prompt of (role, text) messages; text can not spell special tokens.
 
-        Raises FormatError naming the message at fault, PromptTooLongError if even without its history it is too long.
+        Raises FormatError naming the message at fault; PromptTooLongError if even without its history it is too long.
         """
         context, actions = template.chat_to_prompt(messages)
         asked = "".join(template.render_step(action, self._state_slots) for action in actions) + template.OBS

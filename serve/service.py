@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from serve.batch import Event, Finish, Request, TokenScores
+from loopwm.core import ExitRule, Fixed
 from serve.engine import Engine
 from serve.prompts import Prompt, PromptReader
+from serve.requests import Event, Finish, Request
 from serve.sampling import Sampling
+from serve.scores import TokenScores, score
 from serve.text import Detokenizer, StopScanner
 
 DEFAULT_MAX_TOKENS = 512
+T = TypeVar("T")
 
 
 class CompletionTooLongError(ValueError):
     """Prompt and completion together exceed what the model can hold."""
+
+
+class ModelNotFoundError(LookupError):
+    """A request names a model that is not served here."""
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"The model {asked!r} does not exist; this service has {served!r}")
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class ModelCard:
     created: int
     max_length: int
     """Most tokens of prompt and completion together."""
+    depth: ExitRule
+    """Of every pass where a request names none."""
 
 
 class Service:
@@ -44,6 +56,11 @@ class Service:
         self.prompts = prompts
         self._tokenizer = tokenizer
 
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFoundError."""
+        if name != self.card.name:
+            raise ModelNotFoundError(name, self.card.name)
+
     def start(
         self, prompt: Prompt, sampling: Sampling, max_tokens: int | None = None, stops: Sequence[str] = ()
     ) -> TextStream:
@@ -55,16 +72,28 @@ class Service:
                 f"max_tokens: {wanted} and a prompt of {len(prompt.ids)} tokens exceed the {self.card.max_length} "
                 "tokens the model can hold"
             )
-        request = Request(prompt.ids, wanted, sampling)
+        return self.stream(Request(prompt.ids, wanted, sampling, self.card.depth), stops)
+
+    def stream(self, request: Request, stops: Sequence[str]) -> TextStream:
+        """Queues a request. Raises QueueFullError or EngineStoppedError."""
         return TextStream(self.engine, request, Detokenizer(self._decode), StopScanner(stops))
 
     async def score(self, prompts: Sequence[Prompt]) -> list[TokenScores]:
         """Scores the tokens of prompts. Raises QueueFullError, EngineStoppedError or what the model raised."""
+        depth = Fixed(self.card.depth.limit)
+        return await self.work(score(self.engine.passes, [prompt.ids for prompt in prompts], depth))
+
+    def work(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
+        """What work for the engine returns or raises. Raises QueueFullError or EngineStoppedError."""
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[TokenScores]] = [loop.create_future() for _ in prompts]
-        deliver = [partial(_deliver_later, loop, future) for future in futures]
-        self.engine.score([prompt.ids for prompt in prompts], deliver)
-        return await asyncio.gather(*futures)
+        future: asyncio.Future[T] = loop.create_future()
+
+        def deliver(result: T | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
+                loop.call_soon_threadsafe(_settle, future, result)
+
+        self.engine.work(steps, deliver)
+        return future
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """One text a token, special tokens spelt out. A character of several tokens comes with its last one."""
@@ -85,14 +114,7 @@ class Service:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _deliver_later(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[TokenScores], result: TokenScores | Exception
-) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
-        loop.call_soon_threadsafe(_resolve, future, result)
-
-
-def _resolve(future: asyncio.Future[TokenScores], result: TokenScores | Exception) -> None:
+def _settle(future: asyncio.Future[T], result: T | Exception) -> None:
     if future.done():  # the client is gone
         return
     if isinstance(result, Exception):
@@ -106,6 +128,7 @@ class TextStream:
 
     def __init__(self, engine: Engine, request: Request, detokenizer: Detokenizer, scanner: StopScanner) -> None:
         self.tokens = 0
+        self.loops: list[int] = []
         self.finish = Finish.STOP
         self._detokenizer = detokenizer
         self._scanner = scanner
@@ -120,7 +143,10 @@ class TextStream:
         self._events.put_nowait(Event(finish=Finish.STOP))
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Pieces of text, none empty. `tokens` and `finish` are final afterwards. Raises what the engine raised."""
+        """Pieces of text, none empty. Raises what the engine raised.
+
+        `tokens`, `finish` and `loops`, one number for each token and for the end mark, are final afterwards.
+        """
         try:
             async for token in self._read():
                 self.tokens += 1
@@ -143,6 +169,7 @@ class TextStream:
             event = await self._events.get()
             if event.error is not None:
                 raise event.error
+            self.loops.append(event.loops)
             if event.token is not None:
                 yield event.token
             if event.finish is not None:

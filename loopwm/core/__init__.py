@@ -1,6 +1,6 @@
 """The looped transformer core: tensors only. It knows neither text nor pixels nor files."""
 
-from loopwm.core.block import Attend, AttentionInputs, causal_attention, rotary_angles
+from loopwm.core.block import Attend, AttentionInputs, causal_attention, prefix_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
 from loopwm.core.halting import (
     Convergence,
@@ -14,7 +14,7 @@ from loopwm.core.halting import (
     as_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.state import CoreState, Planes, new_state
+from loopwm.core.state import CoreState, Planes, SharedState, new_state
 
 __all__ = [
     "Attend",
@@ -32,9 +32,11 @@ __all__ = [
     "LoopedCore",
     "Planes",
     "RandomExit",
+    "SharedState",
     "Trace",
     "as_rule",
     "causal_attention",
     "new_state",
+    "prefix_attention",
     "rotary_angles",
 ]

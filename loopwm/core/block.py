@@ -1,6 +1,7 @@
 """One pre-norm transformer layer. Attention itself is passed in, so the layer knows no cache and no backend.
 
-Shape suffixes: B batch, L query positions, S key positions, D width, H heads, E width of one head.
+Shape suffixes: B batch, L query positions, S key positions, P those of a shared prefix, N = B * L, D width, H heads,
+E width of one head.
 
 Departures from the textbook: RMSNorm, rotary positions over half-split pairs, RMSNorm on queries and keys, a
 squared-ReLU MLP, no biases, output projections that start at zero so that a fresh layer is the identity.
@@ -8,6 +9,7 @@ squared-ReLU MLP, no biases, output projections that start at zero so that a fre
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +66,29 @@ def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
     """The plain `Attend`: no cache, every slot alike. mask: (B, 1, L, L) bool or additive, None for causal."""
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     return out.transpose(1, 2).flatten(2)
+
+
+def prefix_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix_k: Tensor, prefix_v: Tensor
+) -> Tensor:
+    """Attention of rows that share a prefix, every key and value of which is read once for all of them.
+
+    q: (B, H, L, E); k, v: (B, H, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
+    prefix_k, prefix_v: (1, H, P, E), seen by every query. Returns (B, L, H * E).
+    """
+    (rows, heads, length, width), scale = q.shape, q.shape[-1] ** -0.5
+    if mask is None:
+        mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - length)
+    own_BHLS = (q @ k.mT * scale).masked_fill(~mask, -math.inf)
+    queries = q.transpose(0, 1).reshape(heads, rows * length, width)
+    shared_HNP = queries @ prefix_k[0].mT * scale
+    shared_BHLP = shared_HNP.unflatten(1, (rows, length)).transpose(0, 1)
+    precise = torch.promote_types(v.dtype, torch.float32)
+    weights = torch.cat((shared_BHLP, own_BHLS), -1).softmax(-1, dtype=precise).to(v.dtype)
+    shared_BHLP, own_BHLS = weights.split((prefix_k.shape[2], k.shape[2]), -1)
+    shared_HNE = shared_BHLP.transpose(0, 1).flatten(1, 2) @ prefix_v[0]
+    out_BHLE = own_BHLS @ v + shared_HNE.unflatten(1, (rows, length)).transpose(0, 1)
+    return out_BHLE.transpose(1, 2).flatten(2)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -45,6 +45,11 @@ class CoreState:
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         self.next_position = torch.zeros(batch, dtype=torch.long, device=device)
 
+    @property
+    def length(self) -> int:
+        """Columns of a row, its padding included."""
+        return self.valid.shape[1]
+
     def extend(self, valid_BL: Tensor) -> tuple[Tensor, Tensor | None]:
         """Announces L new columns, of which `valid_BL` (B, L) bool are real.
 
@@ -91,10 +96,14 @@ class CoreState:
         A row's slots of the loops it did not run take its last keys and values, so that later columns may loop
         deeper: up to `limit`, or as deep as earlier columns reach. loop_slots: as in `new_state`.
         """
-        kept = max(limit, sum(slot in self._lengths for slot in loop_slots[0]))
+        kept = max(limit, self.depth(loop_slots))
         if int(loops_B.min()) < kept:
             for slots in loop_slots:
                 self._fill(slots[:kept], loops_B, columns)
+
+    def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
+        """Loops that the deepest pass so far has left keys and values of."""
+        return sum(slot in self._lengths for slot in loop_slots[0])
 
     def _fill(self, slots: Sequence[int], loops_B: Tensor, columns: int) -> None:
         start = self.valid.shape[1] - columns
@@ -145,6 +154,18 @@ class CoreState:
         other._buffers = {slot: (pair[0][rows], pair[1][rows]) for slot, pair in self._buffers.items()}
         other._owned = set(other._buffers)
         other.valid, other.next_position = self.valid[rows], self.next_position[rows]
+        return other
+
+    def alone(self, row: int) -> CoreState:
+        """The state of one row, without its padding."""
+        real, other = self.valid[row], self.fork()
+        other._buffers = {
+            slot: (key[row : row + 1, :, real], value[row : row + 1, :, real])
+            for slot, (key, value) in ((slot, self.columns(slot)) for slot in self._lengths)
+        }
+        other._owned = set(other._buffers)
+        other._lengths = dict.fromkeys(self._lengths, int(real.sum()))
+        other.valid, other.next_position = self.valid[row : row + 1, real], self.next_position[row : row + 1]
         return other
 
     def join(self, other: CoreState) -> CoreState:
@@ -245,6 +266,69 @@ class LastPlaneState(CoreState):
             ran = [self._pass[slot] for slot in slots if slot in self._pass]
             super().update(*_last_loops(ran, loops_B), slots[0])
         self._pass.clear()
+
+
+class SharedState(CoreState):
+    """Rows that go on from one and the same row: its columns are kept once, beside each row's own.
+
+    A row here is what it would be had the prefix been repeated for it. `valid`, `columns`, `crop` and what `update`
+    returns speak of the rows' own columns; attention has to look at both (`prefix_attention`).
+    """
+
+    def __init__(self, prefix: CoreState, batch: int) -> None:
+        """prefix: one row, all of whose columns are real. It must not change any more. Raises ValueError otherwise."""
+        if len(prefix.valid) != 1 or not prefix.valid.all():
+            raise ValueError(f"prefix: expected one row without padding, got {tuple(prefix.valid.shape)} columns")
+        if type(prefix) is not CoreState:
+            raise ValueError(f"prefix: {type(prefix).__name__} cannot be shared, it keeps its columns in another way")
+        super().__init__(batch, prefix.valid.device)
+        self.prefix = prefix
+        self.next_position = prefix.next_position.expand(batch)
+
+    def _empty(self) -> CoreState:
+        return SharedState(self.prefix, 0)
+
+    @property
+    def length(self) -> int:
+        return self.prefix.length + super().length
+
+    def alone(self, row: int) -> CoreState:
+        own = super().alone(row)
+        assert isinstance(own, SharedState)
+        return own.whole()
+
+    def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
+        return max(super().depth(loop_slots), self.prefix.depth(loop_slots))
+
+    def join(self, other: CoreState) -> CoreState:
+        """As in every state. Raises ValueError if the other does not share the same prefix."""
+        if not isinstance(other, SharedState) or other.prefix is not self.prefix:
+            raise ValueError("states can be joined only if they share one prefix")
+        return super().join(other)
+
+    def whole(self) -> CoreState:
+        """The same rows with the prefix repeated for each."""
+        rows = torch.zeros(len(self.valid), dtype=torch.long, device=self.valid.device)
+        state = self.prefix.select(rows)
+        for slot in self._lengths:
+            state.update(*self.columns(slot), slot)
+        state.valid = torch.cat((state.valid, self.valid), dim=1)
+        state.next_position = self.next_position
+        return state
+
+    def tail(self, columns: int) -> CoreState:
+        if columns > len(self.valid[0]):
+            return self.whole().tail(columns)
+        own = CoreState(0, self.valid.device)
+        own._buffers, own._lengths = dict(self._buffers), dict(self._lengths)
+        own.valid, own.next_position = self.valid, self.next_position
+        return own.tail(columns)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.whole().tensors()
+
+    def nbytes(self) -> int:
+        return super().nbytes() + self.prefix.nbytes()
 
 
 def _last_loops(loops: Sequence[tuple[Tensor, ...]], loops_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,10 @@ from loopwm.core import (
     DepthPlan,
     ExitRule,
     LoopedCore,
+    SharedState,
     as_rule,
     causal_attention,
+    prefix_attention,
     rotary_angles,
 )
 from loopwm.core.block import RMSNorm, rotate, split_heads
@@ -306,10 +308,20 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
 
     def _slot_attention(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
+        if isinstance(cache, SharedState):
+            return _attention_of_sharers(cache)
+
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return self.slots[slot](q, k, v, mask, cache, **kwargs)
 
         return attend
+
+
+def _attention_of_sharers(cache: SharedState) -> Attend:
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return prefix_attention(q, *cache.update(k, v, slot), mask, *cache.prefix.columns(slot))
+
+    return attend
 
 
 def _row_attention(kept: Cache | CoreState | None) -> Attend:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, Planes, new_state
+from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, new_state
 from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
 from loopwm.core.state import LastPlaneState
 from loopwm.text import format as template
@@ -68,7 +68,11 @@ class World:
         return len(self.latent)
 
     def select(self, rows: Sequence[int]) -> World:
-        """The worlds of these rows; repeats make independent copies."""
+        """The worlds of these rows; repeats make independent copies.
+
+        What a world that was encoded by itself has really seen is kept once for all its copies, and read once in every
+        pass over them: the way to try many actions.
+        """
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
         return replace(
             self,
@@ -134,7 +138,7 @@ class WorldModel:
         history = new_state(planes, len(fitted), self.model.device, core.config.loop_slots)
         texts = [template.render_context(context, state_slots=0) for context, _ in fitted]
         self._feed(history, texts, Fixed(rule.limit))
-        return self._at_slots(history, rule, tuple(dropped for _, dropped in fitted))
+        return self._at_slots(_shareable(history), rule, tuple(dropped for _, dropped in fitted))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -172,7 +176,7 @@ class WorldModel:
         longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
             raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
-        return self._at_slots(history, world.depth, world.steps_cut)
+        return self._at_slots(_shareable(history), world.depth, world.steps_cut)
 
     def decode(self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None) -> list[str]:
         """The observation of each row, decoded greedily. `world` stays as it is. `depth`: as in `advance`."""
@@ -190,7 +194,7 @@ class WorldModel:
         tokens_of: list[list[int]] = [[] for _ in range(len(world))]
         loops_of: list[list[int]] = [[] for _ in range(len(world))]
         rows, going = list(range(len(world))), set(range(len(world)))
-        state = self._before_decoding(world)
+        state = self.before_decoding(world)
         out = self._feed(state, [template.OBS] * len(rows), rule.for_pass(0, rows))
         for step in range(1, max_new_tokens + 1):
             tokens = self.model.lm_head(out.hidden[:, -1]).argmax(-1)
@@ -219,7 +223,7 @@ class WorldModel:
         """
         _same_length("observations", observations, world)
         texts = [template.OBS + template.clean(text) + template.END for text in observations]
-        hidden = self._feed(self._before_decoding(world), texts, Fixed(world.depth.limit)).hidden
+        hidden = self._feed(self.before_decoding(world), texts, Fixed(world.depth.limit)).hidden
         losses, counts = [], []
         for row, text in zip(hidden, texts, strict=True):
             targets = torch.tensor(self._ids(text)[1:], device=row.device)
@@ -287,7 +291,7 @@ class WorldModel:
             raise WorldFileError(f"{path}: worlds with one plane of keys and values cannot be saved")
         tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
         facts = {name: getattr(world, name) for name in FACTS}
-        facts["history_columns"] = world.history.valid.shape[1]
+        facts["history_columns"] = world.history.length
         facts["rule"], facts["rule_fields"] = type(world.depth).__name__, vars(world.depth)
         write_world(Path(path), tensors, facts, self._fingerprint)
 
@@ -296,7 +300,7 @@ class WorldModel:
         tensors, facts = read_world(Path(path), self.model.device, self._fingerprint)
         latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
         state = CoreState.from_tensors(tensors)
-        history = state.crop(state.valid.shape[1] - facts["history_columns"])
+        history = state.crop(state.length - facts["history_columns"])
         depth = RULES[facts["rule"]](**facts["rule_fields"])
         cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
         loops = tuple(tuple(row) for row in facts["loops"])
@@ -306,8 +310,8 @@ class WorldModel:
     def _fingerprint(self) -> str:
         return fingerprint(self.model)
 
-    def _before_decoding(self, world: World) -> CoreState:
-        """What the decoder may look at, to be written to."""
+    def before_decoding(self, world: World) -> CoreState:
+        """What the decoder may look at, to be written to; `<|obs|>` comes next."""
         if self.model.config.decode_sees == "all":
             return world.state.fork()
         return world.state.tail(self.state_slots)
@@ -349,7 +353,7 @@ class WorldModel:
         tokens = torch.full((len(ids), length), self._pad)
         valid = torch.zeros(len(ids), length, dtype=torch.bool)
         for i, row in enumerate(ids):
-            place = slice(length - len(row), None) if state.valid.shape[1] else slice(len(row))
+            place = slice(length - len(row), None) if state.length else slice(len(row))
             tokens[i, place], valid[i, place] = torch.tensor(row), True
         carried = None if before is None else self._carried(before, length)
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
@@ -374,6 +378,13 @@ class WorldModel:
             tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
         )
         return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
+
+
+def _shareable(history: CoreState) -> CoreState:
+    """A single history as something that copies of its world share."""
+    if len(history.valid) > 1 or isinstance(history, LastPlaneState):
+        return history
+    return SharedState(history.alone(0), 1)
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.core import AttentionInputs, CoreConfig, CoreState, DepthPlan, LoopedCore, causal_attention, rotary_angles
+from loopwm.core import (
+    AttentionInputs,
+    CoreConfig,
+    CoreState,
+    DepthPlan,
+    Fixed,
+    LoopedCore,
+    SharedState,
+    Trace,
+    causal_attention,
+    prefix_attention,
+    rotary_angles,
+)
 from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from tests.reference import looped as reference
 
@@ -310,3 +322,43 @@ def test_what_is_kept_for_the_backward_pass_follows_mu_bwd_and_not_the_depth():
 
     assert kept(2, 2) == kept(3, 2) == kept(6, 2)
     assert kept(6, 4) - kept(6, 3) == kept(6, 3) - kept(6, 2) > 0
+
+
+def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated():
+    """Passes of one and several columns, with padding, after selection, join and with rows that left early."""
+    core, loops = random_core(), CONFIG.loop_slots
+    prefix, x = CoreState(1, torch.device("cpu")), random_input(4, 9)
+    passes = [torch.ones(4, 3, dtype=torch.bool), torch.tensor([[True, True], [False, True]] * 2), torch.ones(4, 1) > 0]
+
+    def run(state, inputs, valid, rule):
+        def attend(slot, q, k, v, mask):
+            k, v = state.update(k, v, slot)
+            if isinstance(state, SharedState):
+                return prefix_attention(q, k, v, mask, *state.prefix.columns(slot))
+            return causal_attention(slot, q, k, v, mask)
+
+        positions, mask = state.extend(valid)
+        shared = AttentionInputs(*rotary_angles(positions, CONFIG.head_dim, THETA), mask)
+        out = core(inputs, shared, attend, rule)
+        state.finish(loops, out.loops, rule.limit, valid.shape[1])
+        return out.h
+
+    with torch.no_grad():
+        run(prefix, x[:1, :3], torch.ones(1, 3, dtype=torch.bool), Fixed(3))
+        shared, repeated = SharedState(prefix, 4), prefix.select(torch.zeros(4, dtype=torch.long))
+        start, rows = 3, 4
+        for valid, left in zip(passes, (Fixed(3), Trace(((1,), (3,), (2,), (1,))), Fixed(3)), strict=True):
+            end = start + valid.shape[1]
+            outs = [run(state, x[:rows, start:end], valid[:rows], left) for state in (shared, repeated)]
+            torch.testing.assert_close(*outs)
+            start = end
+        for slot in range(2):
+            torch.testing.assert_close(shared.whole().columns(slot), repeated.columns(slot))
+        one, others = shared.select(torch.tensor([1])), shared.select(torch.tensor([3, 0]))
+        joined, expected = one.join(others), repeated.select(torch.tensor([1, 3, 0]))
+        outs = [run(state, x[:3, 8:9], torch.ones(3, 1) > 0, Fixed(2)) for state in (joined, expected)]
+        torch.testing.assert_close(*outs)
+    with pytest.raises(ValueError, match="share one prefix"):
+        one.join(SharedState(prefix.fork(), 1))
+    with pytest.raises(ValueError, match="one row without padding"):
+        SharedState(repeated, 2)

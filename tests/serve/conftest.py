@@ -13,10 +13,14 @@ import httpx
 import pytest
 import uvicorn
 
+from loopwm.core import Fixed
+from loopwm.text.world import WorldModel
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.prompts import PromptReader
 from serve.service import ModelCard, Service
+from serve.sessions import Sessions
+from serve.worlds import WorldLimits, WorldStore
 
 NEVER = -1
 """An end token that is never generated: completions are as long as max_tokens says."""
@@ -29,10 +33,13 @@ def serving(tokenizer) -> Serving:
     """Runs a service for a model; the client's base address is its."""
 
     @contextmanager
-    def start(model: Any, limits: Limits | None = None, end_token: int = NEVER) -> Iterator[httpx.Client]:
+    def start(
+        model: Any, limits: Limits | None = None, end_token: int = NEVER, worlds: WorldLimits | None = None
+    ) -> Iterator[httpx.Client]:
         with socket.create_server(("127.0.0.1", 0)) as listener, Engine(model, end_token, limits) as engine:
-            card = ModelCard("tiny", 0, model.config.max_position_embeddings)
-            app = create_app(Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots)))
+            card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
+            service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots))
+            app = create_app(Sessions(service, WorldModel(model, tokenizer), WorldStore(worlds or WorldLimits())))
             server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()

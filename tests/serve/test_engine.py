@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from loopwm.core import CoreState, Fixed
 from loopwm.core.state import SLACK
-from serve.batch import MAX_PREFILL, Batch, Event, Finish, Request, Ticket, prefill_group, shared_prefix
+from serve.batch import MAX_PREFILL, Batch, prefill_group
 from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
+from serve.prefixes import BLOCK, PrefixCache, shared_prefix
+from serve.requests import Event, Finish, Request, Ticket
 from serve.sampling import Sampling, choose, nucleus
 
 NEVER = -1
+DEPTH = Fixed(2)
 
 
 class Collector:
@@ -21,6 +26,7 @@ class Collector:
 
     def __init__(self, request: Request) -> None:
         self.tokens: list[int] = []
+        self.loops: list[int] = []
         self.last = Event()
         self.over = threading.Event()
         self.ticket = Ticket(request, self)
@@ -29,6 +35,7 @@ class Collector:
         self.last = event
         if event.token is not None:
             self.tokens.append(event.token)
+            self.loops.append(event.loops)
         if event.finish or event.error:
             self.over.set()
 
@@ -43,17 +50,17 @@ def requests() -> list[Request]:
     """Greedy and sampled ones of different lengths; two share their first 20 tokens."""
     shared = random_prompt(20, 9)
     return [
-        Request(shared + random_prompt(5, 1), 9, Sampling()),
-        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3)),
-        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4)),
-        Request(random_prompt(3, 4), SLACK + 9, Sampling()),
-        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5)),
+        Request(shared + random_prompt(5, 1), 9, Sampling(), DEPTH),
+        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3), DEPTH),
+        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4), DEPTH),
+        Request(random_prompt(3, 4), SLACK + 9, Sampling(), DEPTH),
+        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5), DEPTH),
     ]
 
 
 def alone(model: Any, request: Request, end_token: int = NEVER) -> Collector:
     collector = Collector(request)
-    batch = Batch(model, end_token, None)
+    batch = Batch(model, end_token)
     batch.admit([collector.ticket])
     while len(batch):
         batch.step()
@@ -70,7 +77,7 @@ def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):
 
 def test_tokens_do_not_depend_on_what_else_is_in_the_batch(tiny_model, requests):
     together = [Collector(request) for request in requests]
-    batch = Batch(tiny_model, NEVER, None)
+    batch = Batch(tiny_model, NEVER)
     batch.admit([c.ticket for c in together[:2]])
     batch.step()
     batch.step()
@@ -93,7 +100,7 @@ def test_the_end_token_ends_a_request_and_is_not_delivered(tiny_model, requests)
 
 def test_a_cancelled_row_leaves_and_the_others_are_untouched(tiny_model, requests):
     one, two = Collector(requests[0]), Collector(requests[1])
-    batch = Batch(tiny_model, NEVER, None)
+    batch = Batch(tiny_model, NEVER)
     batch.admit([one.ticket, two.ticket])
     batch.step()
     one.ticket.cancelled = True
@@ -105,32 +112,94 @@ def test_a_cancelled_row_leaves_and_the_others_are_untouched(tiny_model, request
 
 
 def test_depth_is_the_number_of_loops(tiny_model, requests):
-    def first_logits(depth: int) -> torch.Tensor:
-        batch = Batch(tiny_model, NEVER, depth)
-        batch.admit([Collector(requests[0]).ticket])
-        return batch._logits_BV
-
-    expected = tiny_model(torch.tensor([requests[0].prompt]), depth=3).logits[:, -1]
-    torch.testing.assert_close(first_logits(3), expected, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(first_logits(1), expected, atol=1e-2)
+    for loops in (1, 3):
+        request = replace(requests[0], depth=Fixed(loops), max_tokens=1)
+        expected = tiny_model(torch.tensor([request.prompt]), depth=loops).logits[0, -1].argmax()
+        collector = alone(tiny_model, request)
+        assert collector.tokens == [expected]
+        assert collector.loops == [loops]
 
 
-def test_a_common_beginning_is_found_and_leaves_every_prompt_a_token():
-    head = tuple(range(20))
-    assert shared_prefix([(*head, 5, 6), (*head, 7)]) == 20
-    assert shared_prefix([head, head]) == 19
+def test_a_common_beginning_is_found_in_blocks_and_leaves_every_prompt_a_token():
+    head = tuple(range(2 * BLOCK))
+    assert shared_prefix([(*head, 5, 6), (*head, 7)]) == 2 * BLOCK
+    assert shared_prefix([head, head]) == BLOCK
     assert shared_prefix([head[:3], head[:3]]) == 0, "too short to be worth a pass"
     assert shared_prefix([head]) == 0
 
 
+def group(*prompts: tuple[int, ...]) -> list[int]:
+    return prefill_group(Request(prompt, 1, Sampling(), DEPTH) for prompt in prompts)
+
+
 def test_prompts_run_together_while_their_own_parts_are_short():
     short, long = random_prompt(60, 1), random_prompt(MAX_PREFILL, 2)
-    assert prefill_group([]) == 0
-    assert prefill_group([long, short]) == 1, "a long one alone, however long"
-    assert prefill_group([short] * 3 + [long]) == 3, "it would cost the short ones its padding"
-    assert prefill_group([random_prompt(60, seed) for seed in range(50)]) == MAX_PREFILL // 60
-    assert prefill_group([short, random_prompt(40, 3)]) == 2
-    assert prefill_group([(*long, seed) for seed in range(20)]) == 20, "what they share runs once"
+    assert group() == []
+    assert group(long, short) == [0], "a long one alone, however long"
+    assert group(short, short, short, long) == [0, 1, 2], "it would cost the short ones its padding"
+    assert len(group(*(random_prompt(60, seed) for seed in range(50)))) == MAX_PREFILL // 60
+    assert group(short, random_prompt(40, 3)) == [0, 1]
+    assert len(group(*((*long, seed) for seed in range(20)))) == 20, "what they share runs once"
+
+
+def test_prompts_of_another_depth_wait_for_the_next_pass():
+    one, two = (Request(random_prompt(9, 1), 1, Sampling(), Fixed(loops)) for loops in (1, 2))
+    assert prefill_group([one, two, one]) == [0, 2]
+
+
+def counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows times columns of every pass from now on."""
+    sizes: list[int] = []
+    forward = type(model.model).forward
+
+    def counting(self: Any, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tokens.numel())
+        return forward(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "forward", counting)
+    return sizes
+
+
+def test_a_prompt_that_begins_like_a_former_one_runs_its_own_part_alone(tiny_model, requests, monkeypatch):
+    head = random_prompt(3 * BLOCK, 8)
+    asked = [Request(head + random_prompt(5, seed), 3, Sampling(), DEPTH) for seed in range(4)]
+    expected = [alone(tiny_model, request).tokens for request in asked]
+    batch, collectors = Batch(tiny_model, NEVER), [Collector(request) for request in asked]
+    sizes = counted(tiny_model, monkeypatch)
+    batch.admit([collectors[0].ticket])
+    batch.admit([c.ticket for c in collectors[1:3]])
+    batch.admit([collectors[3].ticket])
+    assert sizes == [3 * BLOCK + 5, 10, 5]
+    assert len(batch.cohorts) == 2, "the last one joins those that share what it begins with"
+    while len(batch):
+        batch.step()
+    assert [c.tokens for c in collectors] == expected
+
+
+def test_the_cache_keeps_what_was_used_last_and_never_more_than_its_bytes():
+    def state(length: int) -> CoreState:
+        made = CoreState(1, torch.device("cpu"))
+        made.extend(torch.ones(1, length, dtype=torch.bool))
+        made.update(torch.zeros(1, 1, length, 1), torch.zeros(1, 1, length, 1), 0)
+        return made
+
+    cache = PrefixCache(2 * 2 * BLOCK * 8)
+    prompts = [random_prompt(2 * BLOCK, seed) for seed in range(3)]
+    for prompt in prompts[:2]:
+        cache.put(prompt, 2, state(2 * BLOCK))
+    longer = [(*prompt, 1) for prompt in prompts]
+    found = cache.find(longer[0], 2)
+    assert found is not None
+    assert found.length == 2 * BLOCK
+    assert found is cache.find((*longer[0], 7), 2)
+    assert cache.find(longer[0], 3) is None, "keys and values of another depth are other ones"
+    assert cache.find(prompts[0], 2).length == BLOCK, "a token must be left to run"
+    cache.put(prompts[2], 2, state(2 * BLOCK))
+    assert cache.find(longer[1], 2) is None
+    assert cache.find(longer[0], 2) is found
+    assert cache.nbytes() == 2 * 2 * BLOCK * 8
+    cache.put(random_prompt(9 * BLOCK, 7), 2, state(9 * BLOCK))
+    assert cache.nbytes() == 9 * BLOCK * 8, "the newest stays whatever its size"
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
@@ -150,7 +219,7 @@ def test_sampling_follows_the_distribution():
 
 
 def test_a_full_queue_refuses_and_a_cancelled_request_makes_room(tiny_model, requests):
-    request = Request(requests[3].prompt, 3000, Sampling())
+    request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
         running, waiting, third = (Collector(request) for _ in range(3))
         ticket = engine.submit(request, running)
@@ -170,7 +239,7 @@ def test_a_full_queue_refuses_and_a_cancelled_request_makes_room(tiny_model, req
 def test_a_failing_batch_reaches_its_requests_and_the_engine_goes_on(tiny_model, requests, monkeypatch):
     with Engine(tiny_model, NEVER) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(type(tiny_model), "forward", _fail)
+            patch.setattr(type(tiny_model.model), "forward", _fail)
             broken = Collector(requests[0])
             engine.submit(requests[0], broken)
             assert broken.over.wait(30)
@@ -186,7 +255,7 @@ def _fail(*_: Any, **__: Any) -> None:
 
 
 def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests):
-    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling())) for _ in range(3)]
+    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling(), DEPTH)) for _ in range(3)]
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         for collector in collectors:
             engine.submit(collector.ticket.request, collector)

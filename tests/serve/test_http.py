@@ -234,7 +234,7 @@ def test_every_other_status_has_the_same_envelope(client, chat):
 def test_what_the_model_raises_is_answered_with_500_and_nothing_of_it_leaks(serving, tiny_model, chat, monkeypatch):
     with serving(tiny_model) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(type(tiny_model), "forward", lambda *_, **__: 1 / 0)
+            patch.setattr(type(tiny_model.model), "forward", lambda *_, **__: 1 / 0)
             response = client.post("/v1/chat/completions", json=chat)
             check_error(response, 500, None)
             assert "division" not in response.text

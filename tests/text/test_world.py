@@ -143,3 +143,31 @@ def test_bad_calls_name_the_argument(world_model):
         assert error.value.field == field
     with pytest.raises(ValueError, match="max_loops"):
         world_model.encode([SHORT], depth=99)
+
+
+def test_copies_of_a_world_that_was_encoded_alone_keep_its_history_once(world_model):
+    context, action = Context("warm the water", "a kitchen with a stove and a pot"), "look around"
+    alone = world_model.advance(world_model.encode([context]), [action])
+    batch = world_model.advance(world_model.encode([Context("go", "a hall"), context]), ["wait", action])
+    actions = ["go to the kitchen", "wait", "pick up the metal pot"]
+    shared, copies = alone.select([0, 0, 0]), batch.select([1, 1, 1])
+    assert shared.state.nbytes() < copies.state.nbytes() / 2
+    assert shared.history.nbytes() == alone.history.nbytes()
+    for _ in range(2):
+        shared, copies = (world_model.advance(world, actions) for world in (shared, copies))
+        torch.testing.assert_close(shared.latent, copies.latent, atol=1e-4, rtol=1e-4)
+    assert world_model.decode(shared, 20) == world_model.decode(copies, 20)
+    assert world_model.decode(shared.select([2, 0]), 20) == world_model.decode(copies.select([2, 0]), 20)
+
+
+def test_copies_can_be_observed_and_saved_like_the_world_they_came_from(world_model, tmp_path):
+    context = Context("warm the water", "a kitchen with a stove")
+    copies, actions, seen = world_model.encode([context]).select([0, 0]), ["look", "wait"], ["a pot", "nothing happens"]
+    observed = world_model.observe(copies, actions, seen)
+    expected = world_model.observe(world_model.encode([context, context]), actions, seen)
+    torch.testing.assert_close(observed.latent, expected.latent, atol=1e-4, rtol=1e-4)
+    copies = world_model.advance(copies, ["look", "open the door of the oven"])
+    world_model.save(copies, tmp_path / "worlds")
+    loaded = world_model.load(tmp_path / "worlds")
+    assert loaded.history.length == copies.history.length
+    assert world_model.decode(loaded, 20) == world_model.decode(copies, 20)

@@ -1,0 +1,114 @@
+"""What can be asked of a kept world, as work for the engine: each function yields after every pass of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from loopwm.core import ExitRule
+from loopwm.text.format import Context, FormatError
+from loopwm.text.world import World, WorldModel
+
+Work = Generator[None, None, World]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an imagined step came to, before anything is decoded. reward in points and continuation, the chance that the
+    world goes on, are None without such heads; summary is g_omega where it was asked for."""
+
+    world: World
+    loops: int
+    reward: float | None
+    continuation: float | None
+    summary: list[float] | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """rewards in points and chances that the world goes on, after each action."""
+
+    rewards: list[float]
+    continuations: list[float]
+
+    @property
+    def score(self) -> float:
+        """Expected sum of rewards: each counts as far as the world has gone on until then."""
+        total, alive = 0.0, 1.0
+        for reward, continuation in zip(self.rewards, self.continuations, strict=True):
+            total += alive * reward
+            alive *= continuation
+        return total
+
+
+@dataclass(frozen=True)
+class Plan:
+    """candidates in the order given; best: the first of highest score, and the world after its actions."""
+
+    candidates: list[Candidate]
+    best: int
+    world: World
+
+
+def create(model: WorldModel, context: Context, depth: ExitRule) -> Work:
+    world = model.encode([context], depth)
+    yield
+    return world
+
+
+def observe(model: WorldModel, world: World, action: str, observation: str) -> Work:
+    seen = model.observe(world, [action], [observation])
+    yield
+    return seen
+
+
+def advance(
+    model: WorldModel, world: World, actions: Sequence[str], monitor: bool
+) -> Generator[None, None, list[Step]]:
+    """Raises FormatError where the world grows too long, ValueError for a summary that the checkpoint cannot give."""
+    steps = []
+    for i, action in enumerate(actions):
+        world = model.advance(world, [action])
+        _check_length(model, world, f"actions[{i}]")
+        steps.append(_step(model, world, monitor))
+        yield
+    return steps
+
+
+def plan(model: WorldModel, world: World, candidates: Sequence[Sequence[str]]) -> Generator[None, None, Plan]:
+    """All candidates side by side; one whose actions are done waits. Raises ValueError without prediction heads."""
+    ended: list[World | None] = [None] * len(candidates)
+    found = [Candidate([], []) for _ in candidates]
+    rows, worlds = list(range(len(candidates))), world.select([0] * len(candidates))
+    for k in range(max(map(len, candidates))):
+        going = [i for i, row in enumerate(rows) if len(candidates[row]) > k]
+        if len(going) < len(rows):
+            rows, worlds = [rows[i] for i in going], worlds.select(going)
+        worlds = model.advance(worlds, [candidates[row][k] for row in rows])
+        _check_length(model, worlds, "candidates")
+        predictions = model.predictions(worlds)
+        for i, row in enumerate(rows):
+            found[row].rewards.append(predictions.reward[i].item())
+            found[row].continuations.append(predictions.continuation[i].item())
+            if len(candidates[row]) == k + 1:
+                ended[row] = worlds.select([i])
+        yield
+    best = max(range(len(found)), key=lambda row: found[row].score)
+    chosen = ended[best]
+    assert chosen is not None
+    return Plan(found, best, chosen)
+
+
+def _step(model: WorldModel, world: World, monitor: bool) -> Step:
+    reward = continuation = None
+    if model.model.config.prediction_heads:
+        predictions = model.predictions(world)
+        reward, continuation = predictions.reward.item(), predictions.continuation.item()
+    summary = model.monitor(world)[0].tolist() if monitor else None
+    return Step(world, world.loops[0][-1], reward, continuation, summary)
+
+
+def _check_length(model: WorldModel, world: World, field: str) -> None:
+    length, limit = int(world.state.next_position.max()), model.model.config.max_position_embeddings
+    if length > limit:
+        raise FormatError(field, f"the world would have {length} tokens, the limit is {limit}")

@@ -1,0 +1,197 @@
+"""Whatever comes, goes, shares and leaves early beside it, a request hears what it would hear alone."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from loopwm.core import CoreState, ExitRule, Fixed, Gate
+from loopwm.text.format import OBS, Context
+from loopwm.text.tokenizer import special_ids
+from loopwm.text.world import World, WorldModel
+from serve.batch import Batch, Passes
+from serve.prefixes import BLOCK
+from serve.requests import Event, Request, Ticket
+from serve.sampling import Sampling, choose
+from serve.worlds import WorldGoneError, WorldLimits, WorldStore
+from tests.text.conftest import random_model
+
+SCHEDULES = 300
+DEPTHS: tuple[ExitRule, ...] = (Fixed(1), Fixed(3), Gate(0.3, 3))
+ACTIONS = ("wait", "go to hall", "pick up pot")
+GOALS = ("boil water", "find a tree")
+Heard = list[tuple[int, int]]
+"""Tokens and the loops behind them."""
+
+
+@pytest.fixture(scope="module")
+def library(tokenizer) -> WorldModel:
+    return WorldModel(random_model(exit_gate=True), tokenizer)
+
+
+class Reference:
+    """Every request by itself: a plain state of one row, nothing shared, nothing kept. Answers are remembered."""
+
+    def __init__(self, library: WorldModel) -> None:
+        self._library, self._passes = library, Passes(library.model)
+        self._known: dict[Any, Heard] = {}
+
+    def completion(self, request: Request) -> Heard:
+        key = (request.prompt, request.max_tokens, request.sampling, request.depth)
+        if key not in self._known:
+            state = CoreState(1, torch.device("cpu"))
+            first = self._passes.tokens(state, [request.prompt], Fixed(request.depth.limit))
+            self._known[key] = self._generate(state, first, request)
+        return self._known[key]
+
+    def observation(self, goal: str, actions: tuple[str, ...], request: Request) -> Heard:
+        key = (goal, actions, request.max_tokens, request.depth)
+        if key not in self._known:
+            pair = self._library.encode([Context(goal, "a room")] * 2, request.depth)  # two rows share nothing
+            for action in actions:
+                pair = self._library.advance(pair, [action] * 2)
+            state = pair.state.select(torch.tensor([0]))
+            self._known[key] = self._generate(
+                state, self._passes.tokens(state, [request.prompt], request.depth), request
+            )
+        return self._known[key]
+
+    def _generate(self, state: CoreState, first: tuple[torch.Tensor, torch.Tensor], request: Request) -> Heard:
+        (logits, loops), generator = first, request.sampling.generator()
+        heard: Heard = []
+        while True:
+            token = choose(logits[0], request.sampling, generator)
+            heard.append((token, int(loops)))
+            if len(heard) == request.max_tokens:
+                return heard
+            logits, loops = self._passes.tokens(state, [[token]], request.depth)
+
+
+class Asked:
+    """A request in the batch, what it has heard, and where its reference comes from."""
+
+    def __init__(self, request: Request, expected: Callable[[], Heard]) -> None:
+        self.heard: Heard = []
+        self.expected = expected
+        self.ticket = Ticket(request, self)
+
+    def __call__(self, event: Event) -> None:
+        assert event.error is None
+        assert event.token is not None
+        self.heard.append((event.token, event.loops))
+
+
+def live_states() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), CoreState) for thing in gc.get_objects())
+
+
+class Schedule:
+    """A batch and a store of worlds under seeded random requests."""
+
+    def __init__(self, seed: int, library: WorldModel, reference: Reference) -> None:
+        self.rng = random.Random(seed)
+        self.library, self.reference = library, reference
+        self.batch = Batch(library.model, end_token=-1, cache_bytes=1 << 18)
+        self.store = WorldStore(WorldLimits(most_bytes=50_000))
+        self.names: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.asked: list[Asked] = []
+        (self.obs,) = special_ids(library.tokenizer, (OBS,))
+
+    def run(self) -> None:
+        moves = (self.complete, self.complete, self.create, self.advance, self.fork, self.decode, self.decode)
+        for _ in range(12):
+            self.rng.choice((*moves, self.cancel, self.forget, self.batch.step, self.batch.step))()
+        while len(self.batch):
+            self.batch.step()
+        for asked in self.asked:
+            expected = asked.expected()
+            assert asked.heard == (expected[: len(asked.heard)] if asked.ticket.cancelled else expected)
+
+    def complete(self) -> None:
+        """Some prompts of one depth, which may begin like each other and like former ones."""
+        depth, numbers = self.rng.choice(DEPTHS), self.rng.sample(range(6), self.rng.randint(1, 3))
+        requests = []
+        for number in numbers:
+            head = tuple(range(20, 20 + BLOCK * (number % 3)))
+            sampling = Sampling() if number % 2 else Sampling(1.0, 0.9, number)
+            prompt = (*head, 300 + number, *range(400, 400 + 3 * number))
+            requests.append(Request(prompt, 2 + number % 4, sampling, depth))
+        self._admit([Asked(r, lambda r=r: self.reference.completion(r)) for r in requests])
+
+    def create(self) -> None:
+        goal, depth = self.rng.choice(GOALS), self.rng.choice(DEPTHS)
+        world = self.library.encode([Context(goal, "a room")], depth)
+        self.names[self.store.add("me", world, world).id] = (goal, ())
+
+    def advance(self) -> None:
+        if (found := self._world()) is not None:
+            name, world = found
+            action = self.rng.choice(ACTIONS)
+            with self.store.changing(name, "me") as session:
+                session.world = self.library.advance(world, [action])
+            goal, actions = self.names[name]
+            self.names[name] = (goal, (*actions, action))
+
+    def fork(self) -> None:
+        if (found := self._world()) is not None:
+            name, world = found
+            self.names[self.store.add("me", world, world).id] = self.names[name]
+
+    def decode(self) -> None:
+        """The observations of a world and of forks of it."""
+        if (found := self._world()) is None:
+            return
+        name, world = found
+        goal, actions = self.names[name]
+        request = Request((self.obs,), self.rng.randint(1, 5), Sampling(), world.depth, world.state)
+        copies = self.rng.randint(1, 3)
+        expected = lambda: self.reference.observation(goal, actions, request)  # noqa: E731
+        self._admit([Asked(request, expected) for _ in range(copies)])
+
+    def cancel(self) -> None:
+        if self.asked:
+            self.rng.choice(self.asked).ticket.cancelled = True
+
+    def forget(self) -> None:
+        self.batch.cache.clear()
+
+    def _world(self) -> tuple[str, World] | None:
+        """One of the worlds so far, unless it has been evicted."""
+        if not self.names:
+            return None
+        name = self.rng.choice(list(self.names))
+        try:
+            return name, self.store.get(name, "me").world
+        except WorldGoneError:
+            del self.names[name]
+            return None
+
+    def _admit(self, asked: list[Asked]) -> None:
+        self.asked += asked
+        self.batch.admit([one.ticket for one in asked])
+
+
+@pytest.mark.slow
+def test_every_random_schedule_answers_as_single_requests_do_and_leaves_no_state_behind(library):
+    reference = Reference(library)
+    evicted = left_early = shared = 0
+    with torch.inference_mode():
+        baseline = live_states()
+        for seed in range(SCHEDULES):
+            schedule = Schedule(seed, library, reference)
+            schedule.run()
+            evicted += len(schedule.store._gone)
+            left_early += sum(
+                loops < asked.ticket.request.depth.limit for asked in schedule.asked for _, loops in asked.heard
+            )
+            shared += sum(asked.ticket.request.start is not None for asked in schedule.asked)
+            if seed % 50 == 0:
+                del schedule
+                assert live_states() == baseline
+    assert min(evicted, left_early, shared) > SCHEDULES / 10, (evicted, left_early, shared)
