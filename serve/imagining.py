@@ -6,8 +6,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from loopwm.core import ExitRule
-from loopwm.text.format import Context, FormatError
+from loopwm.text.format import Context
 from loopwm.text.world import World, WorldModel
+from serve.prompts import PromptTooLongError
 
 Work = Generator[None, None, World]
 
@@ -65,7 +66,7 @@ def observe(model: WorldModel, world: World, action: str, observation: str) -> W
 def advance(
     model: WorldModel, world: World, actions: Sequence[str], monitor: bool
 ) -> Generator[None, None, list[Step]]:
-    """Raises FormatError where the world grows too long, ValueError for a summary that the checkpoint cannot give."""
+    """Raises PromptTooLongError where the world grows too long, ValueError for a summary the checkpoint cannot give."""
     steps = []
     for i, action in enumerate(actions):
         world = model.advance(world, [action])
@@ -111,4 +112,4 @@ def _step(model: WorldModel, world: World, monitor: bool) -> Step:
 def _check_length(model: WorldModel, world: World, field: str) -> None:
     length, limit = int(world.state.next_position.max()), model.model.config.max_position_embeddings
     if length > limit:
-        raise FormatError(field, f"the world would have {length} tokens, the limit is {limit}")
+        raise PromptTooLongError(field, length, limit)

@@ -1,0 +1,125 @@
+"""An imagined environment keeps Gymnasium's contract, and is the world model step by step, here and over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from loopwm.envs import HttpWorlds, ImaginedTextEnv, LocalWorlds, read_starts
+from loopwm.envs.worlds import WorldError
+from loopwm.text.format import Context, FormatError, Transition
+from loopwm.text.world import WorldModel
+from tests.serve.conftest import serving  # noqa: F401 - a fixture
+from tests.text.conftest import random_model
+
+TOKENS = 12
+KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
+HALL = Context("find a tree", "This is the hall.")
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer) -> WorldModel:
+    return WorldModel(random_model(prediction_heads=True), tokenizer)
+
+
+@pytest.fixture
+def worlds(model) -> LocalWorlds:
+    return LocalWorlds(model, max_new_tokens=TOKENS)
+
+
+@pytest.fixture(scope="module")
+def url(serving, model) -> Iterator[str]:  # noqa: F811
+    with serving(model.model, end_token=model._end) as client:
+        yield f"{client.base_url}/v1"
+
+
+def play(env: ImaginedTextEnv, actions: list[str]) -> list[Any]:
+    return [env.reset(seed=3), *(env.step(action) for action in actions)]
+
+
+def test_gymnasiums_own_checker_finds_no_fault(worlds):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(ImaginedTextEnv(worlds, [KITCHEN, HALL], render_mode="ansi"), skip_render_check=True)
+
+
+def test_steps_are_those_of_the_world_model(model, worlds):
+    env = ImaginedTextEnv(worlds, [KITCHEN])
+    observation, info = env.reset(seed=0)
+    assert (observation, info["goal"]) == ("Nothing happens.", "boil water")
+    world = model.encode([KITCHEN])
+    for action in ("open the oven", "look around"):
+        world = model.advance(world, [action])
+        observation, reward, terminated, _, info = env.step(action)
+        found = model.predictions(world)
+        assert observation == model.decode(world, TOKENS)[0]
+        assert reward == pytest.approx(found.reward.item())
+        assert terminated == (found.continuation.item() < 0.5)
+        assert info == {"predicted": True, "continuation": pytest.approx(found.continuation.item())}
+        if terminated:
+            with pytest.raises(ValueError, match="call reset"):
+                env.step("wait")
+            return
+
+
+def test_the_same_seed_starts_in_the_same_place_and_options_name_another(worlds):
+    env = ImaginedTextEnv(worlds, [KITCHEN, HALL])
+    goals = {seed: env.reset(seed=seed)[1]["goal"] for seed in range(8)}
+    assert set(goals.values()) == {"boil water", "find a tree"}
+    assert goals == {seed: env.reset(seed=seed)[1]["goal"] for seed in range(8)}
+    assert env.reset(seed=0, options={"context": HALL})[0] == "This is the hall."
+
+
+def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(tokenizer):
+    model = WorldModel(random_model(), tokenizer)
+    env = ImaginedTextEnv(LocalWorlds(model, max_new_tokens=TOKENS), [HALL], max_steps=2)
+    env.reset()
+    assert [env.step("wait")[2:4] for _ in range(2)] == [(False, False), (False, True)]
+    long, env = "carry it on " * 16, ImaginedTextEnv(LocalWorlds(model, max_new_tokens=4000), [HALL])
+    env.reset()
+    ends = [env.step(long)[3] for _ in range(1)]
+    while not ends[-1]:
+        ends.append(env.step(long)[3])
+    assert len(ends) < 50
+
+
+def test_worlds_behind_the_service_are_the_same(url, model, worlds):
+    class Short(HttpWorlds):
+        def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            return super()._post(path, {**body, "max_tokens": TOKENS})
+
+    local, remote = ImaginedTextEnv(worlds, [HALL]), ImaginedTextEnv(Short(url, "tiny"), [HALL])
+    ours, theirs = ([step[0] for step in play(env, ["wait"])] for env in (local, remote))
+    assert ours == theirs
+    remote.close()
+
+
+def test_what_the_service_refuses_is_told_in_its_words(url):
+    worlds = HttpWorlds(url, "other")
+    with pytest.raises(WorldError, match="'other' does not exist"):
+        worlds.begin(HALL)
+
+
+@pytest.mark.parametrize("action", ["", "  ", "x" * 201, 3])
+def test_actions_outside_the_space_are_refused(worlds, action):
+    env = ImaginedTextEnv(worlds, [HALL])
+    env.reset()
+    with pytest.raises(ValueError, match="action"):
+        env.step(action)
+
+
+def test_starts_are_read_from_windows_and_a_bad_line_is_named(tmp_path):
+    window = {"goal": "g", "history": [{"action": None, "observation": "o"}], "look": None, "inventory": None}
+    path = tmp_path / "windows.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps(window) + "\n").encode() * 2))
+    assert read_starts(path, "observed") == [Context("g", "o")] * 2
+    with pytest.raises(FormatError, match="line 1"):
+        read_starts(path, "snapshot")
+    with pytest.raises(FormatError, match="at least one"):
+        ImaginedTextEnv(None, [])
