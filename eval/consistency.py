@@ -127,7 +127,7 @@ def make_agent(name: str, episodes: Sequence[Episode]) -> Agent:
         raise EvalError(f"--agent: {name!r} is neither {RETRIEVAL_AGENT} nor openai:URL#MODEL")
     from eval.endpoint import Address, Endpoint, ReplyCache
 
-    return ChatAgent(Endpoint(Address.parse(name), ReplyCache(DEFAULT_CACHE)), episodes)
+    return ChatAgent(Endpoint(Address.parse(name, "--agent"), ReplyCache(DEFAULT_CACHE)), episodes)
 
 
 def measure(

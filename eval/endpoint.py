@@ -96,17 +96,17 @@ class Address:
     model: str
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """`openai:URL#MODEL`. Raises EvalError."""
+    def parse(cls, text: str, option: str) -> Address:
+        """`openai:URL#MODEL`, the value of an option. Raises EvalError naming the option."""
         base, _, model = text.removeprefix("openai:").partition("#")
         try:
             url = httpx.URL(base)
         except httpx.InvalidURL as error:
-            raise EvalError(f"--model: {text!r}: {error}") from error
+            raise EvalError(f"{option}: {text!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.host or not model:
-            raise EvalError(f"--model: {text!r} is not openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine")
+            raise EvalError(f"{option}: {text!r} is not openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine")
         if url.userinfo:
-            raise EvalError(f"--model: a key in the address would be written to the results; set {KEY_VARIABLE}")
+            raise EvalError(f"{option}: a key in the address would be written to the results; set {KEY_VARIABLE}")
         return cls(base.rstrip("/"), model)
 
 

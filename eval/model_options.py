@@ -132,7 +132,7 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     from eval.endpoint import Address, Endpoint, ReplyCache
     from eval.prompted import EndpointPredictor, Prices
 
-    address = Address.parse(model)
+    address = Address.parse(model, "--model")
     cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
     endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120)
     return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))

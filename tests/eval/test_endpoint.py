@@ -142,7 +142,7 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
 )
 def test_a_bad_address_is_refused(address: str) -> None:
     with pytest.raises(EvalError, match="--model"):
-        Address.parse(address)
+        Address.parse(address, "--model")
 
 
 @pytest.mark.slow
