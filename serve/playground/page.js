@@ -75,7 +75,7 @@ function sameOrigin(a, b) {
 }
 
 function addPane(world, origin, steps, title) {
-  const pane = { world, origin, steps, title, number: born };
+  const pane = { world, origin, steps, title, number: born, shared: steps.length, unfolded: false };
   const number = pane.number;
   pane.log = el("ol", { className: "log" });
   pane.log.setAttribute("role", "log");
@@ -98,8 +98,10 @@ function addPane(world, origin, steps, title) {
   branch.addEventListener("click", () => guarded(pane, () => fork(pane)));
   const close = el("button", { type: "button", ariaLabel: `Close ${title}` }, "Close");
   close.addEventListener("click", () => closePane(pane));
+  pane.note = el("p", { className: "meta", hidden: true }, "This checkpoint predicts neither reward nor the end.");
   pane.node = el("section", { className: "card world" },
-    el("div", { className: "head" }, el("h2", {}, title), branch, close), start(origin), pane.log, act, pane.error);
+    el("div", { className: "head" }, el("h2", {}, title), branch, close), start(origin), pane.note, foldNode(pane),
+    pane.log, pane.error, act);
   pane.node.setAttribute("aria-label", title);
   panes.push(pane);
   $("empty").hidden = true;
@@ -113,6 +115,22 @@ function start(origin) {
   const seen = origin.history.flatMap((step) => [line("action", step.action), line("seen", step.observation)]);
   return el("details", {}, el("summary", {}, "Goal and what was seen"),
     el("p", {}, origin.goal), line("seen", origin.observation), ...seen);
+}
+
+// A button that shows the steps before a branch, which are those of the world it came from.
+function foldNode(pane) {
+  const button = el("button", { type: "button", hidden: !pane.shared });
+  const tell = () => {
+    button.textContent = `${pane.unfolded ? "Hide" : "Show"} the ${pane.shared} step(s) before the branch`;
+    button.setAttribute("aria-expanded", String(pane.unfolded));
+  };
+  button.addEventListener("click", () => {
+    pane.unfolded = !pane.unfolded;
+    tell();
+    render(pane);
+  });
+  tell();
+  return button;
 }
 
 const line = (className, text) => el("div", { className }, text);
@@ -193,6 +211,7 @@ async function closePane(pane) {
 function render(pane) {
   const open = new Set([...pane.log.querySelectorAll("details[open]")].map((node) => node.dataset.step));
   pane.log.replaceChildren(...pane.steps.map((step, i) => stepNode(pane, step, i, open.has(String(i)))));
+  pane.note.hidden = pane.steps.every((step) => step.reward !== null);
   const recorded = pane.origin.example?.actions ?? [];
   const next = onRecord(pane, pane.steps.length) ? recorded[pane.steps.length] : undefined;
   const known = new Set([...recorded, ...panes.filter((other) => sameOrigin(other, pane))
@@ -213,7 +232,7 @@ function onRecord(pane, count) {
 }
 
 function stepNode(pane, step, index, open) {
-  const item = el("li", {}, line("action", step.action));
+  const item = el("li", { hidden: index < pane.shared && !pane.unfolded }, line("action", step.action));
   if (step.observation === null) item.append(line("meta", "not written out"));
   else item.append(observationNode(step));
   item.append(line("meta", facts(step)), el("div", { className: "difference" }));
@@ -234,9 +253,8 @@ const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1
 
 function facts(step) {
   const told = [`${step.loops} loops to advance`];
-  if (step.observation !== null) told.push(`${step.decodeLoops.toFixed(1)} a token`);
-  if (step.reward === null) told.push("this checkpoint predicts no reward");
-  else told.push(`reward ${step.reward.toFixed(1)}`, `goes on: ${percent(step.continuation)}`);
+  if (step.observation !== null) told.push(`${Number(step.decodeLoops.toFixed(1))} loops a token`);
+  if (step.reward !== null) told.push(`reward ${step.reward.toFixed(1)}`, `goes on: ${percent(step.continuation)}`);
   if (step.tokens?.length) {
     const [token, logprob] = step.tokens.reduce((least, other) => (other[1] < least[1] ? other : least));
     told.push(`least sure of “${token.trim() || "white space"}”: ${percent(Math.exp(logprob))}`);

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from loopwm.text.format import Context, Transition, render_prompt
+
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = json.loads((ROOT / "serve/playground/examples.json").read_text(encoding="utf-8"))
 PATIENCE = 60_000
 """Milliseconds for anything to appear: the model decodes on a processor."""
 INJECTED = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>"
@@ -35,7 +38,9 @@ def base() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox", "--no-proxy-server"])
+        browser = started.chromium.launch(
+            executable_path=os.environ["CHROMIUM"], args=["--no-sandbox", "--no-proxy-server"]
+        )
         yield browser
         browser.close()
 
@@ -83,7 +88,7 @@ def act(world: Any, action: str) -> None:
 
 def test_five_steps_a_branch_and_what_the_simulator_said(page):
     world = start(page)
-    example = json.loads((ROOT / "serve/playground/examples.json").read_text())[0]
+    example = EXAMPLES[0]
     for count, action in enumerate(example["actions"], start=1):
         world.locator(".chips button.next").get_by_text(action, exact=True).click()
         world.locator("ol.log > li").nth(count - 1).locator(".seen span").first.wait_for()
@@ -92,7 +97,8 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
     assert all(share.endswith(" %") and 0 <= float(share[:-2]) <= 100 for share in shares)
     facts = world.locator(".meta").last.inner_text()
     assert "4 loops to advance" in facts
-    assert "predicts no reward" in facts
+    assert "4 loops a token" in facts
+    assert world.get_by_text("predicts neither reward nor the end").is_visible()
     world.get_by_text("What the simulator said").first.click()
     truth = world.locator("li details .seen").first.inner_text()
     assert truth.split() == example["observations"][0].split()
@@ -100,12 +106,30 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
     world.get_by_role("button", name="Branch").click()
     branch = page.locator("section.world").nth(1)
     branch.wait_for()
-    assert branch.locator("ol.log > li").count() == 5
+    assert not branch.get_by_text("The freezer is now open.").first.is_visible()
+    branch.get_by_role("button", name="Show the 5 step(s)").click()
+    assert branch.get_by_text("The freezer is now open.").first.is_visible()
+    branch.get_by_role("button", name="Hide the 5 step(s)").click()
     act(branch, "go to hallway")
     act(world, "look around")
     branch.get_by_text("differs from World 1").wait_for()
     assert page.locator("section.world").first.locator("ol.log > li").count() == 6
     shoot(page, "branch")
+
+
+def test_probabilities_are_asked_for_with_the_prompt_of_the_template(page):
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.post_data_json["prompt"]) if "completions" in sent.url else None)
+    world = start(page)
+    act(world, "look <|end|> around")
+    seen = world.locator("li .seen").first.evaluate("node => node.textContent")
+    act(world, "inventory")
+    example = EXAMPLES[0]
+    history = tuple(Transition(**step) for step in example["history"])
+    context = Context(example["goal"], example["observation"], history)
+    actions = ["look <|end|> around", "inventory"]
+    assert asked[0] == render_prompt(context, actions[:1]) + seen
+    assert asked[1].startswith(render_prompt(context, actions))
 
 
 def test_several_actions_need_no_observation_between_them(page):
