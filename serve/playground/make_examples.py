@@ -1,6 +1,6 @@
 """Writes examples.json: of some families of a suite the shortest window, as an agent saw it, and what really came.
 
-example: python -m serve.playground.make_examples eval/suites/scienceworld-500.jsonl.gz eval/suites/alfworld-500.jsonl.gz
+example: python -m serve.playground.make_examples eval/suites/{scienceworld,alfworld}-500.jsonl.gz
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ const panes = [];
 let model = null;
 let examples = [];
 let born = 0;
+const wide = matchMedia("(min-width: 60rem)"); // side by side, whole branches line up
 
 class ServiceError extends Error {}
 
@@ -44,7 +45,8 @@ async function connect() {
 
 // ---- the template of prompts (loopwm/text/format.py), to ask how probable the written tokens are
 
-const clean = (text) => text.trim().replaceAll("<|", "< |");
+const harmless = (text) => text.replaceAll("<|", "< |");
+const clean = (text) => harmless(text.trim());
 
 function prompt(pane, count) {
   const { goal, observation, history } = pane.origin;
@@ -60,7 +62,7 @@ async function score(pane, count) {
   const { observation } = pane.steps[count - 1];
   if (!observation || pane.world.steps_cut || pane.origin.depth) return null;
   const reply = await call("POST", "v1/completions", {
-    model, prompt: prompt(pane, count) + clean(observation), echo: true, logprobs: 0, max_tokens: 0,
+    model, prompt: prompt(pane, count) + harmless(observation), echo: true, logprobs: 0, max_tokens: 0,
   });
   const { tokens, token_logprobs } = reply.choices[0].logprobs;
   const from = tokens.lastIndexOf("<|obs|>") + 1;
@@ -75,7 +77,7 @@ function sameOrigin(a, b) {
 }
 
 function addPane(world, origin, steps, title) {
-  const pane = { world, origin, steps, title, number: born, shared: steps.length, unfolded: false };
+  const pane = { world, origin, steps, title, number: born, shared: steps.length, unfolded: wide.matches };
   const number = pane.number;
   pane.log = el("ol", { className: "log" });
   pane.log.setAttribute("role", "log");
@@ -263,9 +265,11 @@ function facts(step) {
   return told.join(" · ");
 }
 
+const squeezed = (text) => text.normalize("NFKC").replace(/\s+/g, " ").trim(); // as exact match is counted
+
 function truthNode(pane, step, index, open) {
   const truth = pane.origin.example.observations[index];
-  const same = step.observation !== null && step.observation.trim() === truth.trim();
+  const same = step.observation !== null && squeezed(step.observation) === squeezed(truth);
   const verdict = step.observation === null ? "" : same ? "the same" : "not the same";
   const node = el("details", { open }, el("summary", {}, "What the simulator said"),
     line("seen", truth), el("span", { className: "tag" }, verdict));

@@ -106,10 +106,11 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
     world.get_by_role("button", name="Branch").click()
     branch = page.locator("section.world").nth(1)
     branch.wait_for()
-    assert not branch.get_by_text("The freezer is now open.").first.is_visible()
-    branch.get_by_role("button", name="Show the 5 step(s)").click()
-    assert branch.get_by_text("The freezer is now open.").first.is_visible()
-    branch.get_by_role("button", name="Hide the 5 step(s)").click()
+    shared, wide = branch.locator("ol.log > li").nth(4), page.viewport_size["width"] > 1000
+    assert shared.is_visible() == wide
+    branch.get_by_role("button", name="the 5 step(s) before the branch").click()
+    assert shared.is_visible() != wide
+    branch.get_by_role("button", name="the 5 step(s) before the branch").click()
     act(branch, "go to hallway")
     act(world, "look around")
     branch.get_by_text("differs from World 1").wait_for()
@@ -120,16 +121,18 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
 def test_probabilities_are_asked_for_with_the_prompt_of_the_template(page):
     asked: list[str] = []
     page.on("request", lambda sent: asked.append(sent.post_data_json["prompt"]) if "completions" in sent.url else None)
-    world = start(page)
-    act(world, "look <|end|> around")
-    seen = world.locator("li .seen").first.evaluate("node => node.textContent")
-    act(world, "inventory")
-    example = EXAMPLES[0]
+    example, actions = EXAMPLES[0], ["open cupboard", "inventory"]
     history = tuple(Transition(**step) for step in example["history"])
-    context = Context(example["goal"], example["observation"], history)
-    actions = ["look <|end|> around", "inventory"]
-    assert asked[0] == render_prompt(context, actions[:1]) + seen
-    assert asked[1].startswith(render_prompt(context, actions))
+    world = start(page)
+    act(world, actions[0])
+    act(world, actions[1])
+    expected = [render_prompt(Context(example["goal"], example["observation"], history), actions[:k]) for k in (1, 2)]
+    own = f" {example['goal']} <|end|>"
+    page.get_by_label("Goal").fill(own)
+    act(start(page), actions[0])
+    expected.append(render_prompt(Context(own, example["observation"]), actions[:1]))
+    seen = page.locator("li > .seen").evaluate_all("nodes => nodes.map(node => node.textContent)")
+    assert asked == [prompt + text for prompt, text in zip(expected, seen, strict=True)]
 
 
 def test_several_actions_need_no_observation_between_them(page):

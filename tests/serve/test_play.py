@@ -26,6 +26,15 @@ START = {
 SEEN = Context(str(START["goal"]), str(START["observation"]), (Transition("wait", "Nothing."),))
 
 
+TOKENS = 12
+"""Most tokens decoded: random models seldom come to an end."""
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr("serve.world_api.DEFAULT_MAX_TOKENS", TOKENS)
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     return random_model(prediction_heads=True)
@@ -66,7 +75,7 @@ def decoded(library: WorldModel, context: Context, *actions: str) -> str:
     world = library.encode([context])
     for action in actions:
         world = library.advance(world, [action])
-    return library.decode(world, 512)[0]
+    return library.decode(world, TOKENS)[0]
 
 
 def test_actions_show_what_the_library_decodes(terminal, library):
@@ -142,7 +151,7 @@ def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path
         (["--example", "none/1"], "expected one of melt/"),
         (["--world", "missing.json"], "--world: "),
         (["--url", "http://127.0.0.1:1", "--api-key-file", "missing"], "--api-key-file: "),
-        (["--model", "missing"], "the service did not start"),
+        pytest.param(["--model", "missing"], "the service did not start", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_start_is_one_line(capsys, arguments, message):
