@@ -236,10 +236,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def play(game: Game) -> None:
     """Commands from standard input until its end or `quit`. An error is said, and the game goes on."""
-    print("help lists the commands")
+    watched = sys.stdin.isatty()
+    if watched:
+        print("help lists the commands")
     while True:
         try:
-            line = input(game.prompt)
+            line = input(game.prompt if watched else "")
         except EOFError:
             return
         if line.strip() == "quit":
