@@ -62,5 +62,5 @@ test-browser: $(VENV)/.installed $(BROWSER_VENV)/.installed
 
 $(BROWSER_VENV)/.installed: constraints.txt
 	test -x $(BROWSER_VENV)/bin/python || $(PYTHON) -m venv $(BROWSER_VENV)
-	$(BROWSER_VENV)/bin/python -m pip install -c constraints.txt playwright==1.65.2 pytest
+	$(BROWSER_VENV)/bin/python -m pip install -c constraints.txt playwright pytest
 	touch $@

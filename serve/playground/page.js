@@ -8,7 +8,12 @@ let examples = [];
 let born = 0;
 const wide = matchMedia("(min-width: 60rem)"); // side by side, whole branches line up
 
-class ServiceError extends Error {}
+class ServiceError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 function el(tag, props = {}, ...children) {
   const node = Object.assign(document.createElement(tag), props);
@@ -28,7 +33,7 @@ async function call(method, path, body) {
   }
   const reply = await response.json().catch(() => ({}));
   if (!response.ok) {
-    throw new ServiceError(`${reply.error?.message ?? "The service failed"} (status ${response.status})`);
+    throw new ServiceError(`${reply.error?.message ?? "The service failed"} (status ${response.status})`, response.status);
   }
   return reply;
 }
@@ -38,8 +43,12 @@ async function connect() {
     model = (await call("GET", "v1/models")).data[0].id;
     $("status").textContent = `Model: ${model}`;
   } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
     model = null;
     $("status").textContent = error.message;
+    if (error.status !== 401) return;
+    $("key").closest("details").open = true;
+    $("key").focus();
   }
 }
 

@@ -156,6 +156,22 @@ def test_an_error_is_shown_plainly_and_the_page_goes_on(page, base):
     act(start(page), "look around")
 
 
+def test_a_service_with_keys_asks_for_one(page):
+    def check(route: Any) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "This service needs a key"}})
+
+    page.route("**/v1/**", check)
+    page.reload()
+    page.get_by_role("status").get_by_text("This service needs a key (status 401)").wait_for()
+    assert page.get_by_label("API key").evaluate("node => node === document.activeElement")
+    page.keyboard.type("secret")
+    act(start(page), "look around")
+    page.get_by_role("status").get_by_text("Model: loopwm-small").wait_for()
+
+
 def test_markup_stays_text_wherever_it_comes_from(page):
     def answer(route: Any) -> None:
         reply = route.fetch().json()
