@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         examples = make(window for path in args.suites for window in read(path))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     args.out.write_text(json.dumps(examples, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
