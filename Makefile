@@ -2,6 +2,7 @@
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
+# make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
@@ -13,8 +14,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 OPENENV_VENV := .venv-openenv
+BROWSER_VENV := .venv-browser
+CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 
-.PHONY: serve test lint test-vllm test-games test-openenv
+.PHONY: serve test lint test-vllm test-games test-openenv test-browser
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -60,4 +63,15 @@ test-openenv: $(OPENENV_VENV)/.installed
 $(OPENENV_VENV)/.installed: pyproject.toml
 	test -x $(OPENENV_VENV)/bin/python || $(PYTHON) -m venv $(OPENENV_VENV)
 	$(OPENENV_VENV)/bin/python -m pip install torch==2.13.0 -e '.[serve,openenv]' pytest trl
+	touch $@
+
+# The browser's environment has no torch: the served model runs in the first one.
+test-browser: $(VENV)/.installed $(BROWSER_VENV)/.installed
+	@test -n '$(CHROMIUM)' || { echo "error: no chromium here; name one with: make test-browser CHROMIUM=/path" >&2; exit 2; }
+	SERVER_PYTHON=$(abspath $(BIN)/python) CHROMIUM=$(CHROMIUM) $(BROWSER_VENV)/bin/python -m pytest -m browser \
+	  --confcutdir=tests/browser tests/browser $(PYTEST_ARGS)
+
+$(BROWSER_VENV)/.installed: constraints.txt
+	test -x $(BROWSER_VENV)/bin/python || $(PYTHON) -m venv $(BROWSER_VENV)
+	$(BROWSER_VENV)/bin/python -m pip install -c constraints.txt playwright pytest
 	touch $@

@@ -1,4 +1,4 @@
-"""`python -m serve`: an OpenAI-compatible HTTP service for one checkpoint."""
+"""`python -m serve`: an OpenAI-compatible HTTP service for one checkpoint. `python -m serve play`: its playground."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from loopwm.core import Fixed
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.format import END, SPECIAL_TOKENS
 from loopwm.text.world import WorldModel
+from serve import play
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.prompts import PromptReader
@@ -26,7 +27,7 @@ from serve.worlds import WorldLimits, WorldStore
 SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""
 
-EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000"
+EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
 
 
 class StartError(Exception):
@@ -67,6 +68,9 @@ def _port(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["play"]:
+        return play.main(arguments[1:])
     args = build_parser().parse_args(arguments)
     try:
         with _listen(args.host, args.port) as listener:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from loopwm.text.format import FormatError
-from serve import errors, world_api
+from serve import errors, playground, world_api
 from serve.echo import echo_reply
 from serve.engine import EngineStoppedError
 from serve.limits import BodyLimit
@@ -40,6 +40,7 @@ def create_app(sessions: Sessions) -> FastAPI:
     app.add_api_route("/v1/completions", completions, methods=["POST"])
     app.add_api_route("/v1/chat/completions", chat_completions, methods=["POST"])
     app.include_router(world_api.router)
+    app.include_router(playground.router)
     errors.install(app)
     return app
 

@@ -201,6 +201,7 @@ def _world(session: Session, worlds: Sessions) -> Json:
         "imagined_steps": world.steps,
         "steps_cut": world.steps_cut[0],
         "tokens": int(world.state.next_position[0]),
+        "state_slots": world.latent.shape[1],
         "max_loops": world.depth.limit,
         "expires_in": worlds.store.limits.ttl,
     }

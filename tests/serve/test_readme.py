@@ -1,4 +1,4 @@
-"""The README's commands and their shown outputs, against the real server with the shipped checkpoint."""
+"""Commands of the README and of docs/service.md and their shown outputs, against the real server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MANUAL = (ROOT / "docs/service.md").read_text(encoding="utf-8")
 SHOWN_PORT = "8000"
 
 
@@ -25,6 +26,11 @@ def block(language: str, containing: str) -> tuple[str, str]:
     pattern = rf"```{language}\n{inside}```\s*```text\n{inside}```"
     (found,) = [(code, out) for code, out in re.findall(pattern, README, re.DOTALL) if containing in code]
     return found
+
+
+def manual_blocks() -> list[tuple[str, str]]:
+    """The manual's commands that show their output, in order."""
+    return re.findall(r"```bash\n((?:(?!```).)*)```\s*```text\n((?:(?!```).)*)```", MANUAL, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +79,18 @@ def test_the_readmes_curl_prints_what_the_readme_shows(port):
 def test_the_readmes_client_prints_what_the_readme_shows(port):
     code, shown = block("python", "openai")
     assert run([sys.executable, "-c"], code, port) == shown.strip()
+
+
+@pytest.mark.slow
+def test_the_manuals_script_prints_what_the_manual_shows(port, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    blocks = manual_blocks()
+    assert len(blocks) == 7
+    mark = "=== next ==="
+    script = f"cd {tmp_path}\n" + f"echo '{mark}'\n".join(code for code, _ in blocks)
+    printed = [out.strip() for out in run(["bash", "-c"], script, port).split(mark)]
+    assert printed == [shown.strip() for _, shown in blocks]
 
 
 def test_the_readmes_first_commands_are_targets_of_the_makefile():

@@ -1,0 +1,52 @@
+"""The playground: one static page at `/`, and the examples that it and `python -m serve play` start from.
+
+The page knows nothing that the API does not say. It may load its own two files and call this service, nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+
+FOLDER = Path(__file__).parent
+EXAMPLES = FOLDER / "examples.json"
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/playground/page.css": ("page.css", "text/css"),
+    "/playground/page.js": ("page.js", "text/javascript"),
+    "/playground/examples.json": (EXAMPLES.name, "application/json"),
+}
+"""Paths that need no API key, and what is there."""
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+def _add(path: str, name: str, kind: str) -> None:
+    async def answer() -> FileResponse:
+        return FileResponse(FOLDER / name, media_type=kind, headers=HEADERS)
+
+    router.add_api_route(path, answer, methods=["GET"])
+
+
+for _path, _file in FILES.items():
+    _add(_path, *_file)

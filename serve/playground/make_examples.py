@@ -1,0 +1,67 @@
+"""Writes examples.json: of some families of a suite the shortest window, as an agent saw it, and what really came.
+
+example: python -m serve.playground.make_examples eval/suites/{scienceworld,alfworld}-500.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from serve.playground import EXAMPLES
+
+Json = dict[str, Any]
+
+FAMILIES = ("Melt", "Freeze", "Thermometer", "Lifespan", "Find", "Genetics", "cool", "look")
+
+
+def example(window: Json) -> Json:
+    """The fields of a world under the regime `observed`, and the recorded actions with what they led to."""
+    first, *later = window["history"]
+    return {
+        "name": window["id"].partition("/")[2],
+        "env": window["env"],
+        "goal": window["goal"],
+        "observation": first["observation"],
+        "history": [{"action": step["action"], "observation": step["observation"]} for step in later],
+        "actions": window["actions"],
+        "observations": window["observations"],
+    }
+
+
+def make(windows: Iterable[Json]) -> list[Json]:
+    """One example a family, in the order of FAMILIES; of equally short ones the first."""
+    shortest: dict[str, Json] = {}
+    for window in windows:
+        found, best = example(window), shortest.get(window["family"])
+        if best is None or len(json.dumps(found)) < len(json.dumps(best)):
+            shortest[window["family"]] = found
+    return [shortest[family] for family in FAMILIES if family in shortest]
+
+
+def read(path: Path) -> list[Json]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m serve.playground.make_examples", description=__doc__)
+    parser.add_argument("suites", nargs="+", type=Path, help="suite files, .jsonl.gz")
+    parser.add_argument("--out", type=Path, default=EXAMPLES)
+    args = parser.parse_args(arguments)
+    try:
+        examples = make(window for path in args.suites for window in read(path))
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    args.out.write_text(json.dumps(examples, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

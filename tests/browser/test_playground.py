@@ -1,0 +1,217 @@
+"""The playground in a headless Chromium, against the real server with the shipped checkpoint.
+
+SERVER_PYTHON runs the server, CHROMIUM is the browser; screenshots go to SCREENSHOTS if that names a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwm.text.format import Context, Transition, render_prompt
+
+playwright = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = json.loads((ROOT / "serve/playground/examples.json").read_text(encoding="utf-8"))
+PATIENCE = 60_000
+"""Milliseconds for anything to appear: the model decodes on a processor."""
+INJECTED = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    command = [os.environ["SERVER_PYTHON"], "-m", "serve", "--model", "loopwm/pretrained", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1].removesuffix("/v1")
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=os.environ["CHROMIUM"], args=["--no-sandbox", "--no-proxy-server"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+def page(request, browser: Any, base: str) -> Iterator[Any]:
+    """A fresh page whose console must stay empty of errors but for the answers of status 4xx that a test asks for."""
+    width, scheme = request.param
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
+    page.goto(base)
+    page.get_by_text("Model: loopwm-small").wait_for()
+    yield page
+    assert faults == []
+    width_needed = page.evaluate("document.documentElement.scrollWidth")
+    assert width_needed <= width, "the page scrolls sideways"
+    context.close()
+
+
+def shoot(page: Any, name: str) -> None:
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/{name}-{page.viewport_size['width']}.png", full_page=True)
+
+
+def start(page: Any) -> Any:
+    """The world that Start made."""
+    world = page.locator("section.world").nth(page.locator("section.world").count())
+    page.get_by_role("button", name="Start").click()
+    world.wait_for()
+    return world
+
+
+def act(world: Any, action: str) -> None:
+    """Types an action and waits until its observation is there, shaded."""
+    steps = world.locator("ol.log > li .seen")
+    before = steps.count()
+    world.get_by_label("Action", exact=False).first.fill(action)
+    world.get_by_label("Action", exact=False).first.press("Enter")
+    steps.nth(before).locator("span").first.wait_for()
+
+
+def test_five_steps_a_branch_and_what_the_simulator_said(page):
+    world = start(page)
+    example = EXAMPLES[0]
+    for count, action in enumerate(example["actions"], start=1):
+        world.locator(".chips button.next").get_by_text(action, exact=True).click()
+        world.locator("ol.log > li").nth(count - 1).locator(".seen span").first.wait_for()
+    assert world.locator(".action").all_inner_texts()[-5:] == example["actions"]
+    shares = world.locator(".seen span").evaluate_all("spans => spans.map(span => span.title)")
+    assert all(share.endswith(" %") and 0 <= float(share[:-2]) <= 100 for share in shares)
+    facts = world.locator(".meta").last.inner_text()
+    assert "4 loops to advance" in facts
+    assert "4 loops a token" in facts
+    assert world.get_by_text("predicts neither reward nor the end").is_visible()
+    world.get_by_text("What the simulator said").first.click()
+    truth = world.locator("li details .seen").first.inner_text()
+    assert truth.split() == example["observations"][0].split()
+    shoot(page, "five-steps")
+    world.get_by_role("button", name="Branch").click()
+    branch = page.locator("section.world").nth(1)
+    branch.wait_for()
+    shared, wide = branch.locator("ol.log > li").nth(4), page.viewport_size["width"] > 1000
+    assert shared.is_visible() == wide
+    branch.get_by_role("button", name="the 5 step(s) before the branch").click()
+    assert shared.is_visible() != wide
+    branch.get_by_role("button", name="the 5 step(s) before the branch").click()
+    act(branch, "go to hallway")
+    act(world, "look around")
+    branch.get_by_text("differs from World 1").wait_for()
+    assert page.locator("section.world").first.locator("ol.log > li").count() == 6
+    shoot(page, "branch")
+
+
+def test_probabilities_are_asked_for_with_the_prompt_of_the_template(page):
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.post_data_json["prompt"]) if "completions" in sent.url else None)
+    example, actions = EXAMPLES[0], ["open cupboard", "inventory"]
+    history = tuple(Transition(**step) for step in example["history"])
+    world = start(page)
+    act(world, actions[0])
+    act(world, actions[1])
+    expected = [render_prompt(Context(example["goal"], example["observation"], history), actions[:k]) for k in (1, 2)]
+    own = f" {example['goal']} <|end|>"
+    page.get_by_label("Goal").fill(own)
+    act(start(page), actions[0])
+    expected.append(render_prompt(Context(own, example["observation"]), actions[:1]))
+    seen = page.locator("li > .seen").evaluate_all("nodes => nodes.map(node => node.textContent)")
+    assert asked == [prompt + text for prompt, text in zip(expected, seen, strict=True)]
+
+
+def test_several_actions_need_no_observation_between_them(page):
+    world = start(page)
+    world.get_by_label("write out every observation").uncheck()
+    act(world, "look around; inventory")
+    assert world.locator("ol.log > li").count() == 2
+    assert world.get_by_text("not written out").count() == 1
+
+
+def test_an_error_is_shown_plainly_and_the_page_goes_on(page, base):
+    world = start(page)
+    act(world, "look around")
+    (name,) = [found["id"] for found in page.evaluate("fetch('v1/worlds').then(r => r.json())")["data"][-1:]]
+    page.evaluate("name => fetch(`v1/worlds/${name}`, {method: 'DELETE'})", name)
+    world.get_by_label("Action", exact=False).first.fill("open door")
+    world.get_by_role("button", name="Imagine").click()
+    world.get_by_role("alert").get_by_text("create it again").wait_for()
+    shoot(page, "error")
+    assert world.locator("ol.log > li").count() == 1
+    act(start(page), "look around")
+
+
+def test_a_service_with_keys_asks_for_one(page):
+    def check(route: Any) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "This service needs a key"}})
+
+    page.route("**/v1/**", check)
+    page.reload()
+    page.get_by_role("status").get_by_text("This service needs a key (status 401)").wait_for()
+    assert page.get_by_label("API key").evaluate("node => node === document.activeElement")
+    page.keyboard.type("secret")
+    act(start(page), "look around")
+    page.get_by_role("status").get_by_text("Model: loopwm-small").wait_for()
+
+
+def test_markup_stays_text_wherever_it_comes_from(page):
+    def answer(route: Any) -> None:
+        reply = route.fetch().json()
+        reply["steps"][0] |= {"observation": INJECTED, "reward": 2.5, "continuation": 0.75}
+        route.fulfill(json=reply)
+
+    page.get_by_label("Example").select_option("Own text")
+    page.get_by_label("Goal").fill(f"Your task: {INJECTED} <|end|>")
+    page.get_by_label("First observation").fill(INJECTED)
+    page.route("**/step", answer)
+    world = start(page)
+    act(world, INJECTED.replace(";", ","))
+    world.get_by_text("Goal and what was seen").click()
+    assert world.locator("li .seen").inner_text() == INJECTED
+    assert world.locator("li .action").inner_text() == INJECTED
+    assert "reward 2.5 · goes on: 75 %" in world.locator(".meta").last.inner_text()
+    assert page.locator("main img, main b:not(.legend b), main script").count() == 0
+    assert page.title() == "LoopWM playground"
+    shoot(page, "injection")
+
+
+def test_everything_is_reached_and_named_from_the_keyboard(page):
+    page.get_by_label("Example").focus()
+    names = []
+    for _ in range(7):
+        names.append(page.evaluate("document.activeElement.labels?.[0]?.innerText ?? document.activeElement.innerText"))
+        page.keyboard.press("Tab")
+    assert names[:3] == ["Example", "Goal", "First observation"]
+    page.get_by_role("button", name="Start").focus()
+    page.keyboard.press("Enter")
+    world = page.locator("section.world").last
+    world.wait_for()
+    page.keyboard.type("look around")
+    page.keyboard.press("Enter")
+    world.locator("li .seen span").first.wait_for()
+    assert world.locator("input[id^=action]").evaluate("node => node === document.activeElement")
+    page.keyboard.press("ArrowUp")
+    assert world.locator("input[id^=action]").input_value() == "look around"
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea, button')]"
+        ".filter(e => !(e.labels?.length || e.innerText || e.ariaLabel)).length"
+    )
+    assert unnamed == 0

@@ -1,0 +1,171 @@
+"""The playground in the terminal, over the real app."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from loopwm.text.format import Context, Transition
+from loopwm.text.world import WorldModel
+from serve.__main__ import main
+from serve.play import Client, Game, PlayError
+from serve.playground import EXAMPLES
+from tests.text.conftest import random_model
+
+START = {
+    "goal": "Your task is to boil water.",
+    "observation": "This room is called the kitchen.",
+    "history": [{"action": "wait", "observation": "Nothing."}],
+    "actions": ["open door", "look around"],
+    "observations": ["It is open.", "A kitchen."],
+}
+SEEN = Context(str(START["goal"]), str(START["observation"]), (Transition("wait", "Nothing."),))
+
+
+TOKENS = 12
+"""Most tokens decoded: random models seldom come to an end."""
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr("serve.world_api.DEFAULT_MAX_TOKENS", TOKENS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model(prediction_heads=True)
+
+
+@pytest.fixture(scope="module")
+def library(model, tokenizer) -> WorldModel:
+    return WorldModel(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def client(serving, model, library) -> Iterator[httpx.Client]:
+    with serving(model, end_token=library._end) as client:
+        yield client
+
+
+class Terminal:
+    """A game, what it said since the last look, and the lines that it will read."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._said: list[str] = []
+        self.lines: list[str] = []
+        self.game = Game(Client(str(client.base_url)), START, self._said.append, lambda: self.lines.pop(0))
+
+    def __call__(self, *commands: str) -> list[str]:
+        self._said.clear()
+        for command in commands:
+            self.game.command(command)
+        return list(self._said)
+
+
+@pytest.fixture
+def terminal(client) -> Terminal:
+    return Terminal(client)
+
+
+def decoded(library: WorldModel, context: Context, *actions: str) -> str:
+    world = library.encode([context])
+    for action in actions:
+        world = library.advance(world, [action])
+    return library.decode(world, TOKENS)[0]
+
+
+def test_actions_show_what_the_library_decodes(terminal, library):
+    first, facts, second, _ = terminal("open door; look around")
+    assert [first, second] == [decoded(library, SEEN, "open door"), decoded(library, SEEN, "open door", "look around")]
+    assert "reward" in facts
+    assert "loops to advance" in facts
+
+
+def test_a_fork_goes_its_own_way_and_worlds_lists_both(terminal, library):
+    terminal("open door", "fork", "look around")
+    assert terminal("worlds") == ["  1  open door", "* 2  open door; look around"]
+    said = terminal("world 1", "wait")
+    assert said[0] == decoded(library, SEEN, "open door", "wait")
+
+
+def test_an_observation_takes_the_place_of_what_was_imagined_since_the_last(terminal, library):
+    terminal.lines = ["It is open.", "You see a hallway.", "."]
+    terminal("look around", "wait", "observe open door")
+    assert terminal("worlds") == ["* 1  open door"]
+    steps = (*SEEN.history, Transition("open door", "It is open.\nYou see a hallway."))
+    assert terminal("wait")[0] == decoded(library, Context(SEEN.goal, SEEN.observation, steps), "wait")
+
+
+def test_a_plan_marks_the_best_and_leaves_the_world(terminal):
+    *rows, _ = terminal("plan open door; wait | look around")
+    scores = [float(row[2:].split()[0]) for row in rows]
+    assert [row[0] for row in rows] == ["*" if score == max(scores) else " " for score in scores]
+    assert rows[0].endswith("open door; wait")
+    assert terminal("worlds") == ["* 1  (nothing done yet)"]
+
+
+def test_truth_is_told_only_for_the_recorded_actions(terminal):
+    terminal("open door", "look around")
+    assert terminal("truth") == ["A kitchen."]
+    with pytest.raises(PlayError, match="nothing is recorded"):
+        terminal("wait", "truth")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("world 9", "not a number from 1 to 1"),
+        ("act ;", "an action is missing"),
+        ("plan open door | ", "an action is missing"),
+        ("observe", "name the action"),
+        ("x" * 3000, "status 400"),
+        ("; ".join(["wait"] * 65), "status 400"),
+    ],
+)
+def test_a_wrong_command_is_told_and_changes_nothing(terminal, command, message):
+    with pytest.raises(PlayError, match=message):
+        terminal(command)
+    assert terminal("worlds") == ["* 1  (nothing done yet)"]
+
+
+def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path):
+    lines = iter(["act worlds", "world 5", "worlds", "quit"])
+    monkeypatch.setattr("builtins.input", lambda _="": next(lines))
+    (tmp_path / "world.json").write_text(json.dumps(START))
+    assert main(["play", "--url", f"{client.base_url}/v1", "--world", str(tmp_path / "world.json")]) == 0
+    said = capsys.readouterr().out
+    assert "> wait\nNothing.\n" in said
+    assert "error: world: '5'" in said
+    assert said.endswith("* 1  worlds\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "http://127.0.0.1:1"], "does not answer: [Errno 111] Connection refused"),
+        (["--url", "127.0.0.1"], "does not begin with http"),
+        (["--example", "none/1"], "expected one of melt/"),
+        (["--world", "missing.json"], "--world: "),
+        (["--url", "http://127.0.0.1:1", "--api-key-file", "missing"], "--api-key-file: "),
+        pytest.param(["--model", "missing"], "the service did not start", marks=pytest.mark.slow),
+    ],
+)
+def test_what_cannot_start_is_one_line(capsys, arguments, message):
+    assert main(["play", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_the_terminal_starts_from_the_pages_examples(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["play", "--help"])
+    assert caught.value.code == 0
+    told = capsys.readouterr().out
+    assert all(example["name"] in told for example in json.loads(EXAMPLES.read_text()))

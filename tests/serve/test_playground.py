@@ -1,0 +1,58 @@
+"""The playground's files as the service sends them; tests/browser drives the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from serve import playground
+from serve.playground import make_examples
+
+ROOT = Path(__file__).parents[2]
+SUITES = [str(ROOT / f"eval/suites/{name}-500.jsonl.gz") for name in ("scienceworld", "alfworld")]
+
+
+@pytest.mark.parametrize("path", playground.FILES)
+def test_every_file_comes_with_a_policy_that_allows_no_inline_code_and_no_other_site(client, path):
+    response = client.get(path)
+    assert response.status_code == 200
+    policy = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-type"].startswith(playground.FILES[path][1])
+
+
+def test_the_page_loads_nothing_that_the_service_does_not_have(client):
+    page = client.get("/").text
+    named = [name for name in re.findall(r'(?:src|href)="([^"#]+)"', page) if not name.startswith("data:")]
+    assert len(named) == 2
+    assert all(client.get(f"/{name}").status_code == 200 for name in named)
+
+
+def test_the_page_never_turns_text_into_markup():
+    script = (playground.FOLDER / "page.js").read_text(encoding="utf-8")
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|DOMParser", script)
+
+
+def test_a_missing_file_has_the_envelope(client):
+    response = client.get("/playground/none.js")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "unknown_url"
+
+
+def test_the_examples_are_the_suites(tmp_path):
+    assert make_examples.main([*SUITES, "--out", str(tmp_path / "made.json")]) == 0
+    assert (tmp_path / "made.json").read_bytes() == playground.EXAMPLES.read_bytes()
+
+
+def test_every_example_starts_a_world(client):
+    for example in json.loads(playground.EXAMPLES.read_text(encoding="utf-8")):
+        body = {"model": "tiny", **{field: example[field] for field in ("goal", "observation", "history")}}
+        response = client.post("/v1/worlds", json=body)
+        assert response.status_code == 201, response.text
+        assert response.json()["steps_cut"] == 0
+        assert len(example["actions"]) == len(example["observations"]) == 5
