@@ -1,5 +1,6 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
+# make conformance  ask the service with clients of others (openai, langchain, litellm, schemathesis)
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
@@ -16,8 +17,9 @@ VLLM_VENV := .venv-vllm
 OPENENV_VENV := .venv-openenv
 BROWSER_VENV := .venv-browser
 CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
+CONFORMANCE_VENV := .venv-conformance
 
-.PHONY: serve test lint test-vllm test-games test-openenv test-browser
+.PHONY: serve test lint test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -43,6 +45,16 @@ test-games: $(VENV)/.games
 # The compilation asks for a command named `python`.
 $(VENV)/.games: $(VENV)/.installed
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pip install -c constraints.txt -e '.[textworld,alfworld]'
+	touch $@
+
+# Clients of others against the served checkpoint, and requests made up from the API's description.
+conformance: $(VENV)/.installed $(CONFORMANCE_VENV)/.installed
+	BIN=$(BIN) CLIENTS=$(CONFORMANCE_VENV)/bin bash tests/conformance/run.sh
+
+$(CONFORMANCE_VENV)/.installed: Makefile
+	test -x $(CONFORMANCE_VENV)/bin/python || $(PYTHON) -m venv $(CONFORMANCE_VENV)
+	$(CONFORMANCE_VENV)/bin/python -m pip install --prefer-binary \
+	  'langchain-openai==1.7.3' 'litellm==1.106.2' 'openai==2.54.0' 'pytest==9.2.0' 'schemathesis==4.32.5'
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed

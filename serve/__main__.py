@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 
 import torch
-import uvicorn
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import Fixed
@@ -19,7 +20,9 @@ from loopwm.text.world import WorldModel
 from serve import play
 from serve.app import create_app
 from serve.engine import Engine, Limits
+from serve.keys import KeyFileError, KeyRing, read_keys
 from serve.prompts import PromptReader
+from serve.server import Server
 from serve.service import ModelCard, Service
 from serve.sessions import Sessions
 from serve.worlds import WorldLimits, WorldStore
@@ -28,6 +31,10 @@ SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""
 
 EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
+
+
+KEYS_HELP = """lines of a name and the SHA-256 of a key, one of which requests then need; by default none. To add one:
+KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
 
 
 class StartError(Exception):
@@ -44,11 +51,13 @@ def build_parser() -> argparse.ArgumentParser:
     limits = Limits()
     parser.add_argument("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder")
     parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; the service has no authentication")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
     parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
     parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
     parser.add_argument("--depth", type=_positive, help="loops of every pass; by default the checkpoint's")
+    parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds to finish what runs when told to end")
     worlds = WorldLimits()
     parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds a kept world lives unused")
     parser.add_argument("--world-bytes", type=_positive, default=worlds.most_bytes, help="memory of all kept worlds")
@@ -73,15 +82,16 @@ def main(arguments: list[str] | None = None) -> int:
         return play.main(arguments[1:])
     args = build_parser().parse_args(arguments)
     try:
+        keys = None if args.api_keys is None else read_keys(args.api_keys)
         with _listen(args.host, args.port) as listener:
-            serve(args, listener)
-    except (StartError, CheckpointError) as error:
+            serve(args, listener, keys)
+    except (StartError, CheckpointError, KeyFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def serve(args: argparse.Namespace, listener: socket.socket) -> None:
+def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
     """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises StartError, CheckpointError."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(_processors())
@@ -103,10 +113,14 @@ def serve(args: argparse.Namespace, listener: socket.socket) -> None:
     with Engine(model, SPECIAL_TOKENS.index(END), limits) as engine:
         service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots))
         worlds = WorldStore(WorldLimits(args.world_ttl, args.world_bytes))
-        app = create_app(Sessions(service, WorldModel(model, tokenizer), worlds))
+        app = create_app(Sessions(service, WorldModel(model, tokenizer), worlds), keys)
         host, port = listener.getsockname()[:2]
+        if keys is None and not ip_address(host).is_loopback:
+            print(f"warning: whoever reaches {host} may use this service: it has no --api-keys", file=sys.stderr)
         print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)).run([listener])
+        for told_to_end in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
+        Server(app, engine, args.grace).run([listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ Shape suffixes: B rows, L new columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from loopwm.core import CoreState, ExitRule, Fixed, SharedState
 from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput
 from serve.prefixes import PrefixCache, shared_prefix
-from serve.requests import Event, Finish, Request, Ticket
+from serve.requests import Event, Finish, Request, Scores, Ticket
 from serve.sampling import choose
 
 MAX_PREFILL = 2048
@@ -83,29 +84,46 @@ class Cohort:
 
     def step(self, passes: Passes, end_token: int) -> None:
         """One token for every row, delivered at once; rows that are finished or cancelled leave."""
-        tokens, loops = self._choose(), self._loops_B.tolist()
-        stay = [i for i, ticket in enumerate(self.tickets) if _deliver(ticket, tokens[i], loops[i], end_token)]
+        tokens, loops = self._choose(end_token), self._loops_B.tolist()
+        scores = [_scores(*row) for row in zip(self.tickets, self._logits_BV, tokens, strict=True)]
+        events = [Event(*row) for row in zip(tokens, loops, scores, strict=True)]
+        stay = [i for i, ticket in enumerate(self.tickets) if _deliver(ticket, events[i], end_token)]
         if len(stay) < len(self.tickets):
             self.tickets = [self.tickets[i] for i in stay]
             self._state = self._state.select(torch.tensor(stay, dtype=torch.long, device=passes.device))
         if stay:
             self._logits_BV, self._loops_B = passes.tokens(self._state, [[tokens[i]] for i in stay], self.depth)
 
-    def _choose(self) -> list[int]:
-        rows = zip(self._logits_BV, self.tickets, strict=True)
-        return [choose(logits_V, ticket.request.sampling, ticket.generator) for logits_V, ticket in rows]
+    def _choose(self, end_token: int) -> list[int]:
+        chosen = []
+        for logits_V, ticket in zip(self._logits_BV, self.tickets, strict=True):
+            if not ticket.request.may_end(ticket.produced):
+                logits_V = logits_V.clone()
+                logits_V[end_token] = -torch.inf
+            chosen.append(choose(logits_V, ticket.request.sampling, ticket.generator))
+        return chosen
 
 
-def _deliver(ticket: Ticket, token: int, loops: int, end_token: int) -> bool:
+def _scores(ticket: Ticket, logits_V: Tensor, token: int) -> Scores | None:
+    """Of this token, as far as the request asks for them."""
+    top = ticket.request.top
+    if top is None:
+        return None
+    scores_V = logits_V.float().log_softmax(-1)
+    values, ids = scores_V.topk(min(top, len(scores_V)))
+    return Scores(float(scores_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+
+
+def _deliver(ticket: Ticket, event: Event, end_token: int) -> bool:
     """Tells a request its token; whether it wants another one."""
     if ticket.cancelled:
         return False
-    if token == end_token:
-        ticket.deliver(Event(loops=loops, finish=Finish.STOP))
+    if event.token == end_token:
+        ticket.deliver(Event(loops=event.loops, finish=Finish.STOP))
         return False
     ticket.produced += 1
     finish = Finish.LENGTH if ticket.produced == ticket.request.max_tokens else None
-    ticket.deliver(Event(token, loops, finish))
+    ticket.deliver(replace(event, finish=finish))
     return finish is None
 
 

@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 from serve.prompts import Prompt
+from serve.replies import Json, envelope, top_texts, usage
 from serve.requests import Finish
 from serve.scores import TokenScores
 from serve.service import Service
 
-Json = dict[str, Any]
-
 
 def echo_reply(
-    service: Service, prompts: Sequence[Prompt], scores: Sequence[TokenScores], generated: int, top: int
+    service: Service,
+    prompts: Sequence[Prompt],
+    scores: Sequence[TokenScores],
+    *,
+    generated: int,
+    top: int | None,
+    loops: int,
 ) -> Json:
-    """generated: 0, or 1 for the most probable next token behind each prompt. top: 1 for the best token at each place.
-
-    As everywhere with OpenAI, the first token of a prompt has no score.
+    """generated: 0, or 1 for the most probable next token behind each prompt, which took `loops`. top: how many of the
+    best tokens to tell at each place, None for no scores. As everywhere with OpenAI, the first token has no score.
     """
     rows = list(zip(prompts, scores, strict=True))
     read, made = sum(len(prompt.ids) for prompt in prompts), generated * len(rows)
     return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.card.name,
+        **envelope("cmpl", "text_completion", service.card.name),
         "choices": [_choice(service, index, *row, generated, top) for index, row in enumerate(rows)],
-        "usage": {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made},
+        "usage": usage(read, made, [loops] * made),
     }
 
 
-def _choice(service: Service, index: int, prompt: Prompt, scores: TokenScores, generated: int, top: int) -> Json:
-    ids = [*prompt.ids, *scores.best[-1:][:generated]]
-    texts = service.token_texts(ids)
-    best = service.single_texts(scores.best)
-    ended = generated == 1 and service.ends(ids[-1])
-    tops = [None, *({text: score} for text, score in zip(best, scores.best_scores, strict=True))]
-    logprobs = {
-        "tokens": texts,
-        "token_logprobs": [None, *scores.chosen, *scores.best_scores[-1:][:generated]],
-        "top_logprobs": tops[: len(ids)] if top else None,
-        "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
-    }
+def _choice(service: Service, index: int, prompt: Prompt, scores: TokenScores, generated: int, top: int | None) -> Json:
+    token, score = scores.next
+    texts = service.token_texts([*prompt.ids, *[token][:generated]])
+    chosen = [*scores.chosen, *[score][:generated]]
+    logprobs = None if top is None else _logprobs(service, texts, chosen, [some[:top] for some in scores.tops])
+    ended = generated == 1 and service.ends(token)
     shown = texts[:-1] if ended else texts
     finish = Finish.STOP if ended else Finish.LENGTH
     return {"index": index, "text": "".join(shown), "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(
+    service: Service, texts: Sequence[str], chosen: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]]
+) -> Json:
+    told = top_texts(service, tops[: len(chosen)])
+    return {
+        "tokens": texts,
+        "token_logprobs": [None, *chosen],
+        "top_logprobs": told and [None, *told],
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
+    }

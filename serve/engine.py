@@ -36,15 +36,21 @@ class Limits:
     max_queue: int = 64
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
-    """Work that yields after every pass, and who gets its result."""
+    """Work that yields after every pass, and who gets its result; nobody once it is cancelled, and no more passes."""
 
     steps: Generator[None, None, Any]
     deliver: Callable[[Any], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
     def advance(self) -> bool:
         """One pass; whether there are more. What the work raises is its result."""
+        if self.cancelled:
+            return False
         try:
             next(self.steps)
         except StopIteration as end:
@@ -75,11 +81,14 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops after the current token; whoever is still waiting hears an EngineStoppedError."""
+        self.stop()
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Ends after the current token; whoever is still waiting hears an EngineStoppedError. Returns at once."""
         with self._changed:
             self._running = False
             self._changed.notify()
-        self._thread.join()
 
     @property
     def alive(self) -> bool:
@@ -111,15 +120,17 @@ class Engine:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
 
-    def work(self, steps: Generator[None, None, T], deliver: Callable[[T | Exception], None]) -> None:
+    def work(self, steps: Generator[None, None, T], deliver: Callable[[T | Exception], None]) -> Job:
         """Queues a piece of work with the model, which yields after every pass so that others come in between.
 
         `deliver` gets what it returns or raises, on the engine's thread. Raises QueueFullError or EngineStoppedError.
         """
+        job = Job(steps, deliver)
         with self._changed:
             self._check_room()
-            self._jobs.append(Job(steps, deliver))
+            self._jobs.append(job)
             self._changed.notify()
+        return job
 
     def _check_room(self) -> None:
         if not self.alive:
@@ -148,10 +159,12 @@ class Engine:
     def _work(self) -> None:
         """One pass of each of the first jobs, which go to the end of the line."""
         for _ in range(min(len(self._jobs), PASSES_OF_JOBS)):
+            job = self._jobs[0]
+            more = job.advance()
             with self._changed:
-                job = self._jobs.popleft()
-            if job.advance():
-                self._jobs.append(job)
+                self._jobs.popleft()
+                if more:
+                    self._jobs.append(job)
 
     # One bad batch must not end the service: whatever the model raises goes to the requests concerned.
 

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from loopwm.text.format import FormatError
 from serve.engine import EngineStoppedError, QueueFullError
@@ -30,6 +32,14 @@ class BodyTooLargeError(HTTPException):
         super().__init__(413, f"The request body is larger than {limit} bytes")
 
 
+class WrongKeyError(HTTPException):
+    """No key, or none that the service knows. An HTTPException, because it is raised outside of the routes."""
+
+    def __init__(self) -> None:
+        told = "This service needs a key it knows: Authorization: Bearer KEY"
+        super().__init__(401, told, {"WWW-Authenticate": "Bearer"})
+
+
 @dataclass(frozen=True)
 class Problem:
     """One error as clients see it. `kind` is sent as `type`."""
@@ -39,13 +49,27 @@ class Problem:
     kind: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def envelope(self) -> dict[str, object]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else None
-        return JSONResponse(self.envelope(), self.status, headers)
+        retry = {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
+        return JSONResponse(self.envelope(), self.status, {**self.headers, **retry})
+
+
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is no success."""
+
+    error: ErrorFields
 
 
 WRONG_FIELD: dict[type[FormatError], str] = {
@@ -63,6 +87,18 @@ REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
     WorldGoneError: (410, "world_gone", None),
 }
 """Status, code and field of what else a client can get wrong."""
+
+CODES = {
+    400: "invalid_json",
+    401: "invalid_api_key",
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
+"""Codes of what fails before a route is reached; 400 is a body that is not text in UTF-8."""
+
+CLOSED = {"Connection": "close"}
+"""The server drops the connection of a request that failed: its client must not send the next one there."""
 
 OVERLOADED = {QueueFullError: "overloaded", EngineStoppedError: "unavailable"}
 """Codes of what is answered with 503."""
@@ -82,13 +118,14 @@ def problem_of(error: Exception) -> Problem:
         return Problem(status, str(error), param=param, code=code)
     if kind in OVERLOADED:
         return Problem(503, f"The service is not available: {error}", "server_error", code=OVERLOADED[kind])
-    return Problem(500, "The service failed; its log has the reason", "server_error", code="internal_error")
+    told = "The service failed; its log has the reason"
+    return Problem(500, told, "server_error", code="internal_error", headers=CLOSED)
 
 
 def _of_status(error: HTTPException) -> Problem:
-    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return Problem(error.status_code, str(error.detail), kind, code=codes.get(error.status_code))
+    code = CODES.get(error.status_code)
+    return Problem(error.status_code, str(error.detail), kind, code=code, headers=error.headers or {})
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
@@ -114,8 +151,18 @@ def _path(location: Sequence[str | int]) -> str | None:
     return path or None
 
 
-async def _respond(_: Request, error: Exception) -> JSONResponse:
-    return problem_of(error).response()
+async def _respond(request: Request, error: Exception) -> JSONResponse:
+    problem = problem_of(error)
+    if problem.status == 405:
+        problem = replace(problem, headers={"Allow": ", ".join(_methods(request))})
+    return problem.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """All that there are for a path; Starlette itself names those of its first route."""
+    paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
+    fitting = (told for path, told in paths.items() if compile_path(path)[0].match(request.url.path))
+    return sorted({method.upper() for told in fitting for method in told})
 
 
 EXPECTED = (RequestValidationError, HTTPException, *WRONG_FIELD, *REFUSED, *OVERLOADED)

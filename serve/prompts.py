@@ -46,18 +46,18 @@ class PromptReader:
         """
         context, actions = template.chat_to_prompt(messages)
         asked = "".join(template.render_step(action, self._state_slots) for action in actions) + template.OBS
-        room = self.limit - len(self._encode(asked))
+        room = self.limit - len(self.encode(asked))
         try:
-            context, cut = template.fit_context(context, lambda text: len(self._encode(text)), room, self._state_slots)
+            context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._state_slots)
         except FormatError as error:
             head = template.context_parts(context)[0]
-            tokens = len(self._encode(head + asked)) + self._state_slots
+            tokens = len(self.encode(head + asked)) + self._state_slots
             raise PromptTooLongError("messages", tokens, self.limit) from error
-        return Prompt(tuple(self._encode(template.render_prompt(context, actions, self._state_slots))), cut)
+        return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._state_slots))), cut)
 
     def text(self, text: str) -> Prompt:
         """A whole prompt; special strings such as `<|act|>` become special tokens. Raises as `ids` does."""
-        return self.ids(self._encode(text))
+        return self.ids(self.encode(text))
 
     def ids(self, ids: Sequence[int]) -> Prompt:
         """A whole prompt in token ids. Raises FormatError for none or unknown ones, PromptTooLongError."""
@@ -65,10 +65,15 @@ class PromptReader:
             raise FormatError("prompt", "must not be empty")
         if len(ids) > self.limit:
             raise PromptTooLongError("prompt", len(ids), self.limit)
-        if min(ids) < 0 or max(ids) >= len(self._tokenizer):
-            raise FormatError("prompt", f"token ids must be 0 .. {len(self._tokenizer) - 1}")
+        self.check_ids("prompt", ids)
         return Prompt(tuple(ids))
 
-    def _encode(self, text: str) -> list[int]:
+    def check_ids(self, field: str, ids: Sequence[int]) -> None:
+        """Raises FormatError for an id that no token has."""
+        if ids and (min(ids) < 0 or max(ids) >= len(self._tokenizer)):
+            raise FormatError(field, f"token ids must be 0 .. {len(self._tokenizer) - 1}")
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of any length; special strings become special tokens."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids

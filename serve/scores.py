@@ -13,32 +13,40 @@ from serve.batch import Passes
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Natural log-probabilities of the tokens of a prompt and of the one after it.
+    """Natural log-probabilities of the tokens of a prompt and of those most probable after it.
 
-    chosen: of tokens 1 .. n-1; the first token has none. best, best_scores: the most probable token at 1 .. n and its
-    own, where token n is the first that the model would generate.
+    chosen: of tokens 1 .. n-1; the first token has none. tops: at 1 .. n the most probable tokens with theirs, at least
+    one, the best first, where token n is the first that the model would generate.
     """
 
     chosen: tuple[float, ...]
-    best: tuple[int, ...]
-    best_scores: tuple[float, ...]
+    tops: tuple[tuple[tuple[int, float], ...], ...]
+
+    @property
+    def next(self) -> tuple[int, float]:
+        """The most probable token behind the prompt."""
+        return self.tops[-1][0]
 
 
-def score(passes: Passes, prompts: Sequence[tuple[int, ...]], depth: Fixed) -> Generator[None, None, list[TokenScores]]:
-    """Each prompt in a pass of its own."""
+def score(
+    passes: Passes, prompts: Sequence[tuple[int, ...]], depth: Fixed, top: int
+) -> Generator[None, None, list[TokenScores]]:
+    """Each prompt in a pass of its own. top: how many of the most probable tokens to tell at each place."""
     found = []
     for prompt in prompts:
-        found.append(_score(passes, prompt, depth))
+        found.append(_score(passes, prompt, depth, max(top, 1)))
         yield
     return found
 
 
 @torch.inference_mode()
-def _score(passes: Passes, prompt: tuple[int, ...], depth: Fixed) -> TokenScores:
+def _score(passes: Passes, prompt: tuple[int, ...], depth: Fixed, top: int) -> TokenScores:
     out = passes.run(CoreState(1, passes.device), [prompt], depth)
     assert out.last_hidden_state is not None
     scores_LV = passes.model.lm_head(out.last_hidden_state[0]).float().log_softmax(-1)
-    best_scores, best = scores_LV.max(-1)
+    values_LK, ids_LK = scores_LV.topk(min(top, scores_LV.shape[-1]))
     tokens_L = torch.tensor(prompt[1:], device=passes.device, dtype=torch.long)
     chosen = scores_LV[:-1].gather(-1, tokens_L[:, None])[:, 0]
-    return TokenScores(*(tuple(values.tolist()) for values in (chosen, best, best_scores)))
+    rows = zip(ids_LK.tolist(), values_LK.tolist(), strict=True)
+    tops = tuple(tuple(zip(ids, values, strict=True)) for ids, values in rows)
+    return TokenScores(tuple(chosen.tolist()), tops)

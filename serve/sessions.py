@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +15,7 @@ from serve import imagining
 from serve.imagining import Candidate, Plan, Step
 from serve.requests import Request
 from serve.sampling import Sampling
-from serve.service import Service, TextStream
+from serve.service import Service, TextStream, together
 from serve.worlds import Session, WorldStore
 
 Decode = Literal["last", "each", "none"]
@@ -50,10 +49,9 @@ class Sessions:
         self._model = model
         (self._obs,) = special_ids(model.tokenizer, (template.OBS,))
 
-    async def create(self, owner: str, context: Context, depth: ExitRule | None) -> Session:
+    async def create(self, owner: str, context: Context, depth: ExitRule) -> Session:
         """Raises FormatError for a context that cannot be encoded."""
-        rule = self.service.card.depth if depth is None else depth
-        world = await self.service.work(imagining.create(self._model, context, rule))
+        world = await self.service.work(imagining.create(self._model, context, depth))
         return self.store.add(owner, world, world)
 
     async def step(
@@ -64,7 +62,7 @@ class Sessions:
         with self.store.changing(name, owner) as session:
             steps = await self.service.work(imagining.advance(self._model, session.world, actions, monitor))
             first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[decode]
-            decoded = await asyncio.gather(*(self._decode(step, max_tokens) for step in steps[first:]))
+            decoded = await together([self._decode(step, max_tokens) for step in steps[first:]])
             session.world = steps[-1].world
         return session, [*(Imagined(step) for step in steps[:first]), *decoded]
 
@@ -91,10 +89,6 @@ class Sessions:
         text = (await self._stream(found.world, max_tokens).text()) if decode else None
         return found.candidates, found.best, text
 
-    def checked(self, rule: ExitRule) -> ExitRule:
-        """The rule. Raises ValueError if the checkpoint cannot follow it."""
-        return self._model.model.model.core.check(rule)
-
     def _check_monitor(self, monitor: bool) -> None:
         if monitor and not self._model.model.config.monitor_head:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
@@ -111,4 +105,4 @@ class Sessions:
         if room < 1:
             raise FormatError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
         start = start if isinstance(start, SharedState) else SharedState(start.alone(0), 1)
-        return self.service.stream(Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start), ())
+        return self.service.stream(Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start))

@@ -13,14 +13,15 @@ POST   /v1/worlds/{id}/plan        scores of candidate action sequences
 from __future__ import annotations
 
 from statistics import mean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
-from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate
-from loopwm.text.format import Context, FormatError, Transition
-from serve.protocol import Body
+from loopwm.text.format import Context, Transition
+from serve.body import Body
+from serve.depth import DepthBody, rule_of
+from serve.routes import CancelledWithClient
 from serve.service import DEFAULT_MAX_TOKENS
 from serve.sessions import MAX_ACTIONS, MAX_CANDIDATES, Decode, Imagined, Sessions
 from serve.worlds import Session
@@ -29,44 +30,7 @@ Json = dict[str, Any]
 Action = Annotated[str, Field(min_length=1, max_length=2000)]
 Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS)]
 
-router = APIRouter(prefix="/v1/worlds")
-
-
-class GateBody(Body):
-    """Leaves the loop where g^(t) > tau."""
-
-    rule: Literal["gate"]
-    tau: float
-    limit: int
-
-    def made(self) -> ExitRule:
-        return Gate(self.tau, self.limit)
-
-
-class CumulativeBody(Body):
-    """Leaves where the probability of having left reaches q."""
-
-    rule: Literal["cumulative"]
-    q: float
-    limit: int
-
-    def made(self) -> ExitRule:
-        return CumulativeGate(self.q, self.limit)
-
-
-class ConvergenceBody(Body):
-    """Leaves where the second difference of the state is below eps of its norm."""
-
-    rule: Literal["convergence"]
-    eps: float
-    limit: int
-
-    def made(self) -> ExitRule:
-        return Convergence(self.eps, self.limit)
-
-
-RuleBody = Annotated[GateBody | CumulativeBody | ConvergenceBody, Field(discriminator="rule")]
-DepthBody = int | RuleBody
+router = APIRouter(prefix="/v1/worlds", route_class=CancelledWithClient)
 
 
 class StepTaken(Body):
@@ -131,7 +95,7 @@ Owner = Annotated[str, Depends(_owner)]
 @router.post("", status_code=201)
 async def create(body: WorldBody, worlds: Worlds, owner: Owner) -> Json:
     worlds.service.check_model(body.model)
-    return _world(await worlds.create(owner, body.context(), _depth(body.depth, worlds)), worlds)
+    return _world(await worlds.create(owner, body.context(), worlds.service.rule(rule_of(body.depth))), worlds)
 
 
 @router.get("")
@@ -179,16 +143,6 @@ async def plan(name: str, body: PlanBody, worlds: Worlds, owner: Owner) -> Json:
         {"score": found.score, "rewards": found.rewards, "continuations": found.continuations} for found in candidates
     ]
     return {"id": name, "object": "world.plan", "candidates": told, "best": best, "observation": observation}
-
-
-def _depth(body: DepthBody | None, worlds: Sessions) -> ExitRule | None:
-    """Raises FormatError for a rule that this checkpoint cannot follow."""
-    if body is None:
-        return None
-    try:
-        return worlds.checked(Fixed(body) if isinstance(body, int) else body.made())
-    except ValueError as error:
-        raise FormatError("depth", str(error).removeprefix("depth: ")) from error
 
 
 def _world(session: Session, worlds: Sessions) -> Json:

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from loopwm.core import Fixed
 from loopwm.text.world import WorldModel
 from serve.app import create_app
 from serve.engine import Engine, Limits
+from serve.keys import KeyRing
 from serve.prompts import PromptReader
+from serve.server import Server
 from serve.service import ModelCard, Service
 from serve.sessions import Sessions
 from serve.worlds import WorldLimits, WorldStore
@@ -34,13 +35,18 @@ def serving(tokenizer) -> Serving:
 
     @contextmanager
     def start(
-        model: Any, limits: Limits | None = None, end_token: int = NEVER, worlds: WorldLimits | None = None
+        model: Any,
+        limits: Limits | None = None,
+        end_token: int = NEVER,
+        worlds: WorldLimits | None = None,
+        keys: KeyRing | None = None,
+        grace: float = 5,
     ) -> Iterator[httpx.Client]:
         with socket.create_server(("127.0.0.1", 0)) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
             service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots))
-            app = create_app(Sessions(service, WorldModel(model, tokenizer), WorldStore(worlds or WorldLimits())))
-            server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+            sessions = Sessions(service, WorldModel(model, tokenizer), WorldStore(worlds or WorldLimits()))
+            server = Server(create_app(sessions, keys), engine, grace)
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()
             port = listener.getsockname()[1]

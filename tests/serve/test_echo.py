@@ -94,12 +94,29 @@ def test_scoring_counts_against_the_queue(serving, tiny_model):
         assert "Retry-After" in response.headers
 
 
+def test_up_to_twenty_top_scores_are_the_best_of_a_full_pass(client, tiny_model, tokenizer, ids):
+    tops = echo(client, logprobs=20)[0]["logprobs"]["top_logprobs"]
+    values, best = full_pass(tiny_model, ids)[:-1].topk(20)
+    for top, expected, tokens in zip(tops[1:], values, best.tolist(), strict=True):
+        texts = [tokenizer.decode([token]) for token in tokens]
+        assert set(top) == set(texts)
+        assert top[texts[0]] == pytest.approx(expected[0].item(), abs=1e-5)
+
+
+def test_an_echo_without_scores_is_the_prompt_before_the_text(client):
+    body = {"model": "tiny", "prompt": [PROMPT, "boil"], "max_tokens": 9}
+    plain = [choice["text"] for choice in client.post("/v1/completions", json=body).json()["choices"]]
+    echoed = client.post("/v1/completions", json={**body, "echo": True}).json()["choices"]
+    assert [choice["text"] for choice in echoed] == [PROMPT + plain[0], "boil" + plain[1]]
+    (nothing,) = echo(client, logprobs=None)
+    assert (nothing["text"], nothing["logprobs"], nothing["finish_reason"]) == (PROMPT, None, "length")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True}, "echo"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"echo": True, "logprobs": 2}, "logprobs"),
+        ({"echo": True, "logprobs": 21}, "logprobs"),
+        ({"echo": True, "logprobs": 1, "n": 2}, "n"),
         ({"echo": True, "logprobs": 1, "max_tokens": 2}, "max_tokens"),
         ({"echo": True, "logprobs": 1, "max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),

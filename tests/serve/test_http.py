@@ -50,11 +50,13 @@ def test_a_chat_reply_has_openais_shape(client, chat):
     assert (choice["finish_reason"], reply["steps_cut"]) == ("length", 0)
 
 
-def test_usage_counts_tokens(client, tokenizer, chat):
+def test_usage_counts_tokens_and_loops(client, tiny_model, tokenizer, chat):
     prompt = "<|goal|>boil water<|obs|>"
     usage = completion(client, prompt=prompt, max_tokens=7)["usage"]
     expected = len(tokenizer(prompt)["input_ids"])
+    loops = usage.pop("loops")
     assert usage == {"prompt_tokens": expected, "completion_tokens": 7, "total_tokens": expected + 7}
+    assert loops == tiny_model.config.default_depth
     last = events(client, "/v1/chat/completions", {**chat, "stream_options": {"include_usage": True}})[-1]
     assert last["choices"] == []
     assert last["usage"] == client.post("/v1/chat/completions", json=chat).json()["usage"]
@@ -115,10 +117,16 @@ def test_prompts_may_be_several_and_may_be_token_ids(client, tokenizer):
 def test_nulls_count_as_absent_and_unknown_fields_are_ignored(client, chat):
     plain = client.post("/v1/chat/completions", json=chat).json()
     nulls = dict.fromkeys(
-        ["temperature", "top_p", "seed", "stop", "n", "stream", "stream_options", "tools", "logprobs"]
-    )
-    reply = client.post("/v1/chat/completions", json={**chat, **nulls, "user": "me", "invented": [1]}).json()
-    assert reply["choices"] == plain["choices"]
+        ["temperature", "top_p", "seed", "stop", "n", "stream", "stream_options", "tools", "logprobs", "top_logprobs",
+         "depth", "top_k", "min_p", "min_tokens", "ignore_eos", "return_token_ids", "logit_bias", "response_format"]
+    )  # fmt: skip
+    zeros = {
+        "presence_penalty": 0, "frequency_penalty": 0.0, "top_k": 0, "min_p": 0, "min_tokens": 0, "temperature": 0,
+        "logit_bias": {}, "tools": [], "stop": [], "repetition_penalty": 1, "n": 1, "top_p": 1,
+    }  # fmt: skip
+    for fields in (nulls, zeros):
+        reply = client.post("/v1/chat/completions", json={**chat, **fields, "user": "me", "invented": [1]}).json()
+        assert reply["choices"] == plain["choices"]
 
 
 def test_content_may_come_in_parts_and_the_newer_name_of_max_tokens_wins(client, chat):
@@ -165,7 +173,17 @@ def check_error(response, status: int, param: str | None, *words: str) -> None:
         ({"messages": "hello"}, "messages", ["list"]),
         ({"messages": [{"role": "system"}]}, "messages[0].content", ["required"]),
         ({"messages": [{"role": "system", "content": None}]}, "messages[0].content", ["string"]),
-        ({"n": 2}, "n", ["1"]),
+        ({"n": 0}, "n", ["1"]),
+        ({"n": 17}, "n", ["17", "16"]),
+        ({"top_k": -2}, "top_k", ["-1"]),
+        ({"min_p": 1.5}, "min_p", ["1"]),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", ["20"]),
+        ({"top_logprobs": 2}, "top_logprobs", ["logprobs"]),
+        ({"min_tokens": 20}, "min_tokens", ["12"]),
+        ({"depth": 99}, "depth", ["99"]),
+        ({"depth": {"rule": "convergence", "eps": 0, "limit": 2}}, "depth", ["eps"]),
+        ({"depth": {"rule": "gate", "tau": 0.5, "limit": 2}}, "depth", ["gate"]),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", ["text"]),
         ({"temperature": -1}, "temperature", ["0"]),
         ({"temperature": "hot"}, "temperature", ["number"]),
         ({"top_p": 0}, "top_p", ["0"]),
@@ -173,7 +191,6 @@ def check_error(response, status: int, param: str | None, *words: str) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type", ["text"]),
         ({"max_tokens": 0}, "max_tokens", ["1"]),
         ({"max_tokens": 10**6}, "max_tokens", ["1000000", "4096"]),
-        ({"logprobs": True}, "logprobs", []),
         ({"presence_penalty": 0.5}, "presence_penalty", []),
         ({"tools": [{}]}, "tools", []),
         ({"model": None}, "model", ["string"]),
@@ -272,3 +289,51 @@ def post_without_reading(client, path: str, body: dict[str, Any]) -> socket.sock
     connection = socket.create_connection((url.host, url.port))
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
+
+
+def test_a_wrong_method_hears_all_the_right_ones(client):
+    allowed = {path: client.put(path).headers["Allow"] for path in ("/v1/worlds", "/v1/worlds/x", "/v1/completions")}
+    assert allowed == {"/v1/worlds": "GET, POST", "/v1/worlds/x": "DELETE, GET", "/v1/completions": "POST"}
+
+
+def test_the_description_of_the_api_names_the_model_and_the_envelope_of_every_error(client):
+    told = client.get("/openapi.json").json()
+    for path, operations in told["paths"].items():
+        for operation in operations.values():
+            schemas = [operation["responses"][status]["content"] for status in ("4XX", "5XX")]
+            assert schemas == [{"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}] * 2, path
+            assert "422" not in operation["responses"]
+    assert told["components"]["schemas"]["ChatBody"]["properties"]["model"]["enum"] == ["tiny"]
+    assert client.get("/docs").headers["content-type"].startswith("text/html")
+
+
+def test_tokens_there_and_back(client, tokenizer, chat):
+    text = "<|act|>open the “door”"
+    told = client.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert told["tokens"] == tokenizer(text)["input_ids"]
+    assert (told["count"], len(told["token_strs"])) == (len(told["tokens"]),) * 2
+    assert client.post("/detokenize", json={"model": "tiny", "tokens": told["tokens"]}).json() == {"prompt": text}
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+    of_chat = client.post("/tokenize", json={"messages": chat["messages"]}).json()["count"]
+    assert of_chat == client.post("/v1/chat/completions", json=chat).json()["usage"]["prompt_tokens"]
+    check_error(client.post("/detokenize", json={"tokens": [10**6]}), 400, "tokens")
+    check_error(client.post("/tokenize", json={}), 400, "prompt")
+    info = client.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["vocab_size"]) == ("<|end|>", len(tokenizer))
+    assert client.get("/version").json()["version"]
+
+
+def test_metrics_count_requests_tokens_and_loops(serving, tiny_model):
+    with serving(tiny_model) as client:
+        used = [completion(client, max_tokens=5)["usage"] for _ in range(3)]
+        lines = client.get("/metrics").text.splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+    assert values['loopwm:generation_tokens_total{model_name="tiny"}'] == 15
+    assert values['loopwm:prompt_tokens_total{model_name="tiny"}'] == sum(usage["prompt_tokens"] for usage in used)
+    assert values['loopwm:request_success_total{finished_reason="length",model_name="tiny"}'] == 3
+    assert values['loopwm:loops_per_token_sum{model_name="tiny"}'] == 15 * tiny_model.config.default_depth
+    assert values['loopwm:time_to_first_token_seconds_count{model_name="tiny"}'] == 3
+    assert values['loopwm:inter_token_latency_seconds_count{model_name="tiny"}'] == 12
+    assert (
+        values['loopwm:num_requests_running{model_name="tiny"}'] == values['loopwm:num_worlds{model_name="tiny"}'] == 0
+    )

@@ -1,0 +1,28 @@
+"""The HTTP server, and how it ends: what runs may finish, what lasts too long hears so."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from serve.engine import Engine
+
+TELLING_SECONDS = 2
+"""For answers on their way after the engine has stopped."""
+
+
+class Server(uvicorn.Server):
+    """grace: seconds that running requests have when the server is told to end; then they are answered with 503."""
+
+    def __init__(self, app: FastAPI, engine: Engine, grace: float) -> None:
+        end = max(1, round(grace + TELLING_SECONDS))
+        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=end))
+        self._engine = engine
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(self._grace, self._engine.stop)
+        await super().shutdown(sockets)
