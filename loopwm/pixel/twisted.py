@@ -1,0 +1,246 @@
+"""TWISTED on the looped core: patch tokens and the action as slots of a frame, the next frame decoded all at once.
+
+    slots of frame t    s_t^1 .. s_t^L, a_t
+    slot i <= L         predicts s_{t+1}^i over the codebook
+    slot L + 1          predicts reward r_t and done d_t
+
+Departures from the paper: the looped core in place of three GPT-2 blocks (so RMSNorm, squared ReLU, no dropout);
+rewards are any listed values, not two.
+
+Shape suffixes: B batch, T environment steps, L patch tokens, N = L + 1 slots, K codes, D width, P coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.core import CoreConfig, ExitRule
+from loopwm.pixel.dynamics import Depth, DynamicsOutput, FrameCache, LoopedAttention
+from loopwm.pixel.positions import Rotary, Rotary1D, Rotary3D
+
+
+@dataclass(frozen=True)
+class TwistedConfig:
+    """Sizes. Defaults are the paper's where it has one (tables 7 and 8)."""
+
+    rows: int
+    columns: int
+    """Patches of a frame: L = rows * columns."""
+    actions: int
+    codes: int = 4096
+    """K, the capacity of the codebook."""
+    rewards: tuple[float, ...] = (0.0, 1.0)
+    """The values that rewards are told apart by: each counts as the nearest."""
+    dim: int = 128
+    heads: int = 8
+    mlp_dim: int = 512
+    prelude_layers: int = 1
+    block_layers: int = 1
+    coda_layers: int = 1
+    mu_rec: float = 3.0
+    default_depth: int = 3
+    max_loops: int = 8
+    window: int = 20
+    """T_WM: frames that attention sees."""
+    spatial_rotary: bool = True
+    """Rotary positions over (x, y, t) instead of the place in the sequence."""
+    absolute_positions: bool = True
+    """A learned embedding of (x, y) on every state token."""
+    exit_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "actions", "codes", "dim", "heads", "default_depth", "max_loops", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+        if self.dim % self.heads:
+            raise ValueError(f"dim: {self.dim} is not divisible by heads, {self.heads}")
+        if self.default_depth > self.max_loops:
+            raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
+        if len(set(self.rewards)) < 2:
+            raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
+
+    @property
+    def tokens(self) -> int:
+        """L."""
+        return self.rows * self.columns
+
+    def core(self) -> CoreConfig:
+        return CoreConfig(
+            dim=self.dim,
+            heads=self.heads,
+            head_dim=self.dim // self.heads,
+            mlp_dim=self.mlp_dim,
+            prelude_layers=self.prelude_layers,
+            block_layers=self.block_layers,
+            coda_layers=self.coda_layers,
+            max_loops=self.max_loops,
+            norm_eps=1e-6,
+            zoh=False,
+            exit_gate=self.exit_gate,
+        )
+
+    def rotary(self) -> Rotary:
+        head_dim = self.dim // self.heads
+        return Rotary3D(head_dim) if self.spatial_rotary else Rotary1D(head_dim)
+
+
+class TokenBatch(NamedTuple):
+    """Consecutive steps of replayed play: tokens and next_tokens (B, T, L), all else (B, T)."""
+
+    tokens: Tensor
+    next_tokens: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    first: Tensor
+
+
+class Logits(NamedTuple):
+    """tokens: (B, T, L, K), reward: (B, T, number of rewards), done: (B, T)."""
+
+    tokens: Tensor
+    reward: Tensor
+    done: Tensor
+
+
+@dataclass(frozen=True)
+class Imagining:
+    """Where an imagined row stands: the core's state, the tokens (B, L) seen last and the frames so far (B,)."""
+
+    cache: FrameCache
+    tokens: Tensor
+    frames: Tensor
+    first: Tensor
+
+
+class Twisted(nn.Module):
+    """Embeddings, dynamics and heads."""
+
+    def __init__(self, config: TwistedConfig) -> None:
+        """Raises ValueError for sizes that do not fit together."""
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.codes, config.dim)
+        self.action_embedding = nn.Embedding(config.actions, config.dim)
+        self.place_embedding = nn.Embedding(config.tokens, config.dim) if config.absolute_positions else None
+        self.dynamics = LoopedAttention(config.core(), config.rotary(), config.window)
+        self.norm = nn.RMSNorm(config.dim)
+        self.token_head = _head(config.dim, config.codes)
+        self.reward_head = _head(config.dim, len(config.rewards))
+        self.done_head = _head(config.dim, 1)
+        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=config.dim**-0.5)
+
+    def forward(
+        self, tokens: Tensor, action: Tensor, first: Tensor, depth: Depth
+    ) -> tuple[Logits, DynamicsOutput[FrameCache]]:
+        """tokens: (B, T, L), action and first: (B, T). The dynamics start empty."""
+        x, positions = self.embed(tokens, action), self.positions(torch.zeros_like(action[:, 0]), action.shape[1])
+        out = self.dynamics(x, positions, first, depth)
+        return self.read(out.h), out
+
+    def embed(self, tokens: Tensor, action: Tensor) -> Tensor:
+        """Slots (..., N, D) of frames with tokens (..., L) and action (...)."""
+        state = self.token_embedding(tokens)
+        if self.place_embedding is not None:
+            state = state + self.place_embedding.weight
+        return torch.cat((state, self.action_embedding(action)[..., None, :]), -2)
+
+    def positions(self, start: Tensor, steps: int) -> Tensor:
+        """(B, steps, N, P) of frames start (B,) .. start + steps - 1.
+
+        State tokens stand at (x + t, y + t, 2t), the action at (t, t, 2t + 1), so that they stay neighbours (TWISTED,
+        appendix C). With one coordinate, at their place in the sequence.
+        """
+        c = self.config
+        t = start[:, None] + torch.arange(steps, device=start.device)
+        slots = torch.arange(c.tokens + 1, device=start.device)
+        if not c.spatial_rotary:
+            return (t[..., None] * len(slots) + slots)[..., None]
+        is_action = slots == c.tokens
+        x = torch.where(is_action, 0, slots % c.columns)
+        y = torch.where(is_action, 0, slots // c.columns)
+        t = t[..., None]
+        return torch.stack((x + t, y + t, 2 * t + is_action.long()), -1)
+
+    def read(self, h: Tensor) -> Logits:
+        """h: (..., N, D); each logit comes without N."""
+        h = self.norm(h)
+        return Logits(
+            self.token_head(h[..., :-1, :]), self.reward_head(h[..., -1, :]), self.done_head(h[..., -1, :])[..., 0]
+        )
+
+    def reward_class(self, reward: Tensor) -> Tensor:
+        """The index of the nearest listed value: int64 of the same shape."""
+        return (reward[..., None] - self.rewards).abs().argmin(-1)
+
+    def observe(self, tokens: Tensor, action: Tensor, first: Tensor, depth: int | ExitRule) -> Imagining:
+        """Real frames: tokens (B, T, L), first (B, T), and the T - 1 actions between them (B, T - 1)."""
+        batch, steps = first.shape
+        cache, frames = self.dynamics.initial(batch, tokens.device), torch.zeros_like(tokens[:, 0, 0])
+        if steps > 1:
+            positions = self.positions(frames, steps - 1)
+            cache = self.dynamics(self.embed(tokens[:, :-1], action), positions, first[:, :-1], depth, cache).state
+        return Imagining(cache, tokens[:, -1], frames + steps - 1, first[:, -1])
+
+    def step(self, at: Imagining, action: Tensor, depth: int | ExitRule) -> tuple[Logits, FrameCache]:
+        """What follows the action (B,): logits without T, and the core's state after it."""
+        positions = self.positions(at.frames, 1)[:, 0]
+        out = self.dynamics.step(self.embed(at.tokens, action), positions, at.first, depth, at.cache)
+        return self.read(out.h), out.state
+
+
+def _head(dim: int, out: int) -> nn.Sequential:
+    """128-dimensional linear layer, ReLU, linear layer (TWISTED, appendix B.2)."""
+    return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, out))
+
+
+@dataclass(frozen=True)
+class TwistedCoefficients:
+    """Of the losses beside that of tokens: 1 on Craftax-classic, 10 on MinAtar (tables 7 and 12)."""
+
+    reward: float = 1.0
+    done: float = 1.0
+
+
+class TwistedObjective(nn.Module):
+    """Cross-entropies of next tokens, reward class and done, each the mean over its items (TWISTED, appendix B.2)."""
+
+    def __init__(self, model: Twisted, coefficients: TwistedCoefficients) -> None:
+        super().__init__()
+        self.model = model
+        self.coefficients = coefficients
+
+    def forward(self, batch: TokenBatch, depth: Depth) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss and diagnostics: sum and count (2,) each. Truncated episodes go on behind their end, so truncation
+        is no target."""
+        logits, out = self.model(batch.tokens, batch.action, batch.first, depth)
+        targets = batch.next_tokens.flatten()
+        tokens = F.cross_entropy(logits.tokens.flatten(0, 2), targets)
+        reward = F.cross_entropy(logits.reward.flatten(0, 1), self.model.reward_class(batch.reward).flatten())
+        done = F.binary_cross_entropy_with_logits(logits.done, batch.terminated.float())
+        loss = tokens + self.coefficients.reward * reward + self.coefficients.done * done
+        with torch.no_grad():
+            right = logits.tokens.argmax(-1) == batch.next_tokens
+            diagnostics = {
+                "loss": _mean_of(tokens, len(targets)),
+                "reward_loss": _mean_of(reward, batch.reward.numel()),
+                "done_loss": _mean_of(done, batch.reward.numel()),
+                "token_accuracy": torch.stack((right.sum(), torch.tensor(right.numel(), device=right.device))),
+                "frame_accuracy": _mean_of(right.all(-1).float().mean(), batch.reward.numel()),
+                "mean_depth": _mean_of(out.loops.float().mean(), batch.reward.numel()),
+            }
+        return loss, diagnostics
+
+
+def _mean_of(mean: Tensor, count: int) -> Tensor:
+    """A mean as sum and count."""
+    return torch.stack((mean.detach() * count, mean.new_tensor(count)))
