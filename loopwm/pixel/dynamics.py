@@ -27,7 +27,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class DynamicsOutput(Generic[State]):
-    """h: (B, T, N, D) coda output; state: what the next call continues from; loops: (B, T) int64 loops of each frame."""
+    """h: (B, T, N, D) coda output; state: where the next call goes on; loops: (B, T) int64, of each frame."""
 
     h: Tensor
     state: State

@@ -26,9 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.config, arguments.overrides)
+        from loopwm.training.text import TextProgram
         from loopwm.training.trainer import Trainer  # torch takes seconds to import; bad arguments should not
 
-        Trainer(config, arguments.out).run(arguments.max_minutes)
+        Trainer(config, TextProgram, arguments.out).run(arguments.max_minutes)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
@@ -37,6 +40,9 @@ SAMPLERS = {
 }
 """How `depth.sampling` draws."""
 
+SUMS = {"loss", "targets", "right", "tokens", "rows", "loops"}
+"""Measurements that are no pairs of sum and count."""
+
 
 def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
     marks = (template.GOAL, template.HIDDEN, template.LOOK, template.INV, template.OBS, template.ACT)
@@ -44,12 +50,15 @@ def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
 
 
 class TextProgram:
-    """What the trainer needs of a system. Batches are lists of micro-batches with a cursor to resume from."""
+    """Text worlds as a `Program`."""
+
+    cursor_type = Cursor
 
     def __init__(self, config: TrainingConfig) -> None:
         if not config.data.train:
             raise ConfigError("data.train: at least one shard folder is needed")
         self.config = config
+        self.micro_batches = config.batch.micro_batches
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
@@ -127,8 +136,43 @@ class TextProgram:
         plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
+    def normaliser(self, batches: Sequence[TreeBatch]) -> float:
+        """Target tokens of a global batch."""
+        return sum(batch.targets for batch in batches)
+
+    def loss(
+        self, objective: nn.Module, batch: TreeBatch, step: int, normaliser: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        plan = self.depth_plan(step, batch)
+        loss, diagnostics = objective(batch, plan, normaliser)
+        return loss, diagnostics | _counts(batch, sum(plan.loops), loss.device)
+
+    def evaluation(self, objective: nn.Module, batch: TreeBatch) -> dict[str, Tensor]:
+        """Teacher-forced loss by horizon at the default depth."""
+        depth = self.model_config.default_depth
+        loss, diagnostics = objective(batch, depth, 1.0)
+        return diagnostics | _counts(batch, depth * len(batch.row_ids), loss.device)
+
+    def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        loss, targets, right = sums["loss"], sums["targets"], sums["right"]
+        record = {
+            "loss": (loss.sum() / targets.sum()).item(),
+            "tokens": sums["tokens"].item(),
+            "mean_depth": (sums["loops"] / sums["rows"]).item(),
+        }
+        for k in torch.nonzero(targets).flatten().tolist():
+            record[f"loss_k{k}"] = (loss[k] / targets[k]).item()
+            record[f"token_accuracy_k{k}"] = (right[k] / targets[k]).item()
+        for name, pair in sums.items():
+            total, count = (0, 0) if name in SUMS else pair.tolist()
+            if count:
+                record[name] = total / count
+        return record
+
+    def summary(self, record: Mapping[str, float]) -> str:
+        return f"depth {record['mean_depth']:.1f} |h| {record['state_rms']:.2f} |dh| {record['last_step_rms']:.2f}"
+
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
-        """Takes what outlasts an optimiser step from its numbers over all processes; more to log."""
         self.objective.remember_first_step(record["first_step_rms"])
         more = {"c_max": self.objective.c_max().item()}
         if self.learned_mean:
@@ -137,17 +181,27 @@ class TextProgram:
         return more
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the objective, as JSON."""
         return {"learned_mean": self.learned_mean.state_dict()} if self.learned_mean else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.learned_mean:
             self.learned_mean.load_state_dict(state["learned_mean"])
 
+    def provenance(self) -> dict[str, Any]:
+        folders = (*self.config.data.train, *self.config.data.dev)
+        shards = {folder: json.loads((Path(folder) / "index.json").read_text())["shards"] for folder in folders}
+        return {"tokenizer_hash": tokenizer_hash(), "data": shards}
+
     def export(self, folder: Path) -> None:
         if self.learned_mean:
             self.objective.model.config.mu_rec = self.learned_mean.mu_rec
         export_model(self.objective.model, self.tokenizer, folder)
+
+
+def _counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Tensor]:
+    """Real tokens, rows and loops of a micro-batch."""
+    rows = torch.tensor([len(batch.row_ids), loops], device=device)
+    return {"tokens": (batch.branch >= 0).sum(), "rows": rows[0], "loops": rows[1]}
 
 
 def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

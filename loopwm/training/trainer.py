@@ -11,8 +11,9 @@ import dataclasses
 import json
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 import yaml
@@ -21,49 +22,37 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from loopwm.text.objective import MAX_HORIZON
-from loopwm.text.tree import TreeBatch
-from loopwm.training.config import ConfigError, TrainingConfig
+from loopwm.training.config import ConfigError
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
+from loopwm.training.program import MicroBatch, Program, SystemConfig
 from loopwm.training.provenance import provenance
-from loopwm.training.rows import Cursor
-from loopwm.training.text import TextProgram
+
+Config = TypeVar("Config", bound=SystemConfig)
 
 
-@dataclasses.dataclass
-class Totals:
-    """Sums over the micro-batches of a step: losses and counts by horizon, real tokens, rows and loops.
+class Trainer(Generic[Config]):
+    """Trains a program's objective in a run folder.
 
-    pairs: every other diagnostic of the objective by name, as sum and count.
+    `program` is called after the random state is seeded, so that the weights it starts from follow from the seed.
     """
 
-    loss: Tensor
-    targets: Tensor
-    right: Tensor
-    tokens: float = 0.0
-    rows: float = 0.0
-    loops: float = 0.0
-    pairs: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-
-
-class Trainer:
-    def __init__(self, config: TrainingConfig, folder: Path) -> None:
+    def __init__(self, config: Config, program: Callable[[Config], Program], folder: Path) -> None:
         self.config = config
         self.folder = folder
         precision = config.run.mixed_precision
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
-        if config.batch.micro_batches % self.accelerator.num_processes:
+        torch.manual_seed(config.run.seed)
+        self.program = program(config)
+        if self.program.micro_batches % self.accelerator.num_processes:
             raise ConfigError(
-                f"batch.micro_batches: {config.batch.micro_batches} cannot be shared by "
+                f"batch.micro_batches: {self.program.micro_batches} cannot be shared by "
                 f"{self.accelerator.num_processes} processes"
             )
-        torch.manual_seed(config.run.seed)
-        self.program = TextProgram(config)
         optimizers = build_optimizers(self.program.objective, config.optimizer)
         prepared = self.accelerator.prepare(self.program.objective, *optimizers)
         self.objective, self.optimizers = prepared[0], list(prepared[1:])
         self.step = 0
-        self.cursor = Cursor()
+        self.cursor = self.program.cursor_type()
         self._prepare_folder()
         self._resume()
         self.writer = SummaryWriter(str(folder / "tensorboard")) if self.accelerator.is_main_process else None
@@ -81,7 +70,7 @@ class Trainer:
             record = self._train_step(batches)
             self.step, self.cursor = self.step + 1, cursor
             bar.update()
-            bar.set_postfix_str(_summary(record))
+            bar.set_postfix_str(self._summary(record))
             self._after_step(record)
         bar.close()
         self._save()
@@ -105,80 +94,61 @@ class Trainer:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def _train_step(self, batches: list[TreeBatch]) -> dict[str, float]:
+    def _train_step(self, batches: list[MicroBatch]) -> dict[str, float]:
         started = time.monotonic()
         optimizer_config = self.config.optimizer
         rate = optimizer_config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, optimizer_config)
         set_learning_rate(self.optimizers, rate)
-        totals = self._accumulate(batches)
+        sums = self._accumulate(batches)
         norm = self.accelerator.clip_grad_norm_(self.objective.parameters(), optimizer_config.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        record = self._record(totals)
+        record = self._record(sums)
         record |= self.program.after_step(record)
         seconds = time.monotonic() - started
         record |= {"rate": rate, "grad_norm": float(norm), "tokens_per_s": record["tokens"] / seconds}
         return record
 
-    def _accumulate(self, batches: list[TreeBatch]) -> Totals:
-        """Back-propagates this process's share of the global batch."""
-        device, world = self.accelerator.device, self.accelerator.num_processes
-        normaliser = sum(batch.targets for batch in batches)
+    def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
+        """Back-propagates this process's share of the global batch and adds up its measurements."""
+        world = self.accelerator.num_processes
+        normaliser = self.program.normaliser(batches)
         share = batches[self.accelerator.process_index :: world]
-        totals = _empty_totals(device)
+        sums: dict[str, Tensor] = {}
         for i, batch in enumerate(share):
-            moved = batch.to(device)
-            plan = self.program.depth_plan(self.step, moved)
+            moved = batch.to(self.accelerator.device)
             last = i + 1 == len(share)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.objective):
                 with self.accelerator.autocast():
-                    loss, diagnostics = self.objective(moved, plan, normaliser)
+                    loss, measured = self.program.loss(self.objective, moved, self.step, normaliser)
                 # Data parallel averages gradients over processes; the loss is a sum over the global batch.
                 self.accelerator.backward(loss * world)
-            _add(totals, batch, diagnostics, sum(plan.loops))
-        return totals
+            _add(sums, measured)
+        return sums
 
-    def _record(self, totals: Totals) -> dict[str, float]:
-        """Sums of all processes as readable numbers."""
-        reduced = {
-            f.name: self.accelerator.reduce(
-                torch.as_tensor(getattr(totals, f.name), device=self.accelerator.device, dtype=torch.float32), "sum"
-            )
-            for f in dataclasses.fields(totals)
-            if f.name != "pairs"
-        }
-        loss, targets, right = reduced["loss"], reduced["targets"], reduced["right"]
-        record = {
-            "loss": (loss.sum() / targets.sum()).item(),
-            "tokens": reduced["tokens"].item(),
-            "mean_depth": (reduced["loops"] / reduced["rows"]).item(),
-        }
-        for k in torch.nonzero(targets).flatten().tolist():
-            record[f"loss_k{k}"] = (loss[k] / targets[k]).item()
-            record[f"token_accuracy_k{k}"] = (right[k] / targets[k]).item()
-        for name, pair in totals.pairs.items():
-            total, count = self.accelerator.reduce(pair, "sum").tolist()
-            if count:
-                record[name] = total / count
-        return record
+    def _record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Measurements of all processes as readable numbers."""
+        return self.program.record(
+            {name: self.accelerator.reduce(value.float(), "sum") for name, value in sums.items()}
+        )
+
+    def _summary(self, record: Mapping[str, float]) -> str:
+        return f"loss {record['loss']:.3f} {record['tokens_per_s']:.0f} tokens/s {self.program.summary(record)}"
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Teacher-forced loss by horizon on the dev stream at the default depth."""
+        """What the program measures on its evaluation batches."""
         batches = self.program.evaluation_batches()
         if not batches:
             return {}
-        device = self.accelerator.device
-        totals = _empty_totals(device)
+        sums: dict[str, Tensor] = {}
         self.objective.eval()
-        depth = self.program.model_config.default_depth
         for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
             with self.accelerator.autocast():
-                _, diagnostics = self.objective(batch.to(device), depth, 1.0)
-            _add(totals, batch, diagnostics, depth * len(batch.row_ids))
+                _add(sums, self.program.evaluation(self.objective, batch.to(self.accelerator.device)))
         self.objective.train()
-        return self._record(totals)
+        return self._record(sums)
 
     # -- what lies on disk ---------------------------------------------------------------------------------------
 
@@ -191,7 +161,7 @@ class Trainer:
         if self.accelerator.is_main_process and not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            info = provenance(self.config, self.accelerator.num_processes)
+            info = provenance(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
             (self.folder / "provenance.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
         self.accelerator.wait_for_everyone()
 
@@ -219,7 +189,7 @@ class Trainer:
         if checkpoints:
             self.accelerator.load_state(str(checkpoints[-1]))
             progress = json.loads((checkpoints[-1] / "progress.json").read_text(encoding="utf-8"))
-            self.step, self.cursor = progress["step"], Cursor(**progress["cursor"])
+            self.step, self.cursor = progress["step"], self.program.cursor_type(**progress["cursor"])
             self.program.load_state_dict(progress["program"])
         if self.accelerator.is_main_process:
             for torn in (self.folder / "checkpoints").glob("tmp-*"):
@@ -252,25 +222,6 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def _empty_totals(device: torch.device) -> Totals:
-    loss, targets, right = (torch.zeros(MAX_HORIZON + 1, device=device) for _ in range(3))
-    return Totals(loss, targets, right)
-
-
-def _add(totals: Totals, batch: TreeBatch, diagnostics: dict[str, Tensor], loops: int) -> None:
-    pairs = dict(diagnostics)
-    totals.loss += pairs.pop("loss")
-    totals.targets += pairs.pop("targets")
-    totals.right += pairs.pop("right")
-    totals.tokens += float((batch.branch >= 0).sum())
-    totals.rows += len(batch.row_ids)
-    totals.loops += loops
-    for name, pair in pairs.items():
-        totals.pairs[name] = totals.pairs[name] + pair if name in totals.pairs else pair
-
-
-def _summary(record: dict[str, Any]) -> str:
-    return (
-        f"loss {record['loss']:.3f} {record['tokens_per_s']:.0f} tokens/s depth {record['mean_depth']:.1f} "
-        f"|h| {record['state_rms']:.2f} |dh| {record['last_step_rms']:.2f}"
-    )
+def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor]) -> None:
+    for name, value in measured.items():
+        sums[name] = sums[name] + value if name in sums else value

@@ -169,7 +169,7 @@ def test_a_gate_trained_beside_the_model_is_exported_and_can_be_used(config_file
         f"objective.exit_entropy_coef={coefficient}",
         "run.steps=3",
     ]
-    Trainer(load_config(config_file, changes), tmp_path).run()
+    Trainer(load_config(config_file, changes), TextProgram, tmp_path).run()
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(0 < r["gate"] < 1 for r in records if r["kind"] == "train")
     assert all("gate" not in r for r in records if r["kind"] == "dev")

@@ -41,7 +41,7 @@ def one_thread():
 def finished(config_file, one_thread, tmp_path_factory) -> Path:
     """An uninterrupted run of 12 steps."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    Trainer(load_config(config_file), folder).run()
+    Trainer(load_config(config_file), TextProgram, folder).run()
     return folder
 
 
@@ -96,12 +96,12 @@ EVERYTHING = [
 def test_a_run_with_every_term_logs_them_and_resumes_with_its_median_and_its_horizon(config_file, tmp_path):
     config = load_config(config_file, EVERYTHING)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    Trainer(config, whole).run()
-    interrupted = Trainer(config, parts)
+    Trainer(config, TextProgram, whole).run()
+    interrupted = Trainer(config, TextProgram, parts)
     out_of_time = iter([False] * 5)
     interrupted._out_of_time = lambda *_: next(out_of_time, True)
     interrupted.run()
-    resumed = Trainer(config, parts)
+    resumed = Trainer(config, TextProgram, parts)
     assert resumed.step == 5
     resumed.run()
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
@@ -191,9 +191,9 @@ def test_two_processes_train_as_one(config_file, finished, tmp_path):
 
 def test_max_minutes_stops_saves_and_leaves_a_run_that_goes_on(config_file, finished, tmp_path):
     folder = tmp_path / "short"
-    Trainer(load_config(config_file), folder).run(max_minutes=0.0)
+    Trainer(load_config(config_file), TextProgram, folder).run(max_minutes=0.0)
     assert (folder / "model" / "config.json").exists()
-    Trainer(load_config(config_file), folder).run()
+    Trainer(load_config(config_file), TextProgram, folder).run()
     assert losses(folder) == pytest.approx(losses(finished), abs=1e-6)
 
 
