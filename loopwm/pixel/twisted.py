@@ -27,12 +27,8 @@ from loopwm.pixel.positions import Rotary, Rotary1D, Rotary3D
 
 @dataclass(frozen=True)
 class TwistedConfig:
-    """Sizes. Defaults are the paper's where it has one (tables 7 and 8)."""
+    """Sizes of a model. Defaults are the paper's where it has one (table 7)."""
 
-    rows: int
-    columns: int
-    """Patches of a frame: L = rows * columns."""
-    actions: int
     codes: int = 4096
     """K, the capacity of the codebook."""
     rewards: tuple[float, ...] = (0.0, 1.0)
@@ -55,7 +51,7 @@ class TwistedConfig:
     exit_gate: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns", "actions", "codes", "dim", "heads", "default_depth", "max_loops", "window"):
+        for name in ("codes", "dim", "heads", "default_depth", "max_loops", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 1")
         if self.dim % self.heads:
@@ -64,11 +60,6 @@ class TwistedConfig:
             raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
         if len(set(self.rewards)) < 2:
             raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
-
-    @property
-    def tokens(self) -> int:
-        """L."""
-        return self.rows * self.columns
 
     def core(self) -> CoreConfig:
         return CoreConfig(
@@ -122,13 +113,15 @@ class Imagining:
 class Twisted(nn.Module):
     """Embeddings, dynamics and heads."""
 
-    def __init__(self, config: TwistedConfig) -> None:
-        """Raises ValueError for sizes that do not fit together."""
+    def __init__(self, config: TwistedConfig, grid: tuple[int, int], actions: int) -> None:
+        """grid: rows and columns of a frame's patches. Raises ValueError for sizes that do not fit together."""
         super().__init__()
         self.config = config
+        self.grid = grid
+        self.tokens = grid[0] * grid[1]
         self.token_embedding = nn.Embedding(config.codes, config.dim)
-        self.action_embedding = nn.Embedding(config.actions, config.dim)
-        self.place_embedding = nn.Embedding(config.tokens, config.dim) if config.absolute_positions else None
+        self.action_embedding = nn.Embedding(actions, config.dim)
+        self.place_embedding = nn.Embedding(self.tokens, config.dim) if config.absolute_positions else None
         self.dynamics = LoopedAttention(config.core(), config.rotary(), config.window)
         self.norm = nn.RMSNorm(config.dim)
         self.token_head = _head(config.dim, config.codes)
@@ -160,14 +153,13 @@ class Twisted(nn.Module):
         State tokens stand at (x + t, y + t, 2t), the action at (t, t, 2t + 1), so that they stay neighbours (TWISTED,
         appendix C). With one coordinate, at their place in the sequence.
         """
-        c = self.config
         t = start[:, None] + torch.arange(steps, device=start.device)
-        slots = torch.arange(c.tokens + 1, device=start.device)
-        if not c.spatial_rotary:
+        slots = torch.arange(self.tokens + 1, device=start.device)
+        if not self.config.spatial_rotary:
             return (t[..., None] * len(slots) + slots)[..., None]
-        is_action = slots == c.tokens
-        x = torch.where(is_action, 0, slots % c.columns)
-        y = torch.where(is_action, 0, slots // c.columns)
+        is_action, columns = slots == self.tokens, self.grid[1]
+        x = torch.where(is_action, 0, slots % columns)
+        y = torch.where(is_action, 0, slots // columns)
         t = t[..., None]
         return torch.stack((x + t, y + t, 2 * t + is_action.long()), -1)
 

@@ -1,4 +1,4 @@
-"""python -m loopwm.training: trains a world model from a YAML configuration.
+"""python -m loopwm.training: trains a world model, of text or of pixels, from a YAML configuration.
 
 On a small machine, with shards made by `python -m data_prep tokenize`:
 
@@ -10,9 +10,30 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from loopwm.training.config import ConfigError, load_config
+from loopwm.training.config import ConfigError, TrainingConfig, read_sections, typed
+
+# torch takes seconds to import; a bad configuration of the main job should not wait for it.
+
+
+def _text(sections: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
+    config = typed(TrainingConfig, sections)
+    from loopwm.training.text import TextProgram
+
+    return config, TextProgram
+
+
+def _twisted(sections: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
+    from loopwm.training.twisted import TwistedProgram, TwistedTrainingConfig
+
+    return typed(TwistedTrainingConfig, sections), TwistedProgram
+
+
+SYSTEMS = {"text": _text, "twisted": _twisted}
+"""By the configuration's `system`: what turns its sections into a configuration, with the program that takes it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,11 +46,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_args(argv)
     try:
-        config = load_config(arguments.config, arguments.overrides)
-        from loopwm.training.text import TextProgram
-        from loopwm.training.trainer import Trainer  # torch takes seconds to import; bad arguments should not
+        sections = read_sections(arguments.config, arguments.overrides)
+        system = sections.get("system", "text")
+        if system not in SYSTEMS:
+            raise ConfigError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
+        config, program = SYSTEMS[system](sections)
+        from loopwm.training.trainer import Trainer
 
-        Trainer(config, TextProgram, arguments.out).run(arguments.max_minutes)
+        Trainer(config, program, arguments.out).run(arguments.max_minutes)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -187,6 +187,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
 
 def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """Reads a YAML file as the dataclass `cls` and applies `section.key=value` overrides. Raises ConfigError."""
+    return typed(cls, read_sections(path, overrides))
+
+
+def typed(cls: type[T], raw: dict[str, Any]) -> T:
+    """The sections as the dataclass `cls`. Raises ConfigError."""
+    config: T = _build(cls, raw, "")
+    return config
+
+
+def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a YAML file holds with `section.key=value` overrides, not looked at further. Raises ConfigError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -197,8 +208,7 @@ def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
         raise ConfigError(f"{path}: expected a mapping of sections")
     for override in overrides:
         _apply_override(raw, override)
-    config: T = _build(cls, raw, "")
-    return config
+    return raw
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
@@ -222,7 +232,13 @@ def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
     missing = _required(cls) - set(raw)
     if missing:
         raise ConfigError(f"{prefix}{min(missing)}: missing")
-    return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in raw.items()})
+    values = {key: _convert(hints[key], value, prefix + key) for key, value in raw.items()}
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except ValueError as error:  # of a section that a system brings along
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 def _required(cls: type) -> set[str]:

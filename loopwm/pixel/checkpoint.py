@@ -1,0 +1,69 @@
+"""A TWISTED model on disk: `config.json`, `model.safetensors` and the codebook, `tokenizer.safetensors`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from loopwm.pixel.frames import FrameSpace
+from loopwm.pixel.tokenizer import PatchTokenizer
+from loopwm.pixel.twisted import Twisted, TwistedConfig
+
+CONFIG, WEIGHTS, CODEBOOK = "config.json", "model.safetensors", "tokenizer.safetensors"
+
+
+class PixelCheckpointError(ValueError):
+    """A checkpoint folder that cannot be used; the message is one line that names file and field."""
+
+
+@dataclass(frozen=True)
+class TwistedCheckpoint:
+    """A model with the codebook that its tokens come from and the environment that it imagines."""
+
+    model: Twisted
+    tokenizer: PatchTokenizer
+    space: FrameSpace
+
+    def save(self, folder: Path) -> None:
+        """The folder appears as a whole or not at all; one that is there is replaced."""
+        temporary = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        config = {"system": "twisted", "model": asdict(self.model.config), "space": asdict(self.space)}
+        (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        save_file(weights, temporary / WEIGHTS)
+        self.tokenizer.save(temporary / CODEBOOK)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> TwistedCheckpoint:
+        """Raises PixelCheckpointError for what is missing, damaged or of another system."""
+        for name in (CONFIG, WEIGHTS, CODEBOOK):
+            if not (folder / name).is_file():
+                raise PixelCheckpointError(f"{folder / name}: no such file")
+        try:
+            record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            if record.get("system") != "twisted":
+                raise ValueError(f"system: is {record.get('system')!r}, expected 'twisted'")
+            space = FrameSpace(**_tuples(record["space"]))
+            tokenizer = PatchTokenizer.load(folder / CODEBOOK)
+            known = {field.name for field in fields(TwistedConfig)}
+            if record["model"].keys() != known:
+                raise ValueError(f"model: {min(record['model'].keys() ^ known)} is missing or unknown")
+            model = Twisted(TwistedConfig(**_tuples(record["model"])), tokenizer.grid, space.actions)
+            model.load_state_dict(load_file(folder / WEIGHTS))
+        except Exception as error:  # whatever a damaged folder makes the loaders raise is one refusal to the user
+            raise PixelCheckpointError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+        return cls(model.eval(), tokenizer, space)
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists alone."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
