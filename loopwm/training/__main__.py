@@ -27,9 +27,12 @@ def _text(sections: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _twisted(sections: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
-    from loopwm.training.twisted import TwistedProgram, TwistedTrainingConfig
+    from loopwm.training.twisted_config import TwistedTrainingConfig
 
-    return typed(TwistedTrainingConfig, sections), TwistedProgram
+    config = typed(TwistedTrainingConfig, sections)
+    from loopwm.training.twisted import TwistedProgram
+
+    return config, TwistedProgram
 
 
 SYSTEMS = {"text": _text, "twisted": _twisted}

@@ -6,9 +6,9 @@ The codebook is made first, of all train frames in the order they were played (T
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,65 +19,12 @@ from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.frames import FrameError
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.pixel.tokenizer import Growth, PatchTokenizer
-from loopwm.pixel.twisted import TokenBatch, Twisted, TwistedCoefficients, TwistedConfig, TwistedObjective
-from loopwm.training.config import ConfigError, OptimizerConfig, RunConfig
+from loopwm.pixel.twisted import TokenBatch, Twisted, TwistedCoefficients, TwistedObjective
+from loopwm.training.config import ConfigError
+from loopwm.training.twisted_config import TwistedTrainingConfig
 
 EVALUATION = 2**31
 """Keeps the draws of evaluation segments apart from those of training steps."""
-
-
-@dataclass(frozen=True)
-class FramesConfig:
-    """Recorded episodes, and how their frames become tokens."""
-
-    train: str = ""
-    dev: str = ""
-    patch: tuple[int, ...] = (7, 7)
-    """Height and width."""
-    threshold: float = 0.75
-    """tau, squared distance of pixels in [0, 1] beyond which a patch is a code of its own."""
-
-
-@dataclass(frozen=True)
-class SegmentConfig:
-    """A global batch is `micro_batches` times `rows` segments of `steps` frames."""
-
-    rows: int = 8
-    steps: int = 20
-    micro_batches: int = 1
-
-
-@dataclass(frozen=True)
-class CoefficientConfig:
-    reward_coef: float = 1.0
-    done_coef: float = 1.0
-
-
-@dataclass(frozen=True)
-class TwistedDepthConfig:
-    backward_loops: int = 0
-    """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
-
-
-@dataclass(frozen=True)
-class TwistedTrainingConfig:
-    """Raises ConfigError for values out of range."""
-
-    system: Literal["twisted"] = "twisted"
-    model: TwistedConfig = field(default_factory=TwistedConfig)
-    data: FramesConfig = field(default_factory=FramesConfig)
-    batch: SegmentConfig = field(default_factory=SegmentConfig)
-    objective: CoefficientConfig = field(default_factory=CoefficientConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    depth: TwistedDepthConfig = field(default_factory=TwistedDepthConfig)
-    run: RunConfig = field(default_factory=RunConfig)
-
-    def __post_init__(self) -> None:
-        if not self.data.train:
-            raise ConfigError("data.train: a folder of recorded episodes is needed")
-        for key in ("rows", "steps", "micro_batches"):
-            if getattr(self.batch, key) < 1:
-                raise ConfigError(f"batch.{key}: {getattr(self.batch, key)} is not above zero")
 
 
 @dataclass(frozen=True)
@@ -167,7 +114,8 @@ class TwistedProgram:
         return record | {"tokens": sums["token_accuracy"][1].item()}
 
     def summary(self, record: Mapping[str, float]) -> str:
-        return f"depth {record['mean_depth']:.1f} tokens {record['token_accuracy']:.3f} frames {record['frame_accuracy']:.3f}"
+        right = f"tokens {record['token_accuracy']:.3f} frames {record['frame_accuracy']:.3f}"
+        return f"depth {record['mean_depth']:.1f} {right}"
 
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
         return {}
