@@ -20,6 +20,7 @@ from eval import (
     validate,
 )
 from eval.errors import EvalError
+from eval.pixels import command as pixels
 from eval.reports import command as report
 from eval.studies import command as study
 
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "report": (report, "one page about several runs"),
     "study": (study, "answer a question about the model by a written protocol"),
+    "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov floor"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
@@ -46,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m eval", description="Evaluate text world models.")
+    parser = _Parser(prog="python -m eval", description="Evaluate world models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, purpose) in COMMANDS.items():
         command = commands.add_parser(

@@ -24,7 +24,7 @@ FORBIDDEN = {
 }
 ALLOWED = {
     "data_prep": ("loopwm.text.format",),
-    "eval": ("loopwm.training.config",),
+    "eval": ("loopwm.training.config", "loopwm.training.twisted_config"),
     "eval.real_world": ("data_prep.environments", "data_prep.episodes", "data_prep.errors"),  # plays simulators
     "eval.recorded": ("data_prep.episodes", "data_prep.errors"),  # whole episodes, read as they were written
 }

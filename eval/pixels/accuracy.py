@@ -1,0 +1,138 @@
+"""How often a TWISTED checkpoint predicts the next frame exactly, by decoder (TWISTED, table 3).
+
+Held-out play is cut into runs of consecutive frames; every transition in them is predicted from the real frames before
+it. A frame is right where every token is; its centre, where every token of the region is that transport decides.
+
+Shape suffixes: B runs, T frames of a run, L patch tokens, K codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eval.errors import EvalError
+from loopwm.core import ExitRule
+from loopwm.pixel.checkpoint import TwistedCheckpoint
+from loopwm.pixel.decoding import Decoder
+from loopwm.pixel.frames import FrameEpisode, FrameError, episode_files, read_episode
+from loopwm.pixel.twisted import TokenBatch
+from loopwm.pixel.twisted_world import TwistedWorld
+
+CREATURE = "creature"
+"""Extra of recorded episodes: whether a frame shows a creature that moves at random."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Runs of T consecutive transitions as tokens, and whether the frame before each shows a creature: bool (B, T)."""
+
+    batch: TokenBatch
+    creature: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.creature)
+
+
+def held_out(folder: Path, checkpoint: TwistedCheckpoint, frames: int, transitions: int) -> HeldOut:
+    """The first `transitions` of a folder's play in runs of `frames`. Raises EvalError naming folder or field."""
+    try:
+        episodes = [read_episode(path) for path in episode_files(folder)]
+        for episode in episodes:
+            checkpoint.space.require(episode.space, str(folder))
+    except FrameError as error:
+        raise EvalError(str(error)) from error
+    runs = -(-transitions // frames)
+    available = sum(len(episode) for episode in episodes) // frames
+    if available < runs:
+        raise EvalError(
+            f"{folder}: holds {available * frames} transitions in runs of {frames}, {transitions} are asked"
+        )
+    rows = [np.concatenate(parts)[: runs * frames] for parts in zip(*map(_columns, episodes), strict=True)]
+    obs, next_obs, action, reward, terminated, first, creature = (
+        rows_of.reshape(runs, frames, *rows_of.shape[1:]) for rows_of in rows
+    )
+    tokens = [checkpoint.tokenizer.encode(torch.from_numpy(x)) for x in (obs, next_obs)]
+    rest = [torch.from_numpy(x) for x in (action, reward, terminated, first)]
+    return HeldOut(TokenBatch(*tokens, *rest), creature)
+
+
+def _columns(episode: FrameEpisode) -> tuple[NDArray[np.generic], ...]:
+    """Steps of an episode: what is before and after each, what was done, whether it is the first."""
+    steps = len(episode)
+    first = np.arange(steps) == 0
+    creature = episode.extras.get(CREATURE, np.zeros(steps + 1, dtype=bool))[:-1]
+    obs, next_obs = episode.obs[:-1], episode.obs[1:]
+    return obs, next_obs, episode.action, episode.reward, episode.terminated, first, creature
+
+
+def permuted_actions(data: HeldOut, seed: int) -> HeldOut:
+    """The same play with its actions dealt out anew: a model that heeds them must do worse."""
+    order = torch.randperm(data.batch.action.numel(), generator=torch.Generator().manual_seed(seed))
+    action = data.batch.action.flatten()[order].view_as(data.batch.action)
+    return HeldOut(data.batch._replace(action=action), data.creature)
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """Whether each transition (B * T,) was predicted right, whole or in its centre."""
+
+    frame: NDArray[np.bool_]
+    centre: NDArray[np.bool_]
+
+
+def predict(
+    checkpoint: TwistedCheckpoint, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For `rows` runs at a time: p (N, L, K) of every transition, the tokens before it and those after it (N, L)."""
+    world = TwistedWorld(checkpoint, decoder=_no_decoder, depth=depth)
+    for start in range(0, len(data), rows):
+        part = TokenBatch(*(tensor[start : start + rows] for tensor in data.batch))
+        with torch.inference_mode():
+            logits, _ = checkpoint.model(part.tokens, part.action, part.first, world.depth)
+            p = world.probabilities(logits.tokens).flatten(0, 1)
+        yield p, part.tokens.flatten(0, 1), part.next_tokens.flatten(0, 1)
+
+
+def _no_decoder(p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+    raise NotImplementedError("probabilities alone are asked for")
+
+
+def score(
+    checkpoint: TwistedCheckpoint,
+    data: HeldOut,
+    decoders: Mapping[str, Decoder],
+    centre: Tensor,
+    seed: int,
+    depth: int | ExitRule | None = None,
+) -> dict[str, Hits]:
+    """Every decoder on the same probabilities, each with the same random numbers. centre: bool (L,)."""
+    generators = {name: torch.Generator().manual_seed(seed) for name in decoders}
+    right: dict[str, list[Tensor]] = {name: [] for name in decoders}
+    for p, previous, after in predict(checkpoint, data, depth):
+        for name, decoder in decoders.items():
+            right[name].append(decoder(p, previous, generators[name]) == after)
+    found = {name: torch.cat(parts) for name, parts in right.items()}
+    return {name: Hits(x.all(-1).numpy(), x[:, centre].all(-1).numpy()) for name, x in found.items()}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of transitions predicted right: all, those from a frame with a creature, those without; NaN for none."""
+
+    n: int
+    all: float
+    with_creatures: float
+    without_creatures: float
+
+
+def accuracy(right: NDArray[np.bool_], creature: NDArray[np.bool_]) -> Accuracy:
+    creature = creature.flatten()
+    parts: Sequence[NDArray[np.bool_]] = (right, right[creature], right[~creature])
+    return Accuracy(len(right), *(float(part.mean()) if len(part) else float("nan") for part in parts))

@@ -1,0 +1,136 @@
+"""The written-down protocol of an accuracy study: typed YAML, unknown keys are errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from eval.errors import EvalError
+from loopwm.pixel.decoding import (
+    Argmax,
+    Copy,
+    Decoder,
+    ExactAssignment,
+    Sample,
+    Sinkhorn,
+    Sticky,
+    Transport,
+    centre_region,
+)
+from loopwm.training.config import ConfigError, load_typed, read_sections, typed
+from loopwm.training.twisted_config import TwistedTrainingConfig
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A decoder by name, and the prices of those that have them."""
+
+    kind: Literal["sample", "argmax", "copy", "sticky", "transport"]
+    c_d: float = 0.0
+    c_w: float = 0.0
+    solver: Literal["exact", "sinkhorn"] = "exact"
+    epsilon: float = 1e-5
+    iterations: int = 10
+
+    def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
+        """region: bool (L,), where transport decides."""
+        match self.kind:
+            case "sample":
+                return Sample()
+            case "argmax":
+                return Argmax()
+            case "copy":
+                return Copy()
+            case "sticky":
+                return Sticky(self.c_w)
+        solver = ExactAssignment() if self.solver == "exact" else Sinkhorn(self.epsilon, self.iterations)
+        return Transport(grid, self.c_d, self.c_w, solver, region)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train."""
+
+    overrides: tuple[str, ...] = ()
+    """Changes to the training configuration, `section.key=value`."""
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Where transport decides, and what a centre-exact frame must get right: the grid without its edge and without
+    what stands below the map."""
+
+    edge: int = 0
+    bottom_rows: int = 0
+
+    def region(self, grid: tuple[int, int]) -> Tensor:
+        return centre_region(grid, self.edge, self.bottom_rows)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Everything that decides a study, written before its full run.
+
+    Decoders are compared on the same models, arms by one decoder. A difference counts where the paired bootstrap 95 %
+    interval over transitions (of the mean over seeds) excludes zero and every seed has the same sign.
+    """
+
+    question: str
+    base: str
+    """Training configuration that all arms change."""
+    arms: dict[str, Arm]
+    reference: str
+    """Arm that the others are compared with."""
+    decoders: dict[str, DecoderConfig]
+    reference_decoder: str
+    """Decoder that the others are compared with."""
+    compared_decoder: str
+    """Decoder by which arms are compared."""
+    frames: str
+    """Held-out play."""
+    transitions: int = 2000
+    run_frames: int = 20
+    """Frames of a run of held-out play."""
+    centre: Centre = Centre()
+    shared: tuple[str, ...] = ()
+    """Overrides of every arm."""
+    seeds: tuple[int, ...] = (0,)
+    grid_c_d: tuple[float, ...] = ()
+    grid_c_w: tuple[float, ...] = ()
+    """Prices of transport tried in every combination on the reference arm, beside the decoders."""
+
+    def __post_init__(self) -> None:
+        for key, name, known in (
+            ("reference", self.reference, self.arms),
+            ("reference_decoder", self.reference_decoder, self.decoders),
+            ("compared_decoder", self.compared_decoder, self.decoders),
+        ):
+            if name not in known:
+                raise ConfigError(f"{key}: {name!r} is not one of {', '.join(known)}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError("seeds: expected different numbers")
+        for key in ("transitions", "run_frames"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key}: {getattr(self, key)} is not above zero")
+
+    def overrides(self, arm: str, seed: int) -> tuple[str, ...]:
+        """Changes to the base configuration that make one run. Later ones win."""
+        return (*self.shared, *self.arms[arm].overrides, f"run.seed={seed}")
+
+    def config(self, arm: str, seed: int) -> TwistedTrainingConfig:
+        return typed(TwistedTrainingConfig, read_sections(Path(self.base), self.overrides(arm, seed)))
+
+
+def load_protocol(path: Path, overrides: Sequence[str] = ()) -> Protocol:
+    """Raises EvalError naming file or key, also for an arm that the training program would refuse."""
+    try:
+        protocol = load_typed(Protocol, path, overrides)
+        for arm in protocol.arms:
+            protocol.config(arm, protocol.seeds[0])
+    except ConfigError as error:
+        raise EvalError(f"{path}: {error}") from error
+    return protocol
