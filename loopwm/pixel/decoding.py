@@ -1,0 +1,284 @@
+"""How the next frame is chosen from its tokens' probabilities and the frame before (TWISTED, Section 3.2, Appendix D).
+
+Decoders turn next-token probabilities p (B, L, K), whose rows sum to 1, and the previous frame's tokens u (B, L) into
+tokens (B, L). Those that sample draw the same numbers at the same state of the generator, column by column, whatever
+they do with them: two decoders differ only where their rules do.
+
+B batch, L tokens of a frame, K codes; R tokens of the region that transport decides. Index i is a place of the previous
+frame (source), j a place of the next one (destination).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+WILDCARD = -1
+"""The source of a destination that copies nothing."""
+
+REACH = 4
+"""Largest squared distance, in places of the grid, that a token can be copied over."""
+
+
+class Decoder(Protocol):
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        """Tokens int64 (B, L) from probabilities (B, L, K) and the previous tokens int64 (B, L)."""
+
+
+class Solver(Protocol):
+    def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
+        """A source for each destination, none used twice, or WILDCARD: int64 (B, R).
+
+        copy (B, R, R) is the affinity of source i to destination j, -inf where it is out of reach; wildcard (B, R) that
+        of sampling j, finite.
+        """
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Every token is drawn from its probabilities, independently of the others."""
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        return sample(p, generator)
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """Every token is its most probable one."""
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        return p.argmax(-1)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The previous frame again."""
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        return previous
+
+
+@dataclass(frozen=True)
+class Sticky:
+    """The old token where its probability is within c_w of the largest, else a sample.
+
+    This is what `Transport` does wherever c_d > c_w, as at the paper's printed values.
+    """
+
+    c_w: float
+
+    def __post_init__(self) -> None:
+        _check_penalty("c_w", self.c_w)
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        p = p.float()
+        kept = p.gather(-1, previous[..., None])[..., 0] >= p.amax(-1) - self.c_w
+        return torch.where(kept, previous, sample(p, generator))
+
+
+@dataclass(frozen=True)
+class ExactAssignment:
+    """The optimum of equation 3, by scipy, row by row on the CPU; between a copy and an equally good sample, the copy.
+
+    The equation is linear and the corners of what it allows are whole numbers: an assignment problem. Raises
+    ImportError where scipy is missing.
+    """
+
+    def __post_init__(self) -> None:
+        _scipy_assignment()
+
+    def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
+        assign = _scipy_assignment()
+        own = torch.full_like(copy, math.inf).diagonal_scatter(-wildcard, dim1=-2, dim2=-1)
+        cost = torch.cat([-copy.mT, own], -1).double().cpu().numpy()  # copies first: scipy takes the first of equals
+        columns = torch.tensor([assign(problem)[1].tolist() for problem in cost], device=copy.device)
+        return columns.where(columns < copy.shape[-1], WILDCARD)
+
+
+@dataclass(frozen=True)
+class Sinkhorn:
+    """Equation 3 by Sinkhorn iterations (Algorithms 1 and 2) and `binarize`; batched, on any device.
+
+    Entropic transport between 2R sources and R destinations with R dummy ones of cost 0, which take what is not used.
+    The kernel is exp(-cost / epsilon): Algorithm 2 lacks the sign. It works on logarithms, since exp(1 / epsilon)
+    overflows, and in float32, whose last digit is worth 0.008 of a logarithm at the paper's epsilon 1e-5. There, 10
+    iterations are far from the fixed point (`docs` of `Transport` says what that changes).
+    """
+
+    epsilon: float = 1e-5
+    iterations: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon: {self.epsilon} is not positive")
+        if self.iterations < 1:
+            raise ValueError(f"iterations: {self.iterations} is less than 1")
+
+    def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
+        return binarize(*self.log_plan(copy, wildcard))
+
+    def log_plan(self, copy: Tensor, wildcard: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithms of the plan, each column of which sums to 1: of the copies (B, R, R) and the wildcards (B, R).
+
+        Dummy columns are all alike, and so are the entries of a wildcard's row but its own: one of each is computed.
+        """
+        copy, wildcard = copy.float() / self.epsilon, wildcard.float() / self.epsilon
+        log_dummies = math.log(copy.shape[-1])
+        column, dummy = torch.zeros_like(wildcard), torch.zeros_like(wildcard[:, :1])
+        for _ in range(self.iterations):
+            row = -torch.logaddexp((copy + column[:, None]).logsumexp(2), dummy + log_dummies)
+            own_row = -torch.logaddexp(wildcard + column, dummy + log_dummies)
+            column = -torch.logaddexp((copy + row[:, :, None]).logsumexp(1), wildcard + own_row)
+            dummy = -torch.cat([row, own_row], 1).logsumexp(1, keepdim=True)
+        return copy + row[:, :, None] + column[:, None], wildcard + own_row + column
+
+
+def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
+    """A source for each destination, none used twice, or WILDCARD, from a plan's values or their logarithms.
+
+    Every column chooses its best source; where several choose the same, the one with the largest value (the first of
+    equals) has it and the others choose again among those still free. Algorithm 3 prints the opposite, rows that choose
+    columns: 2R rows claim R columns of which none may be claimed twice, so it cannot end. The text of Section 3.2 is
+    what is built here; every round settles a column, hence at most R rounds.
+
+    copy (B, R, R), -inf where a source is out of reach; wildcard (B, R), finite. Returns int64 (B, R).
+    """
+    places = torch.arange(wildcard.shape[1], device=wildcard.device)
+    sources = torch.full_like(wildcard, WILDCARD, dtype=torch.int64)
+    waiting = torch.ones_like(wildcard, dtype=torch.bool)
+    for _ in range(len(places)):
+        best, source = copy.max(1)
+        waiting = waiting & (best >= wildcard)
+        if not waiting.any():
+            break
+        bids = best.masked_fill(~waiting, -math.inf)
+        highest = torch.full_like(bids, -math.inf).scatter_reduce(1, source, bids, "amax")
+        leads = waiting & (bids == highest.gather(1, source))
+        winner = torch.full_like(source, len(places)).scatter_reduce(
+            1, source, places.where(leads, len(places)), "amin"
+        )
+        wins = leads & (winner.gather(1, source) == places)
+        sources, waiting = torch.where(wins, source, sources), waiting & ~wins
+        copy = copy.masked_fill((winner < len(places))[:, :, None], -math.inf)
+    return sources
+
+
+@dataclass(frozen=True, eq=False)
+class Transport:
+    """Optimal transport of the previous frame's tokens (equations 1 to 4); a token that none fits is sampled.
+
+    grid: rows and columns of the frame; c_d: price of a squared distance of 1; c_w: price of sampling; region: bool
+    (L,), True where transport decides (None: everywhere). It copies from there to there; elsewhere tokens are sampled.
+
+    A copy from another place needs c_d * distance < c_w. At the printed values (0.6, 0.3; MinAtar 0.2, 0.05) there is
+    none, and with `ExactAssignment` this equals `Sticky(c_w)` token for token; (0.05, 0.6) does move tokens.
+    """
+
+    grid: tuple[int, int]
+    c_d: float
+    c_w: float
+    solver: Solver
+    region: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_penalty("c_d", self.c_d)
+        _check_penalty("c_w", self.c_w)
+        region, count = self.region, math.prod(self.grid)
+        if region is not None and (region.dtype != torch.bool or region.shape != (count,) or not region.any()):
+            raise ValueError(f"region: expected {count} bools, one for each token, and a True among them")
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        sources = self.sources(p, previous)
+        copied = previous.gather(1, sources.clamp(min=0))
+        return torch.where(sources == WILDCARD, sample(p, generator), copied)
+
+    def sources(self, p: Tensor, previous: Tensor) -> Tensor:
+        """The place of the previous frame that each token is copied from, or WILDCARD: int64 (B, L).
+
+        Raises ValueError where p or previous is no frame of this grid.
+        """
+        count = math.prod(self.grid)
+        if p.shape[1:2] != (count,) or previous.shape != p.shape[:2]:
+            raise ValueError(
+                f"p, previous: {tuple(p.shape)} and {tuple(previous.shape)} are not probabilities and tokens of "
+                f"frames of {count}"
+            )
+        price = copy_price(self.grid, self.c_d).to(p.device)
+        if self.region is None:
+            return self.solver(*affinities(p, previous, price, self.c_w))
+        inside = self.region.nonzero()[:, 0].to(p.device)
+        chosen = self.solver(*affinities(p[:, inside], previous[:, inside], price[inside][:, inside], self.c_w))
+        copied = torch.where(chosen == WILDCARD, WILDCARD, inside[chosen])
+        return torch.full_like(previous, WILDCARD).index_copy(1, inside, copied)
+
+
+def affinities(p: Tensor, previous: Tensor, price: Tensor, c_w: float) -> tuple[Tensor, Tensor]:
+    """Equations 1 and 2 for p (B, R, K), previous (B, R) and prices (R, R) of a copy from i to j.
+
+    Returns the affinities of copies (B, R, R), A[b, i, j] = p[b, j, u_i] - price[i, j], and the diagonal of the
+    wildcards' (B, R), both float32.
+    """
+    p = p.float()
+    wanted = previous[:, None].expand(-1, previous.shape[1], -1)
+    return p.gather(-1, wanted).mT - price, p.amax(-1) - c_w
+
+
+def copy_price(grid: tuple[int, int], c_d: float) -> Tensor:
+    """c_d times the squared distance of each two places of a grid, +inf beyond REACH: (L, L)."""
+    places = torch.cartesian_prod(*(torch.arange(float(side)) for side in grid))
+    distance = (places[:, None] - places).square().sum(-1)
+    return (c_d * distance).masked_fill(distance > REACH, math.inf)
+
+
+def centre_region(grid: tuple[int, int], edge: int = 1, bottom_rows: int = 0) -> Tensor:
+    """Where transport decides in Craftax and crafter: not in the bottom rows (the inventory) nor at the map's edges.
+
+    Crafter's 9 x 9 places are 7 rows of map above 2 of inventory: centre_region((9, 9), 1, 2) has 5 x 7 places. Returns
+    bool (L,). Raises ValueError where nothing is left.
+    """
+    rows, columns = grid[0] - bottom_rows, grid[1]
+    if min(edge, bottom_rows) < 0 or 2 * edge >= min(rows, columns):
+        raise ValueError(f"region: an edge of {edge} and {bottom_rows} bottom rows leave nothing of {grid}")
+    region = torch.zeros(grid, dtype=torch.bool)
+    region[edge : rows - edge, edge : columns - edge] = True
+    return region.flatten()
+
+
+def sample(p: Tensor, generator: torch.Generator) -> Tensor:
+    """A token for each row of probabilities (B, L, K) by one uniform number each: int64 (B, L).
+
+    The generator may live on another device than p: a run then draws the same numbers wherever it computes.
+    """
+    return invert(p, torch.rand(p.shape[:-1], generator=generator, device=generator.device).to(p.device))
+
+
+def invert(p: Tensor, u: Tensor) -> Tensor:
+    """The tokens whose share of the cumulated probabilities (..., K) holds u (...) in [0, 1]: int64 (...).
+
+    A token of probability 0 is never among them.
+    """
+    cumulated = p.float().cumsum(-1)
+    whole = cumulated[..., -1:]
+    place = torch.minimum(u[..., None] * whole, whole.nextafter(torch.zeros_like(whole)))
+    tokens = torch.searchsorted(cumulated, place, right=True)
+    possible = p.gather(-1, tokens) > 0  # a sum in parallel may rise by a rounding error where p is 0
+    return tokens.where(possible, p.argmax(-1, keepdim=True))[..., 0]
+
+
+def _check_penalty(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: {value} is not a finite price of at least 0")
+
+
+def _scipy_assignment() -> Callable[..., Any]:
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise ImportError("exact assignment needs scipy: pip install 'loopwm[pixel]'") from None
+    solve: Callable[..., Any] = linear_sum_assignment
+    return solve
