@@ -1,4 +1,4 @@
-"""Plays a simulator and writes episodes, one file for each chunk of a task's episodes.
+"""Plays a simulator and writes episodes, one file for each chunk of a task's episodes; of frames, one an episode.
 
 Which variations are played, and what chance does in an episode, depend on the seed alone, and a file appears complete
 or not at all. So a run that was killed and started again yields the same files: chunks whose file exists are skipped.
@@ -25,8 +25,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data_prep.collect_frames import FrameOrder, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
+from data_prep.environments.pixels import FRAME_ENVIRONMENTS, is_frame_environment
 from data_prep.episodes import Episode, write_episodes
 from data_prep.errors import DataError
 from data_prep.files import atomic_write
@@ -257,26 +259,68 @@ def _play_in_worker(order: Order, out: Path, chunk: Chunk) -> Tally:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environment", help=f"simulator: {', '.join(ENVIRONMENTS)}")
-    parser.add_argument("--split", required=True, help="variations of this split only")
-    parser.add_argument("--policy", default="gold", choices=POLICIES)
-    parser.add_argument("--episodes-per-task", type=int, required=True, help="at most; gold plays a variation once")
-    parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all)")
-    parser.add_argument("--max-steps", type=int, default=160, help="cut episodes after this many actions")
-    parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator")
-    parser.add_argument("--shard", default="1/1", metavar="I/N", help="this part only, for several machines")
+    parser.add_argument(
+        "environment",
+        help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
+    )
+    parser.add_argument("--split", required=True, help="variations of this split only; of frames: train, dev or test")
+    parser.add_argument("--policy", choices=POLICIES, help="default: gold; frames are played at random")
+    parser.add_argument("--episodes-per-task", type=int, help="at most; gold plays a variation once; not of frames")
+    parser.add_argument("--episodes", type=int, help="frames: play this many")
+    parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")
+    parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all); not of frames")
+    parser.add_argument(
+        "--max-steps", type=int, help="cut episodes after this many actions (default: 160; frames: never)"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator; not of frames")
+    parser.add_argument(
+        "--shard", default="1/1", metavar="I/N", help="this part only, for several machines; not of frames"
+    )
     parser.add_argument("--dask", metavar="URL", help="scheduler of a Dask cluster to play on, instead of --workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
 
 
+TEXT_ONLY = {"episodes_per_task": None, "tasks": [], "workers": 1, "shard": "1/1", "dask": None}
+"""Options that say nothing about frames, and what they are when they are not given."""
+
+
 def run(args: argparse.Namespace) -> None:
-    for name in ("episodes_per_task", "max_steps", "workers"):
-        if getattr(args, name) < 1:
-            raise DataError(f"--{name.replace('_', '-')}: at least 1")
+    for name in ("episodes_per_task", "episodes", "steps", "max_steps", "workers"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise DataError(f"{_option(name)}: at least 1")
+    if is_frame_environment(args.environment):
+        _run_frames(args)
+    else:
+        _run_text(args)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _run_frames(args: argparse.Namespace) -> None:
+    for name, default in TEXT_ONLY.items():
+        if getattr(args, name) != default:
+            raise DataError(f"{_option(name)}: not an option of {args.environment}, which shows frames")
+    if args.policy not in (None, "random"):
+        raise DataError(f"--policy: {args.policy!r}: frames are played at random")
+    if args.episodes is None and args.steps is None:
+        raise DataError("--steps: say how much to play, by --steps or --episodes")
+    order = FrameOrder(args.environment, args.split, args.seed, args.max_steps)
+    run_frames(order, args.out, args.episodes, args.steps)
+
+
+def _run_text(args: argparse.Namespace) -> None:
+    for name in ("episodes", "steps"):
+        if getattr(args, name) is not None:
+            raise DataError(f"{_option(name)}: of frames only, {args.environment} takes --episodes-per-task")
+    if args.episodes_per_task is None:
+        raise DataError("--episodes-per-task: say how many to play")
     order = Order(
-        env=args.environment, split=args.split, policy=args.policy, episodes_per_task=args.episodes_per_task,
-        max_steps=args.max_steps, seed=args.seed, tasks=tuple(sorted(args.tasks)),
+        env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
+        max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),
     )  # fmt: skip
     shard = Shard.parse(args.shard)
     workers: AbstractContextManager[Executor] = dask_executor(args.dask) if args.dask else local_executor(args.workers)

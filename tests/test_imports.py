@@ -18,17 +18,21 @@ FORBIDDEN = {
     "loopwm.text": ("loopwm.training", "loopwm.pixel"),
     "loopwm.text.format": ("torch", "numpy", "transformers", "tokenizers", "loopwm.core"),
     "loopwm.pixel": ("loopwm.training", "loopwm.text"),
+    "loopwm.pixel.frames": ("torch", "transformers", "gymnasium", "loopwm.core"),
     "eval": ("serve", "data_prep", "loopwm.training"),
     "serve": ("eval", "data_prep", "loopwm.training"),
     "data_prep": ("eval", "serve", "loopwm"),
 }
 ALLOWED = {
-    "data_prep": ("loopwm.text.format",),
+    "data_prep": ("loopwm.text.format", "loopwm.pixel.frames"),
     "eval": ("loopwm.training.config", "loopwm.training.twisted_config"),
     "eval.real_world": ("data_prep.environments", "data_prep.episodes", "data_prep.errors"),  # plays simulators
     "eval.recorded": ("data_prep.episodes", "data_prep.errors"),  # whole episodes, read as they were written
 }
-SIMULATORS = ("scienceworld", "textworld", "alfworld", "fast_downward")
+SIMULATORS = (
+    *("scienceworld", "textworld", "alfworld", "fast_downward"),
+    *("crafter", "minatar", "ale_py", "minigrid", "vizdoom", "craftax", "jax"),
+)
 SIMULATOR_HOME = "data_prep.environments"
 LOOPED_BLOCK = ("loopwm.core.looped", "block")
 """The module that loops the block, and the attribute that holds it."""
@@ -97,9 +101,12 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("loopwm.core.looped", "from loopwm.text import format"),
         ("loopwm.core.state", "def f():\n    import transformers"),
         ("loopwm.text.format", "import torch"),
+        ("loopwm.pixel.frames", "import torch"),
         ("data_prep.shards", "from loopwm.text.tokenizer import load_tokenizer"),
         ("data_prep.shards", "from loopwm.text import tokenizer"),
+        ("data_prep.collect_frames", "from loopwm.pixel.replay import Replay"),
         ("data_prep.environments.scienceworld", "from scienceworld import ScienceWorldEnv"),
+        ("data_prep.environments.pixel_crafter", "import crafter"),
         ("eval.harness", "def f():\n    import alfworld.agents"),
         ("eval.studies.training", "from loopwm.training import trainer"),
         ("eval.consistency", "from data_prep.environments import make_environment"),
@@ -118,6 +125,7 @@ def test_an_offence_is_found(module, source):
     [
         ("data_prep.windows", "from loopwm.text.format import clean\nfrom loopwm.text import format"),
         ("data_prep.environments.scienceworld", "def f():\n    from scienceworld import ScienceWorldEnv"),
+        ("data_prep.collect_frames", "from loopwm.pixel.frames import write_episode"),
         ("loopwm.core.looped", "def f(self):\n    return self.block"),
         ("eval.studies.protocol", "from loopwm.training.config import load_config"),
         ("eval.real_world", "from data_prep.environments import make_environment"),

@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accuracy = tasks.add_parser("accuracy", help=purpose, description=purpose)
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
     accuracy.add_argument("--out", type=Path, required=True, help="folder of the study")
-    accuracy.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="changes to the protocol, such as seeds=[0]"
-    )
+    accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
 
 
 def run(args: argparse.Namespace) -> None:

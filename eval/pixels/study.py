@@ -6,7 +6,6 @@ each held-out transition was predicted right.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,7 +134,7 @@ def _write(path: Path, hits: Mapping[str, Hits], creature: NDArray[np.bool_]) ->
     arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
     temporary = path.with_name(f".{path.name}.tmp.npz")
     np.savez_compressed(temporary, creature=creature, **arrays)
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def _rows(arm: str, found: Found, creature: NDArray[np.bool_]) -> list[Row]:

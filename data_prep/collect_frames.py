@@ -1,0 +1,137 @@
+"""Plays an environment of frames with random actions and writes one file an episode.
+
+Episode i of a split is decided by split, seed and i alone, and a file appears complete or not at all: a run that was
+killed and started again yields the same files, and a run that asks for more goes on where one that asked for less
+ended. `plan.json` holds what was asked for; a run with other options refuses the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from data_prep.environments.pixels import make_frame_environment
+from data_prep.errors import DataError
+from data_prep.files import atomic_write
+from loopwm.pixel.frames import FrameEpisode, FrameError, FrameSpace, count_steps, write_episode
+
+if TYPE_CHECKING:
+    from data_prep.environments.pixel_base import FrameEnvironment
+
+PLAN = "plan.json"
+SPLITS = ("train", "dev", "test")
+RANGE = 2**20
+"""Episodes a seed has, and seeds a split has: environments are seeded from disjoint ranges."""
+
+
+@dataclass(frozen=True)
+class FrameOrder:
+    """What is played. max_steps: an episode is truncated after this many actions; None: only where the environment
+    does so. Raises DataError for an unknown split or a seed or limit out of range."""
+
+    env: str
+    split: str
+    seed: int
+    max_steps: int | None
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise DataError(f"--split: unknown {self.split!r}, expected one of {', '.join(SPLITS)}")
+        if not 0 <= self.seed < RANGE:
+            raise DataError(f"--seed: {self.seed} is not within 0 and {RANGE - 1}")
+
+    def episode_seed(self, index: int) -> int:
+        return (SPLITS.index(self.split) * RANGE + self.seed) * RANGE + index
+
+
+def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None) -> FrameEpisode:
+    """One episode of uniformly random actions, decided by the seed."""
+    rng = np.random.default_rng([seed, 1])
+    frame, told = env.reset(seed=seed)
+    frames, extras, actions, results = [frame], [told], [], []
+    over = False
+    while not over:
+        actions.append(rng.integers(env.space.actions))
+        frame, reward, terminated, truncated, told = env.step(actions[-1])
+        truncated = truncated or (not terminated and len(actions) == max_steps)
+        frames.append(frame)
+        extras.append(told)
+        results.append((reward, terminated, truncated))
+        over = terminated or truncated
+    rewards, terminations, truncations = zip(*results, strict=True)
+    return FrameEpisode(
+        space=env.space,
+        obs=np.stack(frames),
+        action=np.array(actions, np.int64),
+        reward=np.array(rewards, np.float32),
+        terminated=np.array(terminations),
+        truncated=np.array(truncations),
+        seed=seed,
+        policy="random",
+        extras={name: np.stack([row[name] for row in extras]) for name in told},
+    )
+
+
+def collect_frames(order: FrameOrder, out: Path, enough: Callable[[int, int], bool], bar: tqdm[Any]) -> tuple[int, int]:
+    """Plays episodes until `enough(episodes, transitions)`; the bar counts transitions. Returns episodes and
+    transitions in the folder, as far as asked for."""
+    env = make_frame_environment(order.env)
+    try:
+        _begin(order, env.space, out)
+        episodes = transitions = 0
+        while not enough(episodes, transitions):
+            if episodes == RANGE:
+                raise DataError(f"--seed: all {RANGE} episodes of seed {order.seed} are played")
+            path = out / f"{episodes:07d}.npz"
+            if path.exists():
+                steps = count_steps(path)
+                bar.initial += steps  # what was there before does not count for the rate
+            else:
+                episode = play_episode(env, order.episode_seed(episodes), order.max_steps)
+                write_episode(path, episode)
+                steps = len(episode)
+            episodes, transitions = episodes + 1, transitions + steps
+            bar.update(steps)
+            bar.set_postfix_str(f"{episodes} episodes")
+        return episodes, transitions
+    except FrameError as error:
+        raise DataError(str(error)) from error
+    finally:
+        env.close()
+
+
+def _begin(order: FrameOrder, space: FrameSpace, out: Path) -> None:
+    """Writes the plan of a new folder. Raises DataError if the folder was begun with another."""
+    path = out / PLAN
+    wanted: dict[str, Any] = json.loads(json.dumps({**asdict(order), "space": asdict(space)}))
+    if path.is_file():
+        begun = json.loads(path.read_bytes())
+        for name, value in wanted.items():
+            if begun.get(name) != value:
+                raise DataError(f"{path}: {name}: begun with {begun.get(name)!r}, asked for {value!r}")
+        return
+    with atomic_write(path) as file:
+        file.write(json.dumps(wanted, indent=1).encode() + b"\n")
+
+
+def run_frames(order: FrameOrder, out: Path, episodes: int | None, steps: int | None) -> None:
+    """At least one of `episodes` and `steps` is given: plays until there are as many."""
+
+    def enough(played: int, transitions: int) -> bool:
+        return (episodes is None or played >= episodes) and (steps is None or transitions >= steps)
+
+    started = time.monotonic()
+    with tqdm(total=steps, unit="transition", smoothing=0) as bar:
+        played, transitions = collect_frames(order, out, enough, bar)
+        new = transitions - bar.initial
+    seconds = time.monotonic() - started
+    print(
+        f"{out}: {played} episodes, {transitions} transitions, {new} of them in {seconds:.0f} s ({new / seconds:.1f}/s)"
+    )

@@ -1,0 +1,88 @@
+"""Environments of frames by name. A simulator's package is imported only when its environment is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from data_prep.errors import DataError
+
+if TYPE_CHECKING:
+    from data_prep.environments.pixel_base import FrameEnvironment, Simulator
+
+
+def _crafter() -> Simulator:
+    from data_prep.environments.pixel_crafter import Crafter
+
+    return Crafter()
+
+
+def _craftax(classic: bool) -> Simulator:
+    from data_prep.environments.pixel_craftax import Craftax
+
+    return Craftax(classic)
+
+
+def _minatar(game: str) -> Simulator:
+    from data_prep.environments.pixel_minatar import MinAtar
+
+    return MinAtar(game)
+
+
+def _atari(game: str) -> Simulator:
+    from data_prep.environments.pixel_atari import Atari
+
+    return Atari(game)
+
+
+def _minigrid(task: str) -> Simulator:
+    from data_prep.environments.pixel_gymnasium import MiniGrid
+
+    return MiniGrid(task)
+
+
+def _vizdoom(scenario: str) -> Simulator:
+    from data_prep.environments.pixel_gymnasium import VizDoom
+
+    return VizDoom(scenario)
+
+
+SINGLE: dict[str, Callable[[], Simulator]] = {
+    "crafter": _crafter,
+    "craftax": partial(_craftax, False),
+    "craftax-classic": partial(_craftax, True),
+}
+FAMILIES: dict[str, Callable[[str], Simulator]] = {
+    "atari": _atari,
+    "minatar": _minatar,
+    "minigrid": _minigrid,
+    "vizdoom": _vizdoom,
+}
+"""Environments named FAMILY/GAME."""
+
+FRAME_ENVIRONMENTS = ("crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
+"""Examples for messages and help."""
+
+
+def is_frame_environment(name: str) -> bool:
+    """Whether a name is that of an environment of frames, be its simulator installed or not."""
+    return name in SINGLE or name.partition("/")[0] in FAMILIES
+
+
+def make_frame_environment(name: str) -> FrameEnvironment:
+    """An environment such as crafter or minatar/breakout.
+
+    Raises DataError for an unknown name, or a package that is not installed: the message says what to install.
+    """
+    try:
+        from data_prep.environments.pixel_base import FrameEnvironment
+    except ModuleNotFoundError as error:
+        raise DataError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
+    if name in SINGLE:
+        return FrameEnvironment(SINGLE[name]())
+    family, _, game = name.partition("/")
+    if family not in FAMILIES:
+        expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
+        raise DataError(f"environment: unknown {name!r}, expected one of {expected}")
+    return FrameEnvironment(FAMILIES[family](game))

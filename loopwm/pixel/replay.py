@@ -1,0 +1,221 @@
+"""Frame replay: what was played, kept up to a capacity, sampled as segments of consecutive steps.
+
+Steps belong to streams; a stream is what one environment of a vector played, episode after episode. A segment lies in
+one stream and may cross from one episode into the next. B segments, T steps each; H, W, C: shape of a frame.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwm.pixel.frames import (
+    FrameEpisode,
+    FrameError,
+    FrameSpace,
+    count_steps,
+    episode_files,
+    read_episode,
+    write_episode,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Steps as they were played.
+
+    obs, next_obs: uint8 (B, T, H, W, C), next_obs[t] being what the action led to, an episode's last frame included
+    (obs[t + 1] is then the first of the next episode); action: int64 (B, T); reward: float32 (B, T); terminated,
+    truncated, first: bool (B, T), first True where an episode begins.
+    """
+
+    obs: NDArray[np.uint8]
+    next_obs: NDArray[np.uint8]
+    action: NDArray[np.int64]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    first: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """An episode as it was added, or a part of one. `fresh`: it begins with an episode's first step."""
+
+    episode: FrameEpisode
+    stream: int
+    number: int
+    fresh: bool
+
+    def cut(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
+        """The steps from start to stop, in the order of Segments' fields."""
+        episode, first = self.episode, np.zeros(stop - start, dtype=bool)
+        first[0] = self.fresh and start == 0
+        steps = slice(start, stop)
+        results = (getattr(episode, name)[steps] for name in ("action", "reward", "terminated", "truncated"))
+        return episode.obs[steps], episode.obs[start + 1 : stop + 1], *results, first
+
+
+@dataclass
+class _Stream:
+    """Pieces in order. Step numbers count from the stream's beginning and stay when old pieces are dropped.
+
+    open_at: the last frame (H, W, C) of an episode that goes on, None where the next one begins.
+    """
+
+    pieces: deque[_Piece] = field(default_factory=deque)
+    starts: deque[int] = field(default_factory=deque)
+    end: int = 0
+    open_at: NDArray[np.uint8] | None = None
+
+    def __len__(self) -> int:
+        return self.end - self.starts[0] if self.starts else 0
+
+    def append(self, piece: _Piece) -> None:
+        self.pieces.append(piece)
+        self.starts.append(self.end)
+        self.end += len(piece.episode)
+        self.open_at = piece.episode.obs[-1] if piece.episode.open else None
+
+    def drop_oldest(self) -> None:
+        self.pieces.popleft()
+        self.starts.popleft()
+
+    def cuts(self, start: int, length: int) -> Iterator[tuple[NDArray[Any], ...]]:
+        """`length` steps from the `start`-th that is kept, piece by piece."""
+        start += self.starts[0]
+        index, stop = bisect_right(self.starts, start) - 1, start + length
+        while start < stop:
+            piece, begin = self.pieces[index], self.starts[index]
+            until = min(stop, begin + len(piece.episode))
+            yield piece.cut(start - begin, until - begin)
+            start, index = until, index + 1
+
+
+class Replay:
+    """The newest steps of one environment. Sampling depends on the generator alone: there is no cursor to keep."""
+
+    def __init__(self, space: FrameSpace, capacity: int) -> None:
+        """capacity: in transitions. Raises FrameError if it is below 1."""
+        if capacity < 1:
+            raise FrameError(f"capacity: {capacity} is below 1")
+        self.space, self.capacity = space, capacity
+        self._streams: dict[int, _Stream] = {}
+        self._pieces: deque[_Piece] = deque()
+        self._steps, self._added = 0, 0
+        self._written: tuple[Path, set[int]] | None = None
+
+    @classmethod
+    def from_folder(cls, folder: Path, capacity: int | None = None) -> Replay:
+        """All episodes of a folder in the order of their names, as one stream; the newest of them if there is a
+        capacity. Raises FrameError for a folder without episodes, or with those of several environments."""
+        files = episode_files(folder)
+        replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)) if capacity is None else capacity)
+        for path in files:
+            try:
+                replay.add(read_episode(path))
+            except FrameError as error:
+                raise FrameError(f"{path}: {error}") from error
+        return replay
+
+    def __len__(self) -> int:
+        """Transitions."""
+        return self._steps
+
+    def add(self, episode: FrameEpisode, stream: int = 0) -> None:
+        """Appends an episode to a stream, and drops the oldest of all beyond the capacity.
+
+        An episode that ended open is continued by the next of its stream. Raises FrameError for an episode of another
+        environment, longer than the capacity, or that does not begin with the frame at which the stream is open.
+        """
+        self.space.require(episode.space, "episode")
+        if len(episode) > self.capacity:
+            raise FrameError(f"episode: its {len(episode)} steps are more than the capacity {self.capacity}")
+        open_at = self._streams[stream].open_at if stream in self._streams else None
+        if open_at is not None and not np.array_equal(open_at, episode.obs[0]):
+            raise FrameError(f"episode: does not continue stream {stream}, which is open at another frame")
+        self._append(_Piece(episode, stream, self._added, fresh=open_at is None))
+        while self._steps > self.capacity:
+            self._drop_oldest()
+
+    def _append(self, piece: _Piece) -> None:
+        self._streams.setdefault(piece.stream, _Stream()).append(piece)
+        self._pieces.append(piece)
+        self._steps += len(piece.episode)
+        self._added = piece.number + 1
+
+    def _drop_oldest(self) -> None:
+        piece = self._pieces.popleft()
+        self._streams[piece.stream].drop_oldest()
+        self._steps -= len(piece.episode)
+
+    def episodes(self) -> list[FrameEpisode]:
+        """What is kept, oldest first."""
+        return [piece.episode for piece in self._pieces]
+
+    def sample(self, batch: int, length: int, generator: np.random.Generator) -> Segments:
+        """`batch` segments of `length` consecutive steps; their starts are drawn uniformly from all that are possible,
+        with replacement. Raises FrameError if no stream is that long."""
+        streams = [self._streams[name] for name in sorted(self._streams)]
+        ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])
+        if length < 1 or not streams or ends[-1] == 0:
+            longest = max(map(len, streams), default=0)
+            raise FrameError(f"length: {length} consecutive steps cannot be had, the longest stream has {longest}")
+        drawn = generator.integers(ends[-1], size=batch)
+        owners = np.searchsorted(ends, drawn, side="right")
+        starts = drawn - np.concatenate(([0], ends))[owners]
+        rows = [_row(streams[owner], int(start), length) for owner, start in zip(owners, starts, strict=True)]
+        return Segments(*map(np.stack, zip(*rows, strict=True)))
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Writes what the folder does not hold yet, a file for each added episode, and returns what `load` needs
+        besides: plain data for a checkpoint. Files are never deleted here, since an earlier checkpoint may need them:
+        see `prune`."""
+        if self._written is None or self._written[0] != folder:
+            self._written = (folder, set())
+        written = self._written[1]
+        for piece in self._pieces:
+            if piece.number not in written:
+                write_episode(folder / _file_name(piece.number), piece.episode)
+                written.add(piece.number)
+        space = {f.name: getattr(self.space, f.name) for f in fields(FrameSpace)}
+        rows = [[piece.number, piece.stream, piece.fresh] for piece in self._pieces]
+        return {"space": space, "capacity": self.capacity, "added": self._added, "pieces": rows}
+
+    @classmethod
+    def load(cls, folder: Path, state: dict[str, Any]) -> Replay:
+        """The replay as it was when `save` returned `state`. Raises FrameError naming a file that is missing or
+        damaged."""
+        space = FrameSpace(**{**state["space"], "frame_shape": tuple(state["space"]["frame_shape"])})
+        replay = cls(space, state["capacity"])
+        for number, stream, fresh in state["pieces"]:
+            path = folder / _file_name(number)
+            episode = read_episode(path)
+            space.require(episode.space, str(path))
+            replay._append(_Piece(episode, stream, number, fresh))
+        replay._added = state["added"]
+        replay._written = (folder, {number for number, _, _ in state["pieces"]})
+        return replay
+
+
+def prune(folder: Path, states: Collection[dict[str, Any]]) -> None:
+    """Deletes the files that none of the states (of `save`) needs."""
+    needed = {_file_name(number) for state in states for number, _, _ in state["pieces"]}
+    for path in folder.glob("*.npz"):
+        if path.name not in needed:
+            path.unlink()
+
+
+def _file_name(number: int) -> str:
+    return f"{number:08d}.npz"
+
+
+def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:
+    return tuple(map(np.concatenate, zip(*stream.cuts(start, length), strict=True)))
