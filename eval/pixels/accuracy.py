@@ -52,7 +52,7 @@ def held_out(folder: Path, checkpoint: TwistedCheckpoint, frames: int, transitio
     available = sum(len(episode) for episode in episodes) // frames
     if available < runs:
         raise EvalError(
-            f"{folder}: holds {available * frames} transitions in runs of {frames}, {transitions} are asked"
+            f"{folder}: holds {available * frames} transitions in runs of {frames}, {transitions} are asked for"
         )
     rows = [np.concatenate(parts)[: runs * frames] for parts in zip(*map(_columns, episodes), strict=True)]
     obs, next_obs, action, reward, terminated, first, creature = (

@@ -1,0 +1,114 @@
+"""Accuracy of next frames: what is counted, and the study through the front door."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from eval.__main__ import main as evaluate
+from eval.errors import EvalError
+from eval.pixels.accuracy import accuracy, held_out, permuted_actions, score
+from loopwm.pixel.checkpoint import TwistedCheckpoint
+from loopwm.pixel.decoding import Argmax, Copy
+from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
+from loopwm.pixel.replay import Replay
+from loopwm.pixel.tokenizer import PatchTokenizer
+from loopwm.pixel.twisted import Twisted, TwistedConfig
+from loopwm.training.twisted import grow
+from tests.pixel.conftest import PATCH, SPACE
+
+EVERYWHERE = torch.ones(12, dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(frames):
+    """A model that was not trained, with the codebook of the train frames."""
+    tokenizer = PatchTokenizer(SPACE.frame_shape, (PATCH, PATCH), capacity=8)
+    grow(tokenizer, Replay.from_folder(frames / "train"))
+    torch.manual_seed(0)
+    config = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4)
+    return TwistedCheckpoint(Twisted(config, tokenizer.grid, SPACE.actions).eval(), tokenizer, SPACE)
+
+
+def test_held_out_runs_are_the_play_in_order(frames, checkpoint):
+    data = held_out(frames / "test", checkpoint, 5, 20)
+    assert data.batch.tokens.shape == (4, 5, 12)
+    episodes = [read_episode(path) for path in episode_files(frames / "test")]
+    action = np.concatenate([episode.action for episode in episodes])[:20]
+    creature = np.concatenate([episode.extras["creature"][:-1] for episode in episodes])[:20]
+    assert data.batch.action.flatten().tolist() == action.tolist()
+    assert data.creature.flatten().tolist() == creature.tolist()
+    starts = np.cumsum([0] + [len(episode) for episode in episodes])
+    assert data.batch.first.flatten().nonzero()[:, 0].tolist() == [start for start in starts if start < 20]
+    shown = checkpoint.tokenizer.decode(data.batch.next_tokens.flatten(0, 1))
+    truth = np.concatenate([episode.obs[1:] for episode in episodes])[:20]
+    assert (shown.numpy() == truth).all()
+
+
+def test_a_frame_is_right_where_every_token_is_and_its_centre_where_every_token_of_it_is(frames, checkpoint):
+    data = held_out(frames / "test", checkpoint, 5, 20)
+    centre = torch.zeros(12, dtype=torch.bool)
+    centre[11] = True  # where the second block rests
+    hits = score(checkpoint, data, {"copy": Copy(), "argmax": Argmax()}, centre, 0)
+    same = data.batch.tokens == data.batch.next_tokens
+    assert hits["copy"].frame.tolist() == same.all(-1).flatten().tolist()
+    assert hits["copy"].centre.tolist() == same[..., 11].flatten().tolist()
+    assert hits["copy"].centre.mean() > hits["copy"].frame.mean()
+
+
+def test_accuracy_is_told_with_and_without_creatures():
+    found = accuracy(np.array([True, False, True, True]), np.array([[True, True], [False, False]]))
+    assert (found.n, found.all, found.with_creatures, found.without_creatures) == (4, 0.75, 0.5, 1.0)
+    assert np.isnan(accuracy(np.array([True]), np.array([[True]])).without_creatures)
+
+
+def test_permuted_actions_are_the_same_ones_elsewhere(frames, checkpoint):
+    data = held_out(frames / "test", checkpoint, 5, 20)
+    other = permuted_actions(data, 0)
+    assert sorted(other.batch.action.flatten().tolist()) == sorted(data.batch.action.flatten().tolist())
+    assert not torch.equal(other.batch.action, data.batch.action)
+    assert torch.equal(other.batch.tokens, data.batch.tokens)
+
+
+def test_too_little_play_and_play_of_another_environment_are_refused(frames, checkpoint):
+    with pytest.raises(EvalError, match="transitions in runs of 5, 5000 are asked for"):
+        held_out(frames / "test", checkpoint, 5, 5000)
+    other = TwistedCheckpoint(checkpoint.model, checkpoint.tokenizer, FrameSpace("other", "1", SPACE.frame_shape, 4))
+    with pytest.raises(EvalError, match="env is 'blocks', expected 'other'"):
+        held_out(frames / "test", other, 5, 20)
+    with pytest.raises(EvalError, match="/nowhere"):
+        held_out(frames / "nowhere", checkpoint, 5, 20)
+
+
+@pytest.mark.slow
+def test_the_study_trains_scores_and_compares(frames, twisted_config, tmp_path, capsys):
+    protocol = tmp_path / "protocol.yaml"
+    protocol.write_text(f"""
+question: which blocks move?
+base: {twisted_config}
+frames: {frames / "test"}
+transitions: 60
+run_frames: 6
+seeds: [0]
+arms: {{twisted: {{}}, unlooped: {{overrides: [model.mu_rec=1.0, model.default_depth=1, model.max_loops=1]}}}}
+reference: twisted
+decoders: {{argmax: {{kind: argmax}}, copy: {{kind: copy}}, transport: {{kind: transport, c_d: 0.05, c_w: 0.6}}}}
+reference_decoder: argmax
+compared_decoder: argmax
+""")
+    arguments = ["pixels", "accuracy", "--protocol", str(protocol), "--out", str(tmp_path / "study")]
+    assert evaluate(arguments) == 0
+    results = json.loads((tmp_path / "study" / "results.json").read_text())
+    share = {(r["arm"], r["decoder"]): r["accuracy"]["all"] for r in results["rows"] if r["part"] == "frame"}
+    assert share["twisted", "argmax"] > 0.9
+    assert share["twisted", "copy"] < 0.3
+    assert share["twisted", "permuted actions"] < share["twisted", "argmax"] - 0.3
+    scored = tmp_path / "study" / "twisted" / "seed-0" / "accuracy.npz"
+    before = scored.stat().st_mtime_ns
+    assert evaluate(arguments) == 0
+    assert scored.stat().st_mtime_ns == before
+    assert evaluate([*arguments, "reference=nobody"]) == 2
+    assert "reference: 'nobody' is not one of twisted, unlooped" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""TWISTED's model: slots, positions, imagination, checkpoint; and its training through the front door."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
+from loopwm.pixel.decoding import Argmax, Sample
+from loopwm.pixel.twisted import Twisted, TwistedConfig
+from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.training.__main__ import main as train
+from tests.pixel.conftest import COLUMNS, ROWS, SPACE, played
+
+SMALL = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, window=4)
+
+
+@pytest.fixture(scope="session")
+def run(twisted_config, tmp_path_factory):
+    """The folder of a finished training run."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    assert train(["--config", str(twisted_config), "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(run):
+    return TwistedCheckpoint.load(run / "model")
+
+
+def test_positions_are_the_papers():
+    model = Twisted(SMALL, (2, 3), 4)
+    found = model.positions(torch.tensor([5]), 2)[0]
+    states = [(x, y) for y in range(2) for x in range(3)]
+    for t, frame in enumerate(found.tolist(), start=5):
+        assert frame[:-1] == [[x + t, y + t, 2 * t] for x, y in states]
+        assert frame[-1] == [t, t, 2 * t + 1]
+
+
+def test_places_in_one_row_count_on_over_frames():
+    model = Twisted(TwistedConfig(codes=8, dim=32, heads=2, spatial_rotary=False), (2, 3), 4)
+    assert model.positions(torch.tensor([0, 2]), 2)[..., 0].flatten(1).tolist() == [
+        list(range(14)),
+        list(range(14, 28)),
+    ]
+
+
+def test_rewards_are_told_apart_by_the_nearest_value():
+    model = Twisted(SMALL, (2, 3), 4)
+    assert model.reward_class(torch.tensor([-0.1, 0.1, 0.6, 1.0])).tolist() == [0, 0, 1, 1]
+
+
+@torch.no_grad()
+def test_imagining_after_real_frames_equals_the_whole(checkpoint):
+    """The logits of the step after T - 1 observed transitions are those of a pass over all T frames."""
+    episode = played(1000)
+    steps = 3
+    obs = torch.from_numpy(episode.obs[:steps])[None]
+    action = torch.from_numpy(episode.action[:steps])[None]
+    first = torch.tensor([[True, False, False]])
+    model, tokens = checkpoint.model, checkpoint.tokenizer.encode(obs)
+    whole, _ = model(tokens, action, first, 2)
+    logits, _ = model.step(model.observe(tokens, action[:, :-1], first, 2), action[:, -1], 2)
+    assert torch.allclose(logits.tokens, whole.tokens[:, -1], atol=1e-4)
+    assert torch.allclose(logits.reward, whole.reward[:, -1], atol=1e-4)
+    assert torch.allclose(logits.done, whole.done[:, -1], atol=1e-4)
+
+
+def test_training_learns_the_blocks(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first, last = (next(r for r in order if r["kind"] == "train") for order in (records, records[::-1]))
+    assert last["loss"] < first["loss"] / 3
+    assert next(r for r in records if r["kind"] == "dev")["token_accuracy"] > 0.9
+
+
+def test_an_interrupted_run_ends_as_the_whole_one(run, twisted_config, tmp_path):
+    arguments = ["--config", str(twisted_config), "--out", str(tmp_path / "parts")]
+    assert train([*arguments, "--max-minutes", "0.02"]) == 0
+    stopped = sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir())
+    assert train(arguments) == 0
+    assert stopped[-1] < "step-00000060"
+    ours, theirs = (TwistedCheckpoint.load(folder / "model").model.state_dict() for folder in (run, tmp_path / "parts"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_world_imagines_frames_of_its_space(checkpoint):
+    world, episode = TwistedWorld(checkpoint, Argmax()), played(1001)
+    obs = torch.from_numpy(np.stack([episode.obs[:2]] * 3))
+    generator = torch.Generator().manual_seed(0)
+    state = world.start(
+        obs, torch.from_numpy(episode.action[:1]).expand(3, 1), torch.tensor([[True, False]] * 3), generator
+    )
+    for _ in range(6):  # beyond the window of 4 frames
+        imagined = world.step(state, torch.tensor([0, 1, 2]), generator)
+        state = imagined.state
+    assert imagined.obs.shape == (3, *SPACE.frame_shape)
+    assert imagined.obs.dtype == torch.uint8
+    assert set(imagined.reward.tolist()) <= {0.0, 1.0}
+
+
+def test_codes_that_do_not_exist_are_never_imagined(checkpoint):
+    world = TwistedWorld(checkpoint, Sample())
+    p = world.probabilities(torch.zeros(1, 1, 8))
+    assert checkpoint.tokenizer.size < 8
+    assert torch.allclose(p.sum(-1), torch.ones(1, 1))
+    assert p[..., checkpoint.tokenizer.size :].sum() == 0
+
+
+def test_a_checkpoint_comes_back_as_it_was(checkpoint, tmp_path):
+    checkpoint.save(tmp_path / "copy")
+    again = TwistedCheckpoint.load(tmp_path / "copy")
+    assert again.space == SPACE
+    assert again.model.config == checkpoint.model.config
+    assert again.tokenizer.grid == (ROWS, COLUMNS)
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), checkpoint.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("damage", ["missing", "foreign", "torn"])
+def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(checkpoint, tmp_path, damage):
+    folder = tmp_path / "model"
+    checkpoint.save(folder)
+    if damage == "missing":
+        (folder / "tokenizer.safetensors").unlink()
+    elif damage == "foreign":
+        (folder / "config.json").write_text('{"system": "storm"}')
+    else:
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
+    with pytest.raises(PixelCheckpointError, match=str(folder)) as caught:
+        TwistedCheckpoint.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.patch=[5, 2]", "data.patch: "),
+        ("model.heads=3", "model.dim: 32 is not divisible by heads, 3"),
+        ("model.colour=3", "model.colour: unknown key"),
+        ("data.train=/nowhere", "data.train: "),
+        ("system=storm", "system: 'storm' is not one of"),
+    ],
+)
+def test_bad_configuration_is_one_line_and_status_2(twisted_config, tmp_path, capsys, override, message):
+    assert train(["--config", str(twisted_config), "--out", str(tmp_path / "run"), override]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: {message}")
+    assert "\n" not in error
+    assert not (tmp_path / "run").exists()
