@@ -146,7 +146,7 @@ def count_steps(path: Path) -> int:
 
 
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
-"""What numpy raises for a file that is missing or damaged; a lone `.npy` is loaded as an array, which cannot be closed."""
+"""What numpy raises for a file that is missing, damaged, or a lone `.npy` (an array, which cannot be closed)."""
 
 
 def _from_arrays(arrays: Any) -> FrameEpisode:

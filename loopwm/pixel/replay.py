@@ -145,6 +145,20 @@ class Replay:
         while self._steps > self.capacity:
             self._drop_oldest()
 
+    def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
+        """Adds steps that were played, row b to stream b; a stream whose row begins with an episode is open no more.
+
+        policy, seed: who played, and the seed of the run. Raises FrameError as `add` does.
+        """
+        for stream, row in enumerate(zip(*(getattr(segments, f.name) for f in fields(Segments)), strict=True)):
+            *_, terminated, truncated, first = row
+            if first[0] and stream in self._streams:
+                self._streams[stream].open_at = None
+            ends = np.flatnonzero(terminated | truncated) + 1
+            for steps in np.split(np.arange(len(first)), ends):
+                if len(steps):
+                    self.add(_episode(self.space, row, steps, policy, seed), stream)
+
     def _append(self, piece: _Piece) -> None:
         self._streams.setdefault(piece.stream, _Stream()).append(piece)
         self._pieces.append(piece)
@@ -215,6 +229,16 @@ def prune(folder: Path, states: Collection[dict[str, Any]]) -> None:
 
 def _file_name(number: int) -> str:
     return f"{number:08d}.npz"
+
+
+def _episode(
+    space: FrameSpace, row: tuple[NDArray[Any], ...], steps: NDArray[np.int64], policy: str, seed: int
+) -> FrameEpisode:
+    """Consecutive steps of a row of segments, whose fields come in the order of Segments."""
+    obs, next_obs, action, reward, terminated, truncated, _ = row
+    frames = np.concatenate((obs[steps], next_obs[steps[-1:]]))
+    results = (column[steps] for column in (action, reward, terminated, truncated))
+    return FrameEpisode(space, frames, *results, seed=seed, policy=policy)
 
 
 def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:

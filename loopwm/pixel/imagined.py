@@ -1,0 +1,221 @@
+"""A vector environment whose step is a world model, and the one loop in which policies play it or the real one.
+
+B worlds, T steps; H, W, C: shape of a frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loopwm.pixel.frames import FrameError, FrameSpace
+from loopwm.pixel.replay import Replay, Segments
+
+S = TypeVar("S")
+
+Array = NDArray[Any]
+Step = tuple[Array, Array, Array, Array, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Imagined(Generic[S]):
+    """obs: uint8 (B, H, W, C); reward: float (B,); terminated: bool (B,); state: that of the worlds after the step."""
+
+    obs: Tensor
+    reward: Tensor
+    terminated: Tensor
+    state: S
+
+
+class FrameWorld(Protocol[S]):
+    """A world model as an environment sees it. Chance comes from the generators alone, states are not changed."""
+
+    space: FrameSpace
+
+    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> S:
+        """The state after what was seen: obs uint8 (B, T, H, W, C), the last of them now; action int64 (B, T - 1);
+        first bool (B, T), True where an episode begins."""
+        ...
+
+    def step(self, state: S, action: Tensor, generator: torch.Generator) -> Imagined[S]:
+        """action: int64 (B,)."""
+        ...
+
+    def replace(self, state: S, rows: Tensor, fresh: S) -> S:
+        """The state with its rows int64 (R,) taken from `fresh`, a state of R worlds in that order."""
+        ...
+
+
+class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
+    """The vector interface of the real environment; a world that ends begins anew in the same step (SAME_STEP), as
+    gymnasium's SyncVectorEnv does it, with `final_obs` and `final_info`.
+
+    Worlds start where segments of `context` frames out of the replay end, and are truncated after `horizon` steps.
+    `info` shows what went before a start: context_obs (context, H, W, C), whose last frame is the one observed,
+    context_action (context - 1,) and context_first (context,), with gymnasium's masks for the rest.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - the base class declares it so
+
+    def __init__(
+        self,
+        world: FrameWorld[S],
+        replay: Replay,
+        num_envs: int,
+        context: int,
+        horizon: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Raises FrameError for a replay of another environment, and for a count below 1."""
+        for name, value in (("num_envs", num_envs), ("context", context), ("horizon", horizon)):
+            if value < 1:
+                raise FrameError(f"{name}: {value} is below 1")
+        world.space.require(replay.space, "replay")
+        self.num_envs, self.space = num_envs, world.space
+        self.single_observation_space = spaces.Box(0, 255, world.space.frame_shape, np.uint8)
+        self.single_action_space = spaces.Discrete(world.space.actions)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._world, self._replay, self._context, self._horizon = world, replay, context, horizon
+        self._device = torch.device(device)
+        self._generator = torch.Generator(self._device)
+        self._state: S | None = None
+        self._age = np.zeros(num_envs, dtype=np.int64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Raises FrameError if the replay has no `context` consecutive steps."""
+        super().reset(seed=seed)
+        if seed is not None or self._state is None:
+            self._generator.manual_seed(int(self.np_random.integers(2**62)))
+        rows = np.arange(self.num_envs)
+        infos: dict[str, Any] = {}
+        obs, self._state = self._begin(rows, infos)
+        self._age[:] = 0
+        return obs, infos
+
+    def step(self, actions: Array) -> Step:
+        """actions: (B,). Raises FrameError for an action outside the space, or before the first reset."""
+        actions = np.asarray(actions, dtype=np.int64)
+        if self._state is None:
+            raise FrameError("step: call reset first")
+        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.space.actions:
+            raise FrameError(
+                f"actions: expected {self.num_envs} of 0 to {self.space.actions - 1}, got {actions.tolist()}"
+            )
+        found = self._world.step(self._state, torch.from_numpy(actions).to(self._device), self._generator)
+        obs, reward = found.obs.cpu().numpy().copy(), found.reward.double().cpu().numpy()
+        terminated = found.terminated.cpu().numpy()
+        self._state = found.state
+        self._age += 1
+        truncated = ~terminated & (self._age >= self._horizon)
+        infos: dict[str, Any] = {}
+        over = np.flatnonzero(terminated | truncated)
+        if len(over):
+            self._begin_anew(over, obs, infos)
+        return obs, reward, terminated, truncated, infos
+
+    def _begin_anew(self, rows: NDArray[np.int64], obs: Array, infos: dict[str, Any]) -> None:
+        """Puts fresh worlds into `rows`, and their frames into obs (B, H, W, C)."""
+        assert self._state is not None
+        for row in rows:
+            self._add_info(infos, {"final_obs": obs[row].copy(), "final_info": {}}, row)
+        obs[rows], fresh = self._begin(rows, infos)
+        everything = len(rows) == self.num_envs
+        at = torch.from_numpy(rows).to(self._device)
+        self._state = fresh if everything else self._world.replace(self._state, at, fresh)
+        self._age[rows] = 0
+
+    def _begin(self, rows: NDArray[np.int64], infos: dict[str, Any]) -> tuple[Array, S]:
+        """Fresh worlds: the frames they are at, and their state."""
+        seen = self._replay.sample(len(rows), self._context, self.np_random)
+        actions = seen.action[:, :-1]
+        for i, row in enumerate(rows):
+            context = {"context_obs": seen.obs[i], "context_action": actions[i], "context_first": seen.first[i]}
+            self._add_info(infos, context, row)
+        tensors = (torch.from_numpy(x).to(self._device) for x in (seen.obs, actions, seen.first))
+        return seen.obs[:, -1], self._world.start(*tensors, self._generator)
+
+
+class Policy(Protocol):
+    """Plays a vector of environments, and keeps its own memory of each if it needs one."""
+
+    def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
+        """Actions int64 (B,) for obs uint8 (B, H, W, C); first: bool (B,), True where an episode begins; info: what the
+        environments told with these observations."""
+        ...
+
+
+class RandomPolicy:
+    """Uniformly random actions."""
+
+    def __init__(self, actions: int, generator: np.random.Generator) -> None:
+        self._actions, self._generator = actions, generator
+
+    def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
+        return self._generator.integers(self._actions, size=len(obs))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a vector of environments stands: what its last reset or step showed."""
+
+    obs: Array
+    first: Array
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of an episode: in which environment, after which step of the rollout, and what was told of it."""
+
+    env: int
+    step: int
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """segments: T steps of B environments; moment: where they stand now."""
+
+    segments: Segments
+    moment: Moment
+    endings: list[Ending] = field(default_factory=list)
+
+
+def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: Moment | None = None) -> Rollout:
+    """Plays `steps` steps, on from the moment at which another rollout ended or else from a reset.
+
+    Raises ValueError for environments whose autoreset mode is not SAME_STEP.
+    """
+    if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
+        raise ValueError(f"env: autoreset mode {env.metadata.get('autoreset_mode')}, expected SAME_STEP")
+    if moment is None:
+        obs, info = env.reset()
+        moment = Moment(obs, np.ones(env.num_envs, dtype=bool), info)
+    rows, endings = [], []
+    for step in range(steps):
+        action = policy(moment.obs, moment.first, moment.info)
+        obs, reward, terminated, truncated, info = env.step(action)
+        over = terminated | truncated
+        next_obs = obs.copy()
+        for i in np.flatnonzero(over):
+            next_obs[i] = info["final_obs"][i]
+            endings.append(Ending(int(i), step, _told(info["final_info"], int(i))))
+        results = reward.astype(np.float32), terminated, truncated
+        rows.append((moment.obs, next_obs, np.asarray(action, np.int64), *results, moment.first))
+        moment = Moment(obs, over, info)
+    columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
+    return Rollout(Segments(*columns), moment, endings)
+
+
+def _told(info: dict[str, Any], row: int) -> dict[str, Any]:
+    """What a vector's info tells of one environment."""
+    return {name: info[name][row] for name in info if not name.startswith("_") and info[f"_{name}"][row]}
