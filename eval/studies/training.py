@@ -20,6 +20,7 @@ from eval.studies.protocol import Decoding, Protocol, arm_config, arm_overrides
 from eval.studies.training_log import read_training_log
 from loopwm.text.format import Regime
 from loopwm.training.config import TrainingConfig
+from loopwm.training.twisted_config import TwistedTrainingConfig
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Run:
     folder: Path
     base: Path
     overrides: tuple[str, ...]
-    config: TrainingConfig
+    config: TrainingConfig | TwistedTrainingConfig
 
     @property
     def model(self) -> Path:

@@ -24,6 +24,9 @@ Depth = int | ExitRule | DepthPlan
 
 State = TypeVar("State")
 
+NO_EPISODE = -1
+"""Of frames that stand in a cache for its shape alone."""
+
 
 @dataclass(frozen=True)
 class DynamicsOutput(Generic[State]):
@@ -66,6 +69,21 @@ class FrameCache:
     def select(self, rows: Tensor) -> FrameCache:
         """The cache of the given rows (int64 (n,), repeats allowed)."""
         return FrameCache(self.columns.select(rows), self.episodes[rows])
+
+    def join(self, other: FrameCache) -> FrameCache:
+        """One cache of both batches, these rows first. The one of fewer frames gets some before it that nobody sees."""
+        ours, theirs = self._with_slots_of(other), other._with_slots_of(self)
+        frames = max(ours.episodes.shape[1], theirs.episodes.shape[1])
+        episodes = [F.pad(x.episodes, (frames - x.episodes.shape[1], 0), value=NO_EPISODE) for x in (ours, theirs)]
+        return FrameCache(ours.columns.join(theirs.columns), torch.cat(episodes))
+
+    def _with_slots_of(self, other: FrameCache) -> FrameCache:
+        """A cache that holds nothing yet gets columns to stand beside those of the other."""
+        if self.episodes.shape[1] or not other.episodes.shape[1]:
+            return self
+        batch, frames = len(self.episodes), other.episodes.shape[1]
+        any_row = torch.zeros(batch, dtype=torch.long, device=other.episodes.device)
+        return FrameCache(other.columns.select(any_row), self.episodes.new_full((batch, frames), NO_EPISODE))
 
 
 class LoopedAttention(nn.Module):

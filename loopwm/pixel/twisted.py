@@ -109,9 +109,21 @@ class Imagining:
     frames: Tensor
     first: Tensor
 
+    def replace(self, rows: Tensor, fresh: Imagining) -> Imagining:
+        """The same with rows int64 (R,) taken from `fresh`, which has R of them in that order."""
+        order = torch.arange(len(self.tokens), device=rows.device)
+        order[rows] = len(self.tokens) + torch.arange(len(rows), device=rows.device)
+        both = (
+            torch.cat((ours, theirs))[order]
+            for ours, theirs in ((self.tokens, fresh.tokens), (self.frames, fresh.frames), (self.first, fresh.first))
+        )
+        return Imagining(self.cache.join(fresh.cache).select(order), *both)
+
 
 class Twisted(nn.Module):
     """Embeddings, dynamics and heads."""
+
+    rewards: Tensor
 
     def __init__(self, config: TwistedConfig, grid: tuple[int, int], actions: int) -> None:
         """grid: rows and columns of a frame's patches. Raises ValueError for sizes that do not fit together."""

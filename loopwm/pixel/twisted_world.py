@@ -13,7 +13,6 @@ from torch import Tensor
 from loopwm.core import ExitRule
 from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Decoder, sample
-from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.twisted import Imagining
 
@@ -26,11 +25,7 @@ class TwistedWorld:
         self.model, self.tokenizer = checkpoint.model, checkpoint.tokenizer
         self.decoder = decoder
         self.depth = self.model.dynamics.core.check(self.model.config.default_depth if depth is None else depth)
-        self._space = checkpoint.space
-
-    @property
-    def space(self) -> FrameSpace:
-        return self._space
+        self.space = checkpoint.space
 
     @torch.inference_mode()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Imagining:
@@ -47,6 +42,9 @@ class TwistedWorld:
         terminated = torch.rand(done.shape, generator=generator, device=generator.device).to(done.device) < done
         after = Imagining(cache, tokens, state.frames + 1, torch.zeros_like(terminated))
         return Imagined(self.tokenizer.decode(tokens), self.model.rewards[reward], terminated, after)
+
+    def replace(self, state: Imagining, rows: Tensor, fresh: Imagining) -> Imagining:
+        return state.replace(rows, fresh)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., K) of the codes there are: the head has room for a full codebook."""

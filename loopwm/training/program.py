@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from loopwm.training.config import OptimizerConfig, RunConfig
 
 class SystemConfig(Protocol):
     """The sections that every system's configuration has; a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def optimizer(self) -> OptimizerConfig: ...

@@ -101,6 +101,31 @@ def test_a_world_imagines_frames_of_its_space(checkpoint):
     assert set(imagined.reward.tolist()) <= {0.0, 1.0}
 
 
+@torch.no_grad()
+def test_rows_begun_anew_go_on_as_if_alone(checkpoint):
+    """Whether what is begun anew has more frames behind it than the rest, or fewer."""
+    world, generator = TwistedWorld(checkpoint, Argmax()), torch.Generator()
+
+    def begun(seeds, steps):
+        episodes = [played(seed, 40) for seed in seeds]
+        obs = torch.from_numpy(np.stack([e.obs[:steps] for e in episodes]))
+        action = torch.from_numpy(np.stack([e.action[: steps - 1] for e in episodes]))
+        first = torch.zeros(len(seeds), steps, dtype=torch.bool)
+        first[:, 0] = True
+        return world.start(obs, action, first, generator)
+
+    long_ones = [seed for seed in range(2000, 2200) if len(played(seed, 40)) >= 3][:4]
+    for ours, theirs in ((2, 3), (3, 2), (1, 3), (3, 1)):
+        state, fresh = begun(long_ones[:3], ours), begun(long_ones[3:], theirs)
+        mixed = world.replace(state, torch.tensor([1]), fresh)
+        action = torch.tensor([0, 2, 3])
+        logits, _ = checkpoint.model.step(mixed, action, 2)
+        alone, _ = checkpoint.model.step(fresh, action[1:2], 2)
+        rest, _ = checkpoint.model.step(state, action, 2)
+        assert torch.allclose(logits.tokens[1], alone.tokens[0], atol=1e-4)
+        assert torch.allclose(logits.tokens[[0, 2]], rest.tokens[[0, 2]], atol=1e-4)
+
+
 def test_codes_that_do_not_exist_are_never_imagined(checkpoint):
     world = TwistedWorld(checkpoint, Sample())
     p = world.probabilities(torch.zeros(1, 1, 8))
