@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from data_prep.errors import DataError
 
 if TYPE_CHECKING:
+    from gymnasium.vector import SyncVectorEnv
+
     from data_prep.environments.pixel_base import FrameEnvironment, Simulator
 
 
@@ -86,3 +88,15 @@ def make_frame_environment(name: str) -> FrameEnvironment:
         expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
         raise DataError(f"environment: unknown {name!r}, expected one of {expected}")
     return FrameEnvironment(FAMILIES[family](game))
+
+
+def make_frame_vector(name: str, count: int) -> SyncVectorEnv:
+    """`count` environments as a vector that begins anew in the step in which an episode ends (SAME_STEP).
+
+    Raises DataError as make_frame_environment does.
+    """
+    first = make_frame_environment(name)  # whose errors come before those of gymnasium's own package
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    makers = [lambda: first, *[partial(make_frame_environment, name)] * (count - 1)]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)

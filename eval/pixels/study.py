@@ -202,8 +202,8 @@ def render(results: Mapping[str, Any], rows: Sequence[Row], compared: Sequence[P
     """The content of `report.md`."""
     head = (
         f"# Study: accuracy of the next frame\n\n{results['protocol']['question']}\n\n{results['transitions']} "
-        f"held-out transitions, {results['with_creatures']} of them from a frame with a creature. A frame is right where every "
-        "token is, its centre where every token is that transport may move. Figures are percent, means over seeds.\n"
+        f"held-out transitions, {results['with_creatures']} of them from a frame with a creature. A frame is right "
+        "where every token is, its centre where every token is that transport may move. Figures are percent, means over seeds.\n"
     )
     header = ["Arm", "Decoder"]
     header += [f"{part}, {label}" for part in PARTS for label in ("all", "with creatures", "without")]

@@ -1,0 +1,150 @@
+"""An actor and a critic over frames with a recurrent memory (TWISTED, appendix B.3.1).
+
+Shape suffixes: B environments, T steps, H/W/C frame, Z encoded frame, Y memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Sizes; defaults are the paper's for Craftax-classic. MinAtar takes layer norm, Swish and shared heads (app. F)."""
+
+    channels: tuple[int, ...] = (64, 64, 128)
+    """Of each convolutional block, which halves the frame."""
+    memory: int = 256
+    """Width of what the GRU reads and keeps."""
+    hidden: int = 2048
+    """Width of a head."""
+    norm: Literal["instance", "layer"] = "instance"
+    activation: Literal["relu", "silu"] = "relu"
+    shared_heads: bool = False
+    """Actor and critic differ in their last layer alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+        if not self.channels or min(self.channels) < 1:
+            raise ValueError(f"channels: {self.channels}, expected at least one number above zero")
+
+    def activate(self) -> nn.Module:
+        return nn.ReLU() if self.activation == "relu" else nn.SiLU()
+
+    def normalise(self, channels: int) -> nn.Module:
+        """Of (B, channels, H, W); layer norm is over channels, height and width."""
+        if self.norm == "instance":
+            return nn.InstanceNorm2d(channels, affine=True)
+        return nn.GroupNorm(1, channels)
+
+
+class PolicyOutput(NamedTuple):
+    """logits: (B, T, A) of actions, value: (B, T) standardised, memory: (B, Y) after the last step."""
+
+    logits: Tensor
+    value: Tensor
+    memory: Tensor
+
+
+class ActorCritic(nn.Module):
+    """Encoder, GRU, and two heads that read [z, y]."""
+
+    def __init__(self, config: PolicyConfig, frame_shape: tuple[int, int, int], actions: int) -> None:
+        super().__init__()
+        self.config = config
+        height, width, channels = frame_shape
+        widths = (channels, *config.channels)
+        self.encoder = nn.Sequential(*(_Block(config, *pair) for pair in zip(widths, widths[1:], strict=False)))
+        for _ in config.channels:
+            height, width = -(-height // 2), -(-width // 2)
+        encoded = height * width * config.channels[-1]
+        self.to_memory = nn.Sequential(
+            config.activate(), nn.Linear(encoded, config.memory), nn.LayerNorm(config.memory)
+        )
+        self.memory = nn.GRUCell(config.memory, config.memory)
+        trunks = [_trunk(config, encoded + config.memory) for _ in range(1 if config.shared_heads else 2)]
+        self.trunks = nn.ModuleList(trunks)
+        self.actor, self.critic = nn.Linear(config.hidden, actions), nn.Linear(config.hidden, 1)
+        for head, scale in ((self.actor, 0.01), (self.critic, 1.0)):
+            nn.init.orthogonal_(head.weight, scale)
+            nn.init.zeros_(head.bias)
+
+    def initial(self, batch: int, device: torch.device) -> Tensor:
+        """Empty memory (B, Y)."""
+        return torch.zeros(batch, self.config.memory, device=device)
+
+    def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> PolicyOutput:
+        """obs: uint8 (B, T, H, W, C); first: bool (B, T), where the memory is that of `fresh` (B, T, Y) before the frame
+        is read; memory: (B, Y) before the first frame."""
+        z = self.encoder(obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).flatten(1).unflatten(0, obs.shape[:2])
+        seen, remembered = self.to_memory(z), []
+        for t in range(obs.shape[1]):
+            memory = self.memory(seen[:, t], torch.where(first[:, t, None], fresh[:, t], memory))
+            remembered.append(memory)
+        features = torch.cat((z, torch.stack(remembered, 1)), -1)
+        acting, judging = (trunk(features) for trunk in (self.trunks[0], self.trunks[-1]))
+        return PolicyOutput(self.actor(acting), self.critic(judging)[..., 0], memory)
+
+    def step(self, obs: Tensor, memory: Tensor) -> PolicyOutput:
+        """One frame, obs (B, H, W, C): logits (B, A), value (B,), memory (B, Y) after it."""
+        carried = torch.zeros(len(obs), 1, dtype=torch.bool, device=obs.device)
+        out = self(obs[:, None], carried, memory, memory[:, None])
+        return PolicyOutput(out.logits[:, 0], out.value[:, 0], out.memory)
+
+
+class _Block(nn.Module):
+    """Norm, convolution, pooling by two, and two residual convolutions."""
+
+    def __init__(self, config: PolicyConfig, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.reduce = nn.Sequential(
+            config.normalise(inputs), nn.Conv2d(inputs, outputs, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)
+        )
+        self.residuals = nn.ModuleList(
+            nn.Sequential(config.activate(), config.normalise(outputs), nn.Conv2d(outputs, outputs, 3, padding=1))
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.reduce(x)
+        for residual in self.residuals:
+            x = x + residual(x)
+        return x
+
+
+class _Residual(nn.Module):
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        width = config.hidden
+        self.layers = nn.Sequential(
+            nn.Linear(width, width), config.activate(), nn.Linear(width, width), config.activate()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+def _trunk(config: PolicyConfig, inputs: int) -> nn.Sequential:
+    """What a head does before its last layer."""
+    return nn.Sequential(
+        config.activate(),
+        nn.LayerNorm(inputs),
+        nn.Linear(inputs, config.hidden),
+        config.activate(),
+        _Residual(config),
+        nn.LayerNorm(config.hidden),
+    )
+
+
+def sample_action(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Actions int64 (B,) of logits (B, A), and their log-probabilities (B,)."""
+    log_p = F.log_softmax(logits.float(), -1)
+    action = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
+    return action, log_p.gather(1, action[:, None])[:, 0]

@@ -1,0 +1,359 @@
+"""Environments of frames: a seed decides an episode, and what is collected is what was played."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from data_prep import collect_frames
+from data_prep.__main__ import main
+from data_prep.collect_frames import FrameOrder
+from data_prep.environments import pixels
+from data_prep.environments.pixel_base import FrameEnvironment, Outcome
+from data_prep.environments.pixels import make_frame_environment, make_frame_vector
+from data_prep.errors import DataError
+from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
+from loopwm.pixel.imagined import RandomPolicy, rollout
+from loopwm.pixel.replay import Replay
+
+SIMULATORS = {
+    "crafter": "crafter",
+    "minatar/breakout": "minatar",
+    "minatar/seaquest": "minatar",
+    "atari/Breakout": "ale_py",
+    "minigrid/MemoryS7": "minigrid",
+    "vizdoom/basic": "vizdoom",
+}
+GEOMETRY = {
+    "crafter": ((63, 63, 3), 17),
+    "minatar/breakout": ((10, 10, 4), 3),
+    "minatar/seaquest": ((10, 10, 10), 6),
+    "atari/Breakout": ((64, 64, 3), 4),
+    "minigrid/MemoryS7": ((64, 64, 3), 7),
+    "vizdoom/basic": ((64, 64, 3), 4),
+}
+
+
+def make(name: str) -> FrameEnvironment:
+    """The environment, or a skipped test where its simulator is not installed."""
+    pytest.importorskip(SIMULATORS[name], reason=f"pip install 'loopwm[{name.partition('/')[0]}]'")
+    return make_frame_environment(name)
+
+
+def play(env: FrameEnvironment, seed: int, actions: int = 12) -> list[Any]:
+    """Frames and results of a short play of random actions."""
+    rng = np.random.default_rng(seed)
+    seen: list[Any] = [env.reset(seed=seed)]
+    for _ in range(actions):
+        seen.append(env.step(rng.integers(env.space.actions)))
+        if seen[-1][2] or seen[-1][3]:
+            break
+    return seen
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        np.array_equal(x[0], y[0]) and x[1:-1] == y[1:-1] for x, y in zip(a[1:], b[1:], strict=True)
+    ) and np.array_equal(a[0][0], b[0][0])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIMULATORS)
+def test_a_seed_decides_an_episode_whatever_was_played_before(name: str) -> None:
+    env = make(name)
+    first = play(env, seed=3)
+    play(env, seed=4)
+    assert same(play(env, seed=3), first)
+    assert same(play(make_frame_environment(name), seed=3), first)
+    assert not same(play(env, seed=5), first)
+    env.close()
+
+
+@pytest.mark.parametrize("name", SIMULATORS)
+def test_frames_and_actions_are_those_of_the_space(name: str) -> None:
+    env = make(name)
+    assert (env.space.env, env.space.frame_shape, env.space.actions) == (name, *GEOMETRY[name])
+    seen = play(env, seed=0)
+    assert all(step[0].dtype == np.uint8 and step[0].shape == env.space.frame_shape for step in seen)
+    assert all(step[0].any() for step in seen)
+    told = [step[-1].keys() for step in seen]
+    assert all(names == told[0] for names in told)
+    env.reset(seed=0)
+    for action in (-1, env.space.actions, 0.5):
+        with pytest.raises(DataError, match=rf"^action: .* is not one of the {env.space.actions} of {name}$"):
+            env.step(action)  # type: ignore[arg-type]
+    env.close()
+
+
+def test_crafter_removes_the_same_creatures_in_whatever_order_a_set_has_them() -> None:
+    make("crafter")
+    from data_prep.environments.pixel_crafter import _make
+
+    def places(backwards: bool) -> list[tuple[int, ...]]:
+        env = _make()
+        env._seed = 1
+        env.reset()
+        world = env._world
+        for _ in range(30):
+            for chunk, things in world.chunks.items():
+                ordered = sorted(things, key=lambda thing: tuple(thing.pos), reverse=backwards)
+                env._balance_chunk(chunk, ordered)
+        return sorted(tuple(thing.pos.tolist()) for thing in world.objects)
+
+    assert places(backwards=False) == places(backwards=True)
+
+
+def test_crafter_tells_what_is_in_sight_and_what_was_achieved() -> None:
+    env = make("crafter")
+    from data_prep.environments.pixel_crafter import achievements
+
+    simulator = env._simulator._env  # type: ignore[attr-defined]
+    creatures = [number for kind, number in simulator._sem_view._obj_ids.items() if kind.__name__ in CREATURES]
+    rng, flags, rewarded = np.random.default_rng(0), [], []
+    _, before = env.reset(seed=12)
+    for _ in range(150):
+        _, reward, terminated, _, told = env.step(rng.integers(17))
+        padded = np.pad(simulator._sem_view(), 9)
+        x, y = simulator._player.pos + 9
+        in_sight = padded[x - 4 : x + 5, y - 3 : y + 4]
+        assert told["creature"] == np.isin(in_sight, creatures).any()
+        flags.append(told["creature"])
+        new = (told["achievements"] > 0) & (before["achievements"] == 0)
+        assert new.any() == (reward > 0.5)
+        rewarded.append(new.any())
+        before = told
+        if terminated:
+            break
+    assert set(flags) == {True, False}
+    assert sum(rewarded) > 0
+    assert len(achievements()) == len(before["achievements"]) == 22
+    assert [name for name, count in zip(achievements(), before["achievements"], strict=True) if count] == [
+        name for name in achievements() if simulator._player.achievements[name]
+    ]
+
+
+CREATURES = ("Cow", "Zombie", "Skeleton")
+
+
+def test_crafter_tells_death_from_the_end_of_time() -> None:
+    env = make("crafter")
+    simulator = env._simulator._env  # type: ignore[attr-defined]
+    env.reset(seed=0)
+    simulator._length = 3
+    ends = [env.step(np.int64(0))[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+    env.reset(seed=0)
+    simulator._player.health = 0
+    assert env.step(np.int64(0))[2:4] == (True, False)
+
+
+def test_minatar_forgets_the_last_action_of_the_episode_before() -> None:
+    fresh, used = make("minatar/breakout"), make("minatar/breakout")
+    for seed in range(60):  # the first action is replaced in one of ten
+        used.reset(seed=seed)
+        used.step(np.int64(1))
+        assert same(play(used, seed, actions=2), play(fresh, seed, actions=2))
+        fresh = make("minatar/breakout")
+
+
+def test_a_vector_of_them_is_played_and_kept() -> None:
+    make("minatar/breakout")
+    env = make_frame_vector("minatar/breakout", 3)
+    (space,) = set(env.get_attr("space"))
+    replay, policy = Replay(space, 1000), RandomPolicy(space.actions, np.random.default_rng(0))
+    found = rollout(env, policy, 40)
+    replay.add_segments(found.segments, "random", seed=0)
+    assert len(replay) == 120
+    assert len(found.endings) == found.segments.terminated.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("crafter", "crafter", "crafter"),
+        ("minatar/breakout", "minatar", "minatar"),
+        ("atari/Breakout", "ale_py", "atari"),
+        ("minigrid/MemoryS7", "minigrid.wrappers", "minigrid"),
+        ("vizdoom/basic", "vizdoom.gymnasium_wrapper", "vizdoom"),
+        ("craftax", "jax", "craftax"),
+        ("craftax-classic", "jax", "craftax"),
+        ("crafter", "data_prep.environments.pixel_base", "pixel"),  # stands for gymnasium, which it imports
+    ],
+)
+def test_a_missing_package_is_one_line_that_says_what_to_install(
+    name: str,
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["collect", name, "--split", "train", "--steps", "1", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {name.partition('/')[0]}")
+    assert error.endswith(f"is not installed: pip install 'loopwm[{extra}]'")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("minatar/pong", "minatar: unknown game 'pong', expected one of asterix, breakout"),
+        ("atari/breakout", "atari: unknown game 'breakout', expected one of "),
+        ("minigrid/Nowhere", "minigrid: unknown task 'Nowhere', expected one of "),
+        ("vizdoom/duel", "vizdoom: unknown scenario 'duel', expected one of basic"),
+        ("pong", "environment: unknown 'pong', expected one of crafter"),
+        ("crafter/big", "environment: unknown 'crafter/big', expected one of crafter"),
+    ],
+)
+def test_an_unknown_game_is_one_line(name: str, message: str) -> None:
+    package = {"minatar": "minatar", "atari": "ale_py", "minigrid": "minigrid", "vizdoom": "vizdoom"}
+    if name.partition("/")[0] in package:
+        pytest.importorskip(package[name.partition("/")[0]])
+    with pytest.raises(DataError) as caught:
+        make_frame_environment(name)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+class Toy:
+    """A game of 3 to 9 steps that shows how often each action was taken; dies in the `fatal`-th step of all."""
+
+    space = FrameSpace("toy", "1", (1, 4, 1), 4)
+    fatal: int | None = None
+    steps = 0
+
+    def begin(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        self.frame, self.left = np.zeros((1, 4, 1), np.uint8), 3 + seed % 7
+        return self.frame.copy(), {"left": self.left}
+
+    def act(self, action: int) -> Outcome:
+        Toy.steps += 1
+        if Toy.steps == Toy.fatal:
+            raise KeyboardInterrupt
+        self.frame[0, action] += 1
+        self.left -= 1
+        return Outcome(self.frame.copy(), 1.0, self.left == 0, False, {"left": self.left})
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "steps", 0)
+    monkeypatch.setattr(Toy, "fatal", None)
+    monkeypatch.setitem(pixels.SINGLE, "toy", Toy)
+
+
+def collect(out: Path, *options: str) -> int:
+    return main(["collect", "toy", "--split", "train", "--out", str(out), *options])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_collection_that_was_killed_goes_on_to_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert collect(tmp_path / "whole", "--steps", "60") == 0
+    for fatal in (1, 20, 43):
+        monkeypatch.setattr(Toy, "steps", 0)
+        monkeypatch.setattr(Toy, "fatal", fatal)
+        with pytest.raises(KeyboardInterrupt):
+            collect(tmp_path / "killed", "--steps", "60")
+    monkeypatch.setattr(Toy, "fatal", None)
+    assert collect(tmp_path / "killed", "--steps", "60") == 0
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_is_collected_is_enough_and_not_an_episode_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert collect(tmp_path, "--steps", "60") == 0
+    episodes = [read_episode(path) for path in episode_files(tmp_path)]
+    assert sum(map(len, episodes)) >= 60 > sum(map(len, episodes[:-1]))
+    said = capsys.readouterr().out
+    assert f"{len(episodes)} episodes, {sum(map(len, episodes))} transitions" in said
+    for i, episode in enumerate(episodes):
+        assert episode.seed == FrameOrder("toy", "train", 0, None).episode_seed(i)
+        assert np.array_equal(episode.obs[-1].ravel(), np.bincount(episode.action, minlength=4))
+        assert np.array_equal(episode.extras["left"], np.arange(len(episode), -1, -1))
+        assert not episode.open
+    before = contents(tmp_path)
+    assert collect(tmp_path, "--episodes", str(len(episodes) + 2)) == 0
+    assert contents(tmp_path).items() > before.items()
+    assert len(contents(tmp_path)) == len(before) + 2
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_limit_truncates(tmp_path: Path) -> None:
+    assert collect(tmp_path, "--episodes", "9", "--max-steps", "4") == 0
+    episodes = [read_episode(path) for path in episode_files(tmp_path)]
+    assert all(len(episode) <= 4 and episode.truncated[-1] != episode.terminated[-1] for episode in episodes)
+    assert {bool(episode.truncated[-1]) for episode in episodes} == {True, False}
+
+
+def test_splits_and_seeds_never_share_an_episode() -> None:
+    last = collect_frames.RANGE - 1
+    orders = [FrameOrder("toy", split, seed, None) for split in collect_frames.SPLITS for seed in (0, 1, last)]
+    ranges = [(order.episode_seed(0), order.episode_seed(last)) for order in orders]
+    assert all(end < start for (_, end), (start, _) in pairwise(ranges))
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--steps", "9", "--split", "valid"), "--split: unknown 'valid', expected one of train, dev, test"),
+        (("--steps", "9", "--seed", "-1"), "--seed: -1 is not within"),
+        (("--steps", "0"), "--steps: at least 1"),
+        ((), "--steps: say how much to play"),
+        (("--steps", "9", "--policy", "gold"), "--policy: 'gold': frames are played at random"),
+        (("--steps", "9", "--episodes-per-task", "2"), "--episodes-per-task: not an option of toy"),
+        (("--steps", "9", "--workers", "2"), "--workers: not an option of toy"),
+    ],
+)
+def test_bad_options_are_one_line_and_write_nothing(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert collect(tmp_path, *options) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {message}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_folder_begun_otherwise_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert collect(tmp_path, "--steps", "9") == 0
+    before = contents(tmp_path)
+    assert collect(tmp_path, "--steps", "20", "--seed", "1") == 2
+    assert "plan.json: seed: begun with 0, asked for 1" in capsys.readouterr().err
+    monkeypatch.setattr(Toy, "space", FrameSpace("toy", "2", (1, 4, 1), 4))
+    assert collect(tmp_path, "--steps", "20") == 2
+    assert "plan.json: space: begun with" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+def test_text_environments_still_ask_for_their_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["collect", "scienceworld", "--split", "train", "--out", str(tmp_path)]
+    assert main(arguments) == 2
+    assert "--episodes-per-task: say how many" in capsys.readouterr().err
+    assert main([*arguments, "--episodes-per-task", "1", "--steps", "5"]) == 2
+    assert "--steps: of frames only" in capsys.readouterr().err
+
+
+def test_gymnasium_finds_no_fault() -> None:
+    env = make("minatar/breakout")
+    importlib.import_module("gymnasium.utils.env_checker").check_env(env, skip_render_check=True)
+    assert isinstance(env, gymnasium.Env)
