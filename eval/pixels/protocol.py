@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.errors import EvalError
@@ -44,7 +44,7 @@ class Protocol:
     transitions: int = 2000
     run_frames: int = 20
     """Frames of a run of held-out play."""
-    centre: Centre = Centre()
+    centre: Centre = field(default_factory=Centre)
     shared: tuple[str, ...] = ()
     """Overrides of every arm."""
     seeds: tuple[int, ...] = (0,)

@@ -200,10 +200,15 @@ def _differences(
 
 def render(results: Mapping[str, Any], rows: Sequence[Row], compared: Sequence[PairedDifference]) -> str:
     """The content of `report.md`."""
+    question, count, with_creatures = (
+        results["protocol"]["question"],
+        results["transitions"],
+        results["with_creatures"],
+    )
     head = (
-        f"# Study: accuracy of the next frame\n\n{results['protocol']['question']}\n\n{results['transitions']} "
-        f"held-out transitions, {results['with_creatures']} of them from a frame with a creature. A frame is right "
-        "where every token is, its centre where every token is that transport may move. Figures are percent, means over seeds.\n"
+        f"# Study: accuracy of the next frame\n\n{question}\n\n{count} held-out transitions, {with_creatures} of them "
+        "from a frame with a creature. A frame is right where every token is, its centre where every token is that "
+        "transport may move. Figures are percent, means over seeds.\n"
     )
     header = ["Arm", "Decoder"]
     header += [f"{part}, {label}" for part in PARTS for label in ("all", "with creatures", "without")]
