@@ -115,7 +115,7 @@ class PatchTokenizer:
         """
         if tokens.shape[-1:] != (self.tokens_per_frame,):
             raise ValueError(f"tokens: shape {tuple(tokens.shape)} does not end in {self.tokens_per_frame}")
-        if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.size):
+        if tokens.numel() and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.size):
             raise ValueError(f"tokens: {int(tokens.min())}..{int(tokens.max())} are not all among {self.size} codes")
         self._codes = self._codes.to(tokens.device)
         (rows, columns), (h, w), channels = self.grid, self.patch, self.frame_shape[2]
