@@ -67,7 +67,7 @@ class Copy:
 class Sticky:
     """The old token where its probability is within c_w of the largest, else a sample.
 
-    This is what `Transport` does wherever c_d > c_w, as at the paper's printed values.
+    This is what `Transport` does, solved exactly, wherever c_d > c_w, as at the paper's printed values.
     """
 
     c_w: float
