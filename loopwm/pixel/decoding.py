@@ -67,7 +67,7 @@ class Copy:
 class Sticky:
     """The old token where its probability is within c_w of the largest, else a sample.
 
-    This is what `Transport` does wherever c_d > c_w, as at the paper's printed values.
+    This is what `Transport` does, solved exactly, wherever c_d > c_w, as at the paper's printed values.
     """
 
     c_w: float
@@ -106,8 +106,12 @@ class Sinkhorn:
 
     Entropic transport between 2R sources and R destinations with R dummy ones of cost 0, which take what is not used.
     The kernel is exp(-cost / epsilon): Algorithm 2 lacks the sign. It works on logarithms, since exp(1 / epsilon)
-    overflows, and in float32, whose last digit is worth 0.008 of a logarithm at the paper's epsilon 1e-5. There, 10
-    iterations are far from the fixed point (`docs` of `Transport` says what that changes).
+    overflows, and in float32, whose last digit is worth 0.008 of a logarithm at the paper's epsilon of 1e-5.
+
+    The paper's 10 iterations at 1e-5 are far from the fixed point, and `Transport` with them is not `Sticky`: on random
+    peaked frames of 9 x 9 they choose otherwise than `ExactAssignment` for about a third of the tokens, and copy some
+    from other places at prices at which that never pays. 100 iterations at 0.03 agree with it there; where much moves,
+    on 97 % of the tokens. Where c_d = 0 equal tokens are equally good sources, and the plan is divided among them.
     """
 
     epsilon: float = 1e-5

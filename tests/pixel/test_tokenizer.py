@@ -43,7 +43,8 @@ def test_growth_and_codes_equal_the_slow_reference(monkeypatch, capacity, thresh
         growth = tokenizer.grow(frames.view(2, 5, *SHAPE))
         reference.grow(frames.numpy())
         assert growth == Growth(len(reference.codes) - before[0], reference.refused - before[1])
-    assert tokenizer.size == len(reference.codes) and tokenizer.full == (tokenizer.size == capacity)
+    assert tokenizer.size == len(reference.codes)
+    assert tokenizer.full == (tokenizer.size == capacity)
     assert tokenizer.state_dict()["codes"].tolist() == [code.ravel().tolist() for code in reference.codes]
     new = noisy_tiles(10, seed=2)
     tokens = tokenizer.encode(new)
@@ -77,12 +78,15 @@ def test_frames_of_known_patches_survive_the_round_trip():
 
 
 def test_token_i_lies_at_row_i_over_columns(grown):
-    assert grown.grid == (3, 3) and grown.tokens_per_frame == 9
+    assert grown.grid == (3, 3)
+    assert grown.tokens_per_frame == 9
     tokens = torch.zeros(9, dtype=torch.int64)
     tokens[5] = 1
     changed = (grown.decode(tokens) != grown.decode(torch.zeros_like(tokens))).any(-1)
     ys, xs = changed.nonzero(as_tuple=True)
-    assert set(ys.tolist()) <= {2, 3} and set(xs.tolist()) <= {6, 7, 8} and len(ys)
+    assert set(ys.tolist()) <= {2, 3}
+    assert set(xs.tolist()) <= {6, 7, 8}
+    assert len(ys)
 
 
 def test_equally_near_codes_give_the_lowest_token():
@@ -170,7 +174,8 @@ def test_a_damaged_or_foreign_file_is_one_line_that_names_it(grown, tmp_path, da
     damage(path)
     with pytest.raises(TokenizerFileError) as caught:
         PatchTokenizer.load(path)
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +199,10 @@ def test_other_frames_and_tokens_are_refused(grown):
         grown.encode(torch.zeros(SHAPE))
     with pytest.raises(ValueError, match=r"^frames: torch.uint8 \(2, 6, 3, 3\)"):
         grown.grow(torch.zeros(2, 6, 3, 3, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="^tokens: .* does not end in 9"):
+    with pytest.raises(ValueError, match=r"^tokens: .* does not end in 9"):
         grown.decode(torch.zeros(8, dtype=torch.int64))
     for token in (-1, grown.size):
-        with pytest.raises(ValueError, match="^tokens: .* are not all among"):
+        with pytest.raises(ValueError, match=r"^tokens: .* are not all among"):
             grown.decode(torch.tensor([0] * 8 + [token]))
     with pytest.raises(ValueError, match="codebook is empty"):
         PatchTokenizer(SHAPE, PATCH).encode(noisy_tiles(1, 0))

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from loopwm.pixel.decoding import (
+    WILDCARD,
+    Argmax,
+    Copy,
+    Decoder,
+    ExactAssignment,
+    Sample,
+    Sinkhorn,
+    Sticky,
+    Transport,
+    affinities,
+    binarize,
+    centre_region,
+    copy_price,
+    invert,
+)
+from tests.reference import transport as reference
+
+SOLVERS = [ExactAssignment(), Sinkhorn(), Sinkhorn(epsilon=0.02, iterations=30)]
+MOVING = {"c_d": 0.05, "c_w": 0.6}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def frames(batch: int, grid: tuple[int, int], codes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Peaked probabilities (B, L, K) that often favour the old token or its left neighbour's, and old tokens (B, L)."""
+    draw = generator(seed)
+    count = math.prod(grid)
+    previous = torch.randint(codes, (batch, count), generator=draw)
+    logits = 3 * torch.randn(batch, count, codes, generator=draw)
+    for tokens in (previous, previous.roll(1, dims=1)):
+        logits.scatter_add_(-1, tokens[..., None], 8 * torch.rand(batch, count, 1, generator=draw))
+    return logits.softmax(-1), previous
+
+
+def problems(batch: int, grid: tuple[int, int], c_d: float, c_w: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    p, previous = frames(batch, grid, 8, seed)
+    return affinities(p, previous, copy_price(grid, c_d), c_w)
+
+
+def objectives(copy: Tensor, wildcard: Tensor, sources: Tensor) -> Tensor:
+    """What equation 3 maximises, of each problem's plan: (B,)."""
+    copied = copy.mT.gather(-1, sources.clamp(min=0)[..., None])[..., 0]
+    return torch.where(sources == WILDCARD, wildcard, copied).sum(-1)
+
+
+def whole(copy: Tensor, wildcard: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """One problem's two square matrices, as the paper has them."""
+    gen = np.full(copy.shape, -np.inf)
+    np.fill_diagonal(gen, wildcard.double())
+    return copy.double().numpy(), gen
+
+
+def test_affinities_are_those_of_equations_1_and_2_by_hand():
+    # places   0 1     u  2 0     distances of 1 along an edge, 2 across
+    #          2 3        0 1
+    previous = torch.tensor([[2, 0, 0, 1]])
+    p = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.5, 0.0], [0.0, 0.1, 0.9]]])
+    copy, wildcard = affinities(p, previous, copy_price((2, 2), 0.1), 0.25)
+    by_hand = [  # destination:
+        #    0           1           2           3
+        [0.1, 0.6 - 0.1, 0.0 - 0.1, 0.9 - 0.2],  # source 0, token 2
+        [0.7 - 0.1, 0.1, 0.5 - 0.2, 0.0 - 0.1],  # source 1, token 0
+        [0.7 - 0.1, 0.1 - 0.2, 0.5, 0.0 - 0.1],  # source 2, token 0
+        [0.2 - 0.2, 0.3 - 0.1, 0.5 - 0.1, 0.1],  # source 3, token 1
+    ]
+    torch.testing.assert_close(copy, torch.tensor([by_hand]))
+    torch.testing.assert_close(wildcard, torch.tensor([[0.45, 0.35, 0.25, 0.65]]))
+
+
+def test_affinities_equal_the_paper_as_loops():
+    p, previous = frames(3, (4, 5), 6, seed=1)
+    copy, wildcard = affinities(p, previous, copy_price((4, 5), 0.3), 0.2)
+    for row in range(3):
+        prev, gen = reference.affinities(p[row].double().numpy(), previous[row].tolist(), (4, 5), 0.3, 0.2)
+        np.testing.assert_allclose(copy[row], prev, atol=1e-6)
+        np.testing.assert_allclose(wildcard[row], gen.diagonal(), atol=1e-6)
+
+
+@pytest.mark.parametrize("c_d", [0.0, 0.3])
+def test_nothing_is_copied_over_more_than_a_squared_distance_of_4(c_d):
+    price = copy_price((5, 5), c_d)[12].view(5, 5)  # from the middle
+    inf = math.inf
+    squares = [[inf, inf, 4, inf, inf], [inf, 2, 1, 2, inf], [4, 1, 0, 1, 4]]
+    expected = torch.tensor(squares + squares[1::-1])
+    torch.testing.assert_close(price, torch.where(expected < inf, c_d * expected, inf))
+
+
+@pytest.mark.parametrize(("c_d", "c_w"), [(0.05, 0.6), (0.6, 0.3), (0.2, 0.05), (0.0, 0.0)])
+def test_exact_assignment_finds_the_best_of_all_plans(c_d, c_w):
+    copy, wildcard = problems(8, (2, 3), c_d, c_w)
+    found = objectives(copy, wildcard, ExactAssignment()(copy, wildcard))
+    best = [reference.best_objective(*whole(copy[row], wildcard[row])) for row in range(8)]
+    torch.testing.assert_close(found, torch.tensor(best), rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize(("c_d", "c_w"), [(0.6, 0.3), (0.2, 0.05)])
+@pytest.mark.parametrize("grid", [(9, 9), (5, 5)])
+def test_at_the_printed_values_transport_is_the_sticky_rule_token_for_token(grid, c_d, c_w):
+    for seed in range(3):
+        p, previous = frames(64, grid, 20, seed)
+        transport = Transport(grid, c_d, c_w, ExactAssignment())(p, previous, generator(seed))
+        sticky = Sticky(c_w)(p, previous, generator(seed))
+        assert torch.equal(transport, sticky)
+        kept = (transport == previous).float().mean()
+        assert 0.2 < kept < 0.8  # both branches are taken
+
+
+def test_where_copy_and_sample_are_equally_good_both_rules_copy():
+    previous = torch.tensor([[0, 1, 2, 0]])
+    p = torch.full((1, 4, 4), 0.25)
+    for decoder in (Sticky(0.0), Transport((2, 2), 0.3, 0.0, ExactAssignment())):
+        assert torch.equal(decoder(p, previous, generator()), previous)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.5])
+@pytest.mark.parametrize("iterations", [1, 7])
+def test_the_sinkhorn_plan_is_that_of_the_printed_square_problem(epsilon, iterations):
+    copy, wildcard = problems(4, (3, 4), 0.05, 0.6)
+    log_copy, log_wildcard = Sinkhorn(epsilon, iterations).log_plan(copy, wildcard)
+    for row in range(4):
+        prev, gen = reference.sinkhorn(*whole(copy[row], wildcard[row]), epsilon, iterations)
+        np.testing.assert_allclose(log_copy[row].exp(), prev, atol=1e-5)
+        np.testing.assert_allclose(log_wildcard[row].exp(), gen.diagonal(), atol=1e-5)
+
+
+def test_binarization_equals_the_rule_in_words():
+    for seed in range(20):
+        values = torch.rand(3, 6, 6, generator=generator(seed)).mul(8).round()  # many equal ones
+        values[torch.rand(values.shape, generator=generator(seed)) < 0.3] = -math.inf
+        wildcard = torch.rand(3, 6, generator=generator(seed + 100)).mul(5).round()
+        found = binarize(values, wildcard)
+        assert found.tolist() == [reference.binarize(*whole(values[row], wildcard[row])) for row in range(3)]
+
+
+def test_columns_that_all_want_one_source_settle_in_as_many_rounds():
+    copy = torch.arange(7.0, 0, -1)[None, :, None].expand(1, 7, 7) * 10 + torch.arange(7.0)
+    assert binarize(copy, torch.zeros(1, 7)).tolist() == [[6, 5, 4, 3, 2, 1, 0]]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+@pytest.mark.parametrize(("c_d", "c_w"), [(0.05, 0.6), (0.6, 0.3), (0.0, 1.0)])
+def test_nothing_is_copied_twice(solver, c_d, c_w):
+    p, previous = frames(100, (5, 5), 3, seed=2)  # few codes: many places want the same
+    for sources in Transport((5, 5), c_d, c_w, solver).sources(p, previous).tolist():
+        used = [source for source in sources if source != WILDCARD]
+        assert used
+        assert len(used) == len(set(used))
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+def test_the_best_copy_is_kept_in_place_when_the_model_is_sure_of_it(solver):
+    previous = torch.randint(4, (8, 25), generator=generator())
+    p = torch.nn.functional.one_hot(previous, 4).float()
+    for c_d, c_w in ((0.6, 0.3), (0.05, 0.6)):
+        transport = Transport((5, 5), c_d, c_w, solver)
+        assert torch.equal(transport.sources(p, previous), torch.arange(25).expand(8, 25))
+        assert torch.equal(transport(p, previous, generator()), previous)
+
+
+@pytest.mark.parametrize("solver", [ExactAssignment(), Sinkhorn(epsilon=0.02, iterations=100)], ids=str)
+def test_a_token_that_moved_is_copied_at_a_low_price_of_distance_and_not_at_the_printed_one(solver):
+    grass, cow, sand = 0, 1, 2
+    previous = torch.tensor([[sand, sand, sand, cow, grass, sand, sand, sand, sand]])
+    p = torch.zeros(1, 9, 3)
+    p[:, :, sand] = 1
+    p[0, 3] = torch.tensor([0.9, 0.1, 0.0])  # where the cow was
+    p[0, 4] = torch.tensor([0.35, 0.5, 0.15])  # where it went, of which the model is not sure
+    moving, printed = Transport((3, 3), **MOVING, solver=solver), Transport((3, 3), 0.6, 0.3, solver)
+    assert moving.sources(p, previous)[0, 3:5].tolist() == [4, 3]
+    assert moving(p, previous, generator())[0, 3:5].tolist() == [grass, cow]
+    assert printed.sources(p, previous)[0, 4].item() in (4, WILDCARD)
+
+
+@pytest.mark.parametrize(("c_d", "c_w", "seed"), [(0.05, 0.6, 3), (0.05, 0.6, 4), (0.6, 0.3, 3), (0.2, 0.05, 3)])
+def test_sinkhorn_with_enough_iterations_agrees_with_exact_assignment_and_the_printed_ten_do_not(c_d, c_w, seed):
+    copy, wildcard = problems(250, (3, 3), c_d, c_w, seed)  # 1,000 in all
+    exact = ExactAssignment()(copy, wildcard)
+    best = objectives(copy, wildcard, exact)
+
+    converged = Sinkhorn(epsilon=0.01, iterations=200)
+    log_copy, log_wildcard = converged.log_plan(copy, wildcard)
+    value = (log_copy.exp() * copy.nan_to_num(neginf=0)).sum((1, 2)) + (log_wildcard.exp() * wildcard).sum(1)
+    assert (value - best).abs().max() < 0.05
+    found = binarize(log_copy, log_wildcard)
+    lost = best - objectives(copy, wildcard, found)
+    assert lost.mean() < 0.02
+    assert (lost < 1e-4).float().mean() > 0.95
+    assert c_d < c_w or torch.equal(found, exact)
+
+    printed = Sinkhorn(epsilon=1e-5, iterations=10)(copy, wildcard)
+    assert (best - objectives(copy, wildcard, printed)).mean() > 0.5
+    assert (printed == exact).float().mean() < 0.8
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+def test_outside_the_region_tokens_are_sampled_and_no_copy_crosses_its_border(solver):
+    grid, region = (5, 6), centre_region((5, 6), edge=1, bottom_rows=1)
+    p, previous = frames(40, grid, 6, seed=4)
+    transport = Transport(grid, **MOVING, solver=solver, region=region)
+    sources = transport.sources(p, previous)
+    assert (sources[:, ~region] == WILDCARD).all()
+    copied = sources[sources != WILDCARD]
+    assert region[copied].all()
+    assert len(copied)
+    tokens, sampled = transport(p, previous, generator()), Sample()(p, previous, generator())
+    assert torch.equal(tokens[:, ~region], sampled[:, ~region])
+    assert not torch.equal(tokens[:, region], sampled[:, region])
+    inside = Transport((2, 4), **MOVING, solver=solver).sources(p[:, region], previous[:, region])
+    places = region.nonzero()[:, 0]
+    assert torch.equal(sources[:, region], torch.where(inside == WILDCARD, WILDCARD, places[inside]))
+
+
+def test_the_region_of_crafter_is_the_map_without_its_edges():
+    rows = centre_region((9, 9), edge=1, bottom_rows=2).view(9, 9).int().tolist()
+    middle = [0] + [1] * 7 + [0]
+    assert rows == [[0] * 9] + [middle] * 5 + [[0] * 9] * 3
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [Sample(), Sticky(0.1), *(Transport((3, 3), **MOVING, solver=solver) for solver in SOLVERS)],
+    ids=lambda decoder: type(decoder).__name__,
+)
+def test_decoders_that_sample_draw_the_same_numbers_column_by_column(decoder: Decoder):
+    p, previous = frames(50, (3, 3), 9, seed=5)
+    drawn, state = generator(7), generator(7)
+    expected = Sample()(p, previous, state)
+    tokens = decoder(p, previous, drawn)
+    assert torch.equal(drawn.get_state(), state.get_state())
+    sampled = torch.ones_like(tokens, dtype=torch.bool)
+    if isinstance(decoder, Transport):
+        sampled = decoder.sources(p, previous) == WILDCARD
+    if isinstance(decoder, Sticky):
+        sampled = tokens != previous
+    assert sampled.any()
+    assert torch.equal(tokens[sampled], expected[sampled])
+
+
+def test_samples_are_the_inverse_of_the_cumulated_probabilities():
+    p = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]]).expand(7, 6)
+    u = torch.tensor([0.0, 0.249, 0.25, 0.749, 0.75, 0.9999999, 1.0])
+    assert invert(p, u).tolist() == [1, 1, 3, 3, 4, 4, 4]
+    p, _ = frames(20, (3, 3), 11, seed=6)
+    u = torch.rand(20, 9, generator=generator(1))
+    expected = [
+        [reference.sample(row, x) for row, x in zip(frame, xs, strict=True)]
+        for frame, xs in zip(p.double().numpy(), u.tolist(), strict=True)
+    ]
+    assert invert(p, u).tolist() == expected
+
+
+def test_samples_follow_their_probabilities():
+    p = torch.tensor([0.05, 0.0, 0.6, 0.35]).expand(1, 40_000, 4)
+    shares = Sample()(p, torch.zeros(1, 40_000, dtype=torch.int64), generator())[0].bincount(minlength=4) / 40_000
+    assert shares[1] == 0
+    torch.testing.assert_close(shares, p[0, 0], atol=0.01, rtol=0)
+
+
+def test_argmax_and_copy_are_what_they_are_called():
+    p, previous = frames(5, (3, 3), 6, seed=7)
+    assert torch.equal(Argmax()(p, previous, generator()), p.argmax(-1))
+    assert torch.equal(Copy()(p, previous, generator()), previous)
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
+    p, previous = frames(6, (4, 4), 5, seed=8)
+    transport = Transport((4, 4), **MOVING, solver=solver)
+    together = transport.sources(p, previous)
+    assert torch.equal(torch.cat([transport.sources(p[i : i + 1], previous[i : i + 1]) for i in range(6)]), together)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Sticky(-0.1), "c_w: -0.1 is not a finite price of at least 0"),
+        (lambda: Transport((2, 2), math.nan, 0.1, Sinkhorn()), "c_d: nan is not a finite price of at least 0"),
+        (lambda: Transport((2, 2), 0.1, math.inf, Sinkhorn()), "c_w: inf is not a finite price of at least 0"),
+        (lambda: Sinkhorn(epsilon=0), "epsilon: 0 is not positive"),
+        (lambda: Sinkhorn(iterations=0), "iterations: 0 is less than 1"),
+        (
+            lambda: Transport((2, 2), 0.1, 0.1, Sinkhorn(), region=torch.ones(5, dtype=torch.bool)),
+            "region: expected 4 bools, one for each token, and a True among them",
+        ),
+        (lambda: centre_region((5, 9), 2, 1), "region: an edge of 2 and 1 bottom rows leave nothing of (5, 9)"),
+        (
+            lambda: Transport((2, 2), 0.1, 0.1, Sinkhorn()).sources(torch.ones(1, 9, 3), torch.ones(1, 9).long()),
+            "p, previous: (1, 9, 3) and (1, 9) are not probabilities and tokens of frames of 4",
+        ),
+    ],
+)
+def test_impossible_settings_are_one_line(make, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        make()
+    assert str(caught.value) == message
+
+
+def test_without_scipy_exact_assignment_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match=r"^exact assignment needs scipy: pip install 'loopwm\[pixel\]'$"):
+        ExactAssignment()
