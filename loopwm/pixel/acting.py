@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,7 @@ class Player:
             before = self._tensor(info["context_obs"][rows, :-1])
             began = torch.from_numpy(info["context_first"][rows, :-1]).to(self.device)
             nothing = self.policy.initial(len(rows), self.device)
-            warmed = self.policy(
-                before, began, nothing, torch.zeros(*began.shape, nothing.shape[1], device=self.device)
-            )
+            warmed = self.policy(before, began, nothing, nothing[:, None].expand(-1, began.shape[1], -1))
             resets = torch.from_numpy(info["context_first"][rows, -1]).to(self.device)
             fresh[torch.from_numpy(rows).to(self.device)] = warmed.memory.masked_fill(resets[:, None], 0)
         return fresh
@@ -128,7 +127,7 @@ def pieces(space: FrameSpace, s: Segments, seed: int, policy: str) -> Iterator[t
     for row in range(len(s.action)):
         ends = np.flatnonzero(s.terminated[row] | s.truncated[row])
         cuts = [0, *(end + 1 for end in ends), s.action.shape[1]]
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             if stop > start:
                 obs = np.concatenate((s.obs[row, start:stop], s.next_obs[row, stop - 1 : stop]))
                 results = (x[row, start:stop] for x in (s.action, s.reward, s.terminated, s.truncated))

@@ -6,6 +6,7 @@ Shape suffixes: B environments, T steps, H/W/C frame, Z encoded frame, Y memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Sizes; defaults are the paper's for Craftax-classic. MinAtar takes layer norm, Swish and shared heads (app. F)."""
+    """Sizes; defaults are the paper's for Craftax-classic. MinAtar takes layer norm, Swish, shared heads."""
 
     channels: tuple[int, ...] = (64, 64, 128)
     """Of each convolutional block, which halves the frame."""
@@ -61,7 +62,7 @@ class ActorCritic(nn.Module):
         self.config = config
         height, width, channels = frame_shape
         widths = (channels, *config.channels)
-        self.encoder = nn.Sequential(*(_Block(config, *pair) for pair in zip(widths, widths[1:], strict=False)))
+        self.encoder = nn.Sequential(*(_Block(config, *pair) for pair in pairwise(widths)))
         for _ in config.channels:
             height, width = -(-height // 2), -(-width // 2)
         encoded = height * width * config.channels[-1]
@@ -81,8 +82,8 @@ class ActorCritic(nn.Module):
         return torch.zeros(batch, self.config.memory, device=device)
 
     def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> PolicyOutput:
-        """obs: uint8 (B, T, H, W, C); first: bool (B, T), where the memory is that of `fresh` (B, T, Y) before the frame
-        is read; memory: (B, Y) before the first frame."""
+        """obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first frame. Where first, bool (B, T), that before
+        the frame is that of fresh, (B, T, Y)."""
         z = self.encoder(obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).flatten(1).unflatten(0, obs.shape[:2])
         seen, remembered = self.to_memory(z), []
         for t in range(obs.shape[1]):
