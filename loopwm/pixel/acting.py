@@ -5,9 +5,7 @@ Shape suffixes: B environments, T steps, H/W/C frame, Y memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.pixel.frames import FrameEpisode, FrameSpace
 from loopwm.pixel.imagined import Moment, Rollout, rollout
 from loopwm.pixel.policy import ActorCritic, sample_action
 from loopwm.pixel.ppo import Trajectories
@@ -120,15 +117,3 @@ def _next_values(player: Player, s: Segments, value: Tensor, taken: list[_Taken]
         places = torch.from_numpy(rows).to(player.device)
         after[places, t] = player.judge(s.next_obs[rows, t], taken[t].memory[places])
     return after
-
-
-def pieces(space: FrameSpace, s: Segments, seed: int, policy: str) -> Iterator[tuple[int, FrameEpisode]]:
-    """(environment, episode or the part of one that was played) of a rollout, in the order of play."""
-    for row in range(len(s.action)):
-        ends = np.flatnonzero(s.terminated[row] | s.truncated[row])
-        cuts = [0, *(end + 1 for end in ends), s.action.shape[1]]
-        for start, stop in pairwise(cuts):
-            if stop > start:
-                obs = np.concatenate((s.obs[row, start:stop], s.next_obs[row, stop - 1 : stop]))
-                results = (x[row, start:stop] for x in (s.action, s.reward, s.terminated, s.truncated))
-                yield row, FrameEpisode(space, obs, *results, seed=seed, policy=policy)

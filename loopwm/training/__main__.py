@@ -1,4 +1,4 @@
-"""python -m loopwm.training: trains a world model, of text or of pixels, from a YAML configuration.
+"""python -m loopwm.training: trains a world model, or an agent in one, from a YAML configuration.
 
 On a small machine, with shards made by `python -m data_prep tokenize`:
 
@@ -10,33 +10,54 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from loopwm.training.config import ConfigError, TrainingConfig, read_sections, typed
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
 
 
-def _text(sections: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
+class Training(Protocol):
+    """A run in its folder, which is resumed if it was interrupted."""
+
+    def run(self, max_minutes: float | None) -> None: ...
+
+
+Sections = dict[str, Any]
+
+
+def _text(sections: Sections, folder: Path) -> Training:
     config = typed(TrainingConfig, sections)
     from loopwm.training.text import TextProgram
+    from loopwm.training.trainer import Trainer
 
-    return config, TextProgram
+    return Trainer(config, TextProgram, folder)
 
 
-def _twisted(sections: dict[str, Any]) -> tuple[Any, Callable[[Any], Any]]:
+def _twisted(sections: Sections, folder: Path) -> Training:
     from loopwm.training.twisted_config import TwistedTrainingConfig
 
     config = typed(TwistedTrainingConfig, sections)
+    from loopwm.training.trainer import Trainer
     from loopwm.training.twisted import TwistedProgram
 
-    return config, TwistedProgram
+    return Trainer(config, TwistedProgram, folder)
 
 
-SYSTEMS = {"text": _text, "twisted": _twisted}
-"""By the configuration's `system`: what turns its sections into a configuration, with the program that takes it."""
+def _twisted_agent(sections: Sections, folder: Path) -> Training:
+    from loopwm.training.agent_config import AgentConfig
+
+    config = typed(AgentConfig, sections)
+    from loopwm.training.agent import AgentTrainer
+    from loopwm.training.real_world import real_environments
+
+    env, space = real_environments(config.real.environment, config.real.count)
+    return AgentTrainer(config, env, space, folder)
+
+
+SYSTEMS = {"text": _text, "twisted": _twisted, "twisted-agent": _twisted_agent}
+"""By the configuration's `system`: what makes a run of its sections."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,10 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         system = sections.get("system", "text")
         if system not in SYSTEMS:
             raise ConfigError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
-        config, program = SYSTEMS[system](sections)
-        from loopwm.training.trainer import Trainer
-
-        Trainer(config, program, arguments.out).run(arguments.max_minutes)
+        SYSTEMS[system](sections, arguments.out).run(arguments.max_minutes)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

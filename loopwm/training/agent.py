@@ -1,0 +1,307 @@
+"""An agent that learns in TWISTED's imagination: the loop of five steps of appendix B.1.
+
+    1. the policy plays in the real environments; the play goes into the replay
+    2. the policy is updated on it
+    3. the codebook grows by the patches of the new frames
+    4. the world model is updated on segments of the replay
+    5. after T_warmup, the policy is updated on worlds imagined from places of the replay
+
+Departure: the paper grows the codebook by frames sampled from the replay, here each new frame is looked at once.
+
+A run folder holds config.yaml, provenance.json, metrics.jsonl (a line an iteration), the replay, and checkpoints of
+everything that goes on: policy, model, codebook, optimisers, target scale and random states. A resumed run goes on with
+freshly begun real episodes, since simulators cannot be saved; all else is as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from gymnasium.vector import VectorEnv
+from torch import nn
+from tqdm import tqdm
+
+from loopwm.core import DepthPlan
+from loopwm.pixel.acting import Player, play
+from loopwm.pixel.checkpoint import TwistedCheckpoint
+from loopwm.pixel.frames import FrameSpace
+from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Rollout
+from loopwm.pixel.policy import ActorCritic
+from loopwm.pixel.ppo import PPO
+from loopwm.pixel.replay import Replay, prune
+from loopwm.pixel.tokenizer import Growth, PatchTokenizer
+from loopwm.pixel.twisted import Twisted, TwistedCoefficients, TwistedObjective
+from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.training.agent_config import AgentConfig
+from loopwm.training.config import ConfigError
+from loopwm.training.provenance import provenance
+from loopwm.training.twisted import tokenized
+
+STATE = "state.pt"
+KEPT = 2
+"""Checkpoints."""
+
+Numbers = dict[str, float]
+
+
+class WorldLearner:
+    """The world model with its codebook and optimiser. Steps are counted, so that depths and noise resume."""
+
+    def __init__(self, config: AgentConfig, space: FrameSpace) -> None:
+        self.config, world = config, config.world
+        try:
+            height, width = world.patch
+            self.tokenizer = PatchTokenizer(space.frame_shape, (height, width), config.model.codes, world.threshold)
+        except ValueError as error:
+            raise ConfigError(f"world.patch: {error}") from error
+        self.model = Twisted(config.model, self.tokenizer.grid, space.actions)
+        coefficients = TwistedCoefficients(config.objective.reward_coef, config.objective.done_coef)
+        self.objective = TwistedObjective(self.model, coefficients)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=world.learning_rate)
+        self.space, self.updates = space, 0
+
+    def grow(self, frames: np.ndarray[Any, Any]) -> Growth:
+        return self.tokenizer.grow(torch.from_numpy(frames))
+
+    def update(self, replay: Replay, rng: np.random.Generator) -> Numbers:
+        """One optimiser step on freshly drawn segments, in parts."""
+        world, model = self.config.world, self.config.model
+        totals: Numbers = {}
+        bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)
+        for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            batch = tokenized(self.tokenizer, replay.sample(stop - start, world.steps, rng))
+            plan = DepthPlan.sample(
+                self.config.run.seed, self.updates, range(start, stop), model.mu_rec, model.max_loops
+            )
+            loss, measured = self.objective(batch, plan)
+            (loss * (stop - start) / world.rows).backward()
+            for name, (total, count) in measured.items():
+                totals[name] = totals.get(name, 0.0) + (total / count).item() / world.minibatches
+        nn.utils.clip_grad_norm_(self.model.parameters(), world.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        return totals
+
+    def checkpoint(self) -> TwistedCheckpoint:
+        return TwistedCheckpoint(self.model, self.tokenizer, self.space)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "tokenizer": self.tokenizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.tokenizer.load_state_dict(state["tokenizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+
+
+class AgentTrainer:
+    """The five steps, again and again, in a run folder."""
+
+    def __init__(self, config: AgentConfig, env: VectorEnv[Any, Any, Any], space: FrameSpace, folder: Path) -> None:
+        """env: `config.real.count` real environments of this space. Raises ConfigError for a folder of another
+        configuration."""
+        self.config, self.env, self.folder = config, env, folder
+        torch.manual_seed(config.run.seed)
+        self.rng = np.random.default_rng(config.run.seed)
+        self.generator = torch.Generator().manual_seed(config.run.seed)
+        self.world = WorldLearner(config, space) if config.world.updates else None
+        policy = ActorCritic(config.policy, space.frame_shape, space.actions)
+        self.learner = PPO(policy, config.ppo)
+        self.replay = Replay(space, config.world.replay)
+        self.iteration, self.interactions, self.episodes = 0, 0, 0
+        self._prepare_folder()
+        self._resume()
+        self.player = Player(policy, config.real.count, self.generator)
+        self.moment = self._begin()
+        self._returns = np.zeros(config.real.count)
+
+    def _begin(self) -> Moment:
+        """Fresh real episodes, seeded by the run and how far it is."""
+        seed = int(np.random.default_rng((self.config.run.seed, self.iteration)).integers(2**31))
+        obs, info = self.env.reset(seed=seed)
+        return Moment(obs, np.ones(len(obs), dtype=bool), info)
+
+    def run(self, max_minutes: float | None = None) -> None:
+        """Plays until config.real.total interactions, or until `max_minutes` have passed, then saves and exports."""
+        started, real = time.monotonic(), self.config.real
+        with tqdm(total=real.total, initial=self.interactions, unit="interaction") as bar:
+            while self.interactions < real.total:
+                if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
+                    break
+                record = self._iterate()
+                bar.update(real.count * real.steps)
+                bar.set_postfix_str(_summary(record))
+                self._log(record)
+                if self.iteration % self.config.run.save_every == 0:
+                    self._save()
+        self._save()
+        self._export()
+
+    # -- the five steps ------------------------------------------------------------------------------------------
+
+    def _iterate(self) -> Numbers:
+        record = self._learn_from_real_play()
+        if self.world is not None:
+            started = time.monotonic()
+            record |= _means(
+                "world", [self.world.update(self.replay, self.rng) for _ in range(self.config.world.updates)]
+            )
+            record["world_seconds"] = time.monotonic() - started
+            if self.interactions > self.config.imagination.warmup:
+                started = time.monotonic()
+                record |= _means("imagined", list(self._learn_from_imagination(self.world)))
+                record["imagined_seconds"] = time.monotonic() - started
+        self.iteration += 1
+        return record
+
+    def _learn_from_real_play(self) -> Numbers:
+        """Steps 1 to 3."""
+        real, seed = self.config.real, self.config.run.seed
+        data, found = play(self.env, self.player, real.steps, self.moment)
+        self.moment = found.moment
+        self.interactions += found.segments.action.size
+        self.replay.add_segments(found.segments, "agent", seed)
+        record = self._tell_episodes(found)
+        record |= _means("real", [self.learner.update(data, real.epochs, real.minibatches, self.generator)])
+        if self.world is not None:
+            for frames in (found.segments.obs, found.segments.next_obs):
+                growth = self.world.grow(frames)
+                record["patches_refused"] = record.get("patches_refused", 0.0) + growth.refused
+            record["codes"] = self.world.tokenizer.size
+        return record
+
+    def _tell_episodes(self, found: Rollout) -> Numbers:
+        """Returns of the episodes that ended, and how many there were."""
+        s, ended = found.segments, []
+        for t in range(s.action.shape[1]):
+            self._returns += s.reward[:, t]
+            over = s.terminated[:, t] | s.truncated[:, t]
+            ended += self._returns[over].tolist()
+            self._returns[over] = 0
+        self.episodes += len(ended)
+        record: Numbers = {"interactions": self.interactions, "episodes": self.episodes}
+        return record | ({"return": float(np.mean(ended))} if ended else {})
+
+    def _learn_from_imagination(self, world: WorldLearner) -> list[Numbers]:
+        """Step 5: each update is one rollout of fresh worlds."""
+        c = self.config.imagination
+        region = c.centre.region(world.tokenizer.grid)
+        imagination = TwistedWorld(world.checkpoint(), c.decoder.decoder(world.tokenizer.grid, region))
+        # One step more than is played: worlds that go on need not be begun anew at the end.
+        env = ImaginedVectorEnv(imagination, self.replay, c.count, c.burn_in, horizon=c.steps + 1)
+        env.reset(seed=int(self.rng.integers(2**31)))
+        learner = self.learner
+        real_config, learner.config = learner.config, replace(learner.config, entropy_coef=c.entropy_coef)
+        numbers = []
+        for _ in range(c.updates):
+            data, found = play(env, Player(learner.policy, c.count, self.generator), c.steps)
+            update = learner.update(data, c.epochs, c.minibatches, self.generator)
+            numbers.append(update | {"reward": float(found.segments.reward.mean())})
+        learner.config = real_config
+        return numbers
+
+    # -- what lies on disk ---------------------------------------------------------------------------------------
+
+    def _prepare_folder(self) -> None:
+        path = self.folder / "config.yaml"
+        text = yaml.safe_dump(json.loads(json.dumps(asdict(self.config))), sort_keys=False)
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ConfigError(f"{path}: the run folder belongs to another configuration")
+        if not path.exists():
+            (self.folder / "replay").mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            info = provenance(self.config.run.seed, 1) | {"space": asdict(self.replay.space)}
+            (self.folder / "provenance.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.folder / "checkpoints").glob("iteration-????????"))
+
+    def _save(self) -> None:
+        final = self.folder / "checkpoints" / f"iteration-{self.iteration:08d}"
+        if final.exists():
+            return
+        temporary = final.with_name(f"tmp-{final.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        torch.save(self.state_dict(), temporary / STATE)
+        temporary.rename(final)
+        for old in self._checkpoints()[:-KEPT]:
+            shutil.rmtree(old)
+        states = [torch.load(path / STATE, weights_only=False)["replay"] for path in self._checkpoints()]
+        prune(self.folder / "replay", states)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.learner.policy.state_dict(),
+            "policy_optimizer": self.learner.optimizer.state_dict(),
+            "scale": self.learner.scale.state_dict(),
+            "world": self.world.state_dict() if self.world else None,
+            "replay": self.replay.save(self.folder / "replay"),
+            "rng": self.rng.bit_generator.state,
+            "generator": self.generator.get_state(),
+            "counts": (self.iteration, self.interactions, self.episodes),
+        }
+
+    def _resume(self) -> None:
+        """Continues from the newest checkpoint; metrics written after it are dropped."""
+        for torn in (self.folder / "checkpoints").glob("tmp-*"):
+            shutil.rmtree(torn)
+        if checkpoints := self._checkpoints():
+            state = torch.load(checkpoints[-1] / STATE, weights_only=False)
+            self.learner.policy.load_state_dict(state["policy"])
+            self.learner.optimizer.load_state_dict(state["policy_optimizer"])
+            self.learner.scale.load_state_dict(state["scale"])
+            if self.world is not None:
+                self.world.load_state_dict(state["world"])
+            self.replay = Replay.load(self.folder / "replay", state["replay"])
+            self.rng.bit_generator.state = state["rng"]
+            self.generator.set_state(state["generator"])
+            self.iteration, self.interactions, self.episodes = state["counts"]
+        self._truncate_metrics()
+
+    def _truncate_metrics(self) -> None:
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(line + "\n" for line in lines[: self.iteration]), encoding="utf-8")
+            temporary.rename(path)
+
+    def _log(self, record: Numbers) -> None:
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"iteration": self.iteration, **record}) + "\n")
+
+    def _export(self) -> None:
+        """`policy.pt`, and the world model in `model`."""
+        temporary = self.folder / "policy.tmp"
+        torch.save(self.learner.policy.state_dict(), temporary)
+        temporary.rename(self.folder / "policy.pt")
+        if self.world is not None:
+            self.world.checkpoint().save(self.folder / "model")
+
+
+def _means(prefix: str, records: list[Numbers]) -> Numbers:
+    """Means of the numbers of several updates, named `prefix_NAME`."""
+    names = records[0] if records else ()
+    return {f"{prefix}_{name}": sum(record[name] for record in records) / len(records) for name in names}
+
+
+def _summary(record: Mapping[str, float]) -> str:
+    shown = {"return": "return", "world_loss": "world", "real_entropy": "entropy", "imagined_reward": "imagined reward"}
+    return " ".join(f"{label} {record[name]:.3g}" for name, label in shown.items() if name in record)

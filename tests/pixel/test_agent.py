@@ -1,0 +1,183 @@
+"""Acting in real and imagined worlds, and the loop that learns from both."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from loopwm.pixel.acting import Player, play
+from loopwm.pixel.imagined import ImaginedVectorEnv
+from loopwm.pixel.policy import ActorCritic, PolicyConfig
+from loopwm.training.agent import AgentTrainer
+from loopwm.training.agent_config import AgentConfig
+from loopwm.training.config import ConfigError, typed
+from tests.pixel.conftest import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
+
+SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
+
+
+class Blocks(gymnasium.Env):
+    """The blocks as an environment; truncated after 7 steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, SPACE.frame_shape, np.uint8)
+    action_space = gymnasium.spaces.Discrete(SPACE.actions)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.age = self.np_random.integers((ROWS, COLUMNS)), 0
+        return drawn(self.place, (2, 3)), {}
+
+    def step(self, action):
+        self.place, self.age = (self.place + MOVES[int(action)]) % (ROWS, COLUMNS), self.age + 1
+        there = tuple(self.place) == (0, 0)
+        return drawn(self.place, (2, 3)), float(there), there, not there and self.age >= 7, {}
+
+
+def blocks(count):
+    return SyncVectorEnv([Blocks] * count, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.fixture
+def policy():
+    torch.manual_seed(0)
+    return ActorCritic(SMALL, SPACE.frame_shape, SPACE.actions)
+
+
+def config(**changes):
+    sections = {
+        "model": {"codes": 8, "dim": 32, "heads": 2, "mlp_dim": 64, "mu_rec": 2.0, "default_depth": 2, "max_loops": 4},
+        "policy": {"channels": [4, 8], "memory": 16, "hidden": 32},
+        "real": {"count": 4, "steps": 8, "total": 128, "epochs": 1, "minibatches": 2},
+        "world": {"updates": 2, "rows": 4, "steps": 6, "minibatches": 2, "patch": [PATCH, PATCH]},
+        "imagination": {
+            "updates": 2,
+            "warmup": 32,
+            "count": 4,
+            "steps": 5,
+            "burn_in": 3,
+            "decoder": {"kind": "argmax"},
+        },
+        "run": {"save_every": 1},
+    }
+    sections["imagination"]["decoder"] = {"kind": "argmax"}
+    for section, values in changes.items():
+        sections[section] = sections[section] | values
+    return typed(AgentConfig, {"system": "twisted-agent", **sections})
+
+
+def test_what_is_recorded_is_what_the_policy_computes_again(policy):
+    """Memories, values and log-probabilities of a rollout with resets and truncations equal those of a whole pass."""
+    player = Player(policy, 4, torch.Generator().manual_seed(0))
+    env, moment = blocks(4), None
+    for _ in range(2):
+        data, found = play(env, player, 10, moment)
+        moment = found.moment
+        with torch.no_grad():
+            out = policy(data.obs, data.first, data.memory, data.fresh)
+        assert torch.allclose(out.value, data.value, atol=1e-5)
+        log_p = out.logits.log_softmax(-1).gather(-1, data.action[..., None])[..., 0]
+        assert torch.allclose(log_p, data.log_p, atol=1e-5)
+        inside = ~(data.terminated | data.truncated)[:, :-1]
+        assert torch.allclose(data.next_value[:, :-1][inside], data.value[:, 1:][inside])
+        assert data.truncated[:, :-1].any()
+    with torch.no_grad():
+        last = policy.step(torch.from_numpy(found.segments.next_obs[:, -1]), out.memory).value
+    goes_on = ~data.terminated[:, -1]
+    assert torch.allclose(data.next_value[:, -1][goes_on], last[goes_on], atol=1e-5)
+
+
+def test_a_truncated_episode_is_judged_by_its_own_last_frame(policy):
+    player = Player(policy, 4, torch.Generator().manual_seed(0))
+    data, found = play(blocks(4), player, 10)
+    b, t = (int(x[0]) for x in data.truncated[:, :-1].nonzero(as_tuple=True))
+    start = int(data.first[b, : t + 1].nonzero()[-1])
+    memory = policy.initial(1, torch.device("cpu"))
+    with torch.no_grad():
+        for step in range(start, t + 1):
+            memory = policy.step(data.obs[b : b + 1, step], memory).memory
+        expected = policy.step(torch.from_numpy(found.segments.next_obs[b : b + 1, t]), memory).value
+    assert torch.allclose(data.next_value[b, t], expected[0], atol=1e-5)
+
+
+def test_memories_of_imagined_worlds_are_warmed_up_on_the_frames_before(policy, tmp_path):
+    trainer = AgentTrainer(config(imagination={"updates": 0}), blocks(4), SPACE, tmp_path)
+    trainer.run()
+    from loopwm.pixel.decoding import Argmax
+    from loopwm.pixel.twisted_world import TwistedWorld
+
+    env = ImaginedVectorEnv(TwistedWorld(trainer.world.checkpoint(), Argmax()), trainer.replay, 4, 3, 6)
+    obs, info = env.reset(seed=0)
+    player = Player(policy, 4, torch.Generator())
+    player(obs, np.ones(4, dtype=bool), info)
+    frames, began = torch.from_numpy(info["context_obs"]), torch.from_numpy(info["context_first"])
+    assert began[:, 1:].any()
+    with torch.no_grad():
+        memory = policy.initial(4, torch.device("cpu"))
+        for t in range(3):
+            memory = policy.step(frames[:, t], memory.masked_fill(began[:, t, None], 0)).memory
+    assert torch.allclose(player.memory, memory, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("agent") / "run"
+    AgentTrainer(config(), blocks(4), SPACE, folder).run()
+    return folder
+
+
+def test_the_loop_imagines_after_its_warm_up_and_not_before(finished):
+    records = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [record["interactions"] for record in records] == [32, 64, 96, 128]
+    assert ["imagined_reward" in record for record in records] == [False, True, True, True]
+    assert all("world_loss" in record and "real_entropy" in record for record in records)
+    assert (finished / "policy.pt").is_file()
+    assert (finished / "model" / "config.json").is_file()
+
+
+def test_a_resumed_run_goes_on_from_all_that_was_saved(tmp_path):
+    first = AgentTrainer(config(), blocks(4), SPACE, tmp_path)
+    first.run(max_minutes=0.0001)
+    state = first.state_dict()
+    again = AgentTrainer(config(), blocks(4), SPACE, tmp_path)
+    restored = again.state_dict()
+    assert restored["counts"] == state["counts"]
+    assert 0 < state["counts"][1] < 128
+    for name in ("policy", "scale"):
+        assert all(np.array_equal(restored[name][key], value) for key, value in state[name].items())
+    assert all(torch.equal(restored["world"]["model"][k], v) for k, v in state["world"]["model"].items())
+    assert restored["world"]["updates"] == state["world"]["updates"]
+    assert restored["replay"] == state["replay"]
+    assert torch.equal(restored["generator"], state["generator"])
+    again.run()
+    assert [json.loads(line)["interactions"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        32, 64, 96, 128,
+    ]  # fmt: skip
+
+
+def test_ppo_alone_needs_no_world(tmp_path):
+    AgentTrainer(config(world={"updates": 0}, imagination={"updates": 0}), blocks(4), SPACE, tmp_path).run()
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_of_another_configuration_is_refused(finished):
+    with pytest.raises(ConfigError, match="belongs to another configuration"):
+        AgentTrainer(config(run={"seed": 1}), blocks(4), SPACE, finished)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world": {"updates": 0}}, "imagination.updates: there is no world"),
+        ({"real": {"minibatches": 5}}, "real.minibatches: 5 are more than 4 rows"),
+        ({"imagination": {"burn_in": 0}}, "imagination.burn_in: 0 is not above zero"),
+        ({"policy": {"channels": []}}, "policy.channels: "),
+    ],
+)
+def test_bad_configuration_names_its_key(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**changes)
