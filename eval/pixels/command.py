@@ -1,13 +1,18 @@
 """Measure pixel worlds.
 
 `accuracy` trains TWISTED in several ways by a written protocol and counts frames predicted right, decoder by decoder.
-Killed and started again with the same arguments it goes on where it was.
+Killed and started again with the same arguments it goes on where it was. `play` measures a trained agent in its real
+environment, beside random play, and in its own imagination. `sheet` draws imagination below what really happened.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+
+from eval.files import write_json
+from eval.model_options import positive
 
 EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
@@ -20,11 +25,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
     accuracy.add_argument("--out", type=Path, required=True, help="folder of the study")
     accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
+    purpose = "returns of an agent, Crafter score, and reward in imagination against reward in play"
+    play = tasks.add_parser("play", help=purpose, description=purpose)
+    play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
+    play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
+    play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    play.add_argument("--out", type=Path, required=True, help="file of results")
+    purpose = "true frames above those that a checkpoint imagines with each decoder of a protocol"
+    sheet = tasks.add_parser("sheet", help=purpose, description=purpose)
+    sheet.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    sheet.add_argument("--episode", type=Path, required=True, help="recorded episode (.npz)")
+    sheet.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
+    sheet.add_argument("--start", type=positive, default=10, help="frame that imagination starts at (default: 10)")
+    sheet.add_argument("--context", type=positive, default=5, help="frames it has seen by then (default: 5)")
+    sheet.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
+    sheet.add_argument("--every", type=positive, default=1, help="draw one frame in so many (default: 1)")
+    sheet.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    sheet.add_argument("--out", type=Path, required=True, help="PNG file")
 
 
 def run(args: argparse.Namespace) -> None:
-    from eval.pixels.protocol import load_protocol  # torch takes seconds to import
+    {"accuracy": _accuracy, "play": _play, "sheet": _sheet}[args.task](args)
+
+
+# torch takes seconds to import.
+
+
+def _accuracy(args: argparse.Namespace) -> None:
+    from eval.pixels.protocol import load_protocol
     from eval.pixels.study import run_study
 
     run_study(load_protocol(args.protocol, args.overrides), args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _play(args: argparse.Namespace) -> None:
+    from eval.pixels.playing import evaluate
+
+    results = evaluate(args.folder, args.episodes, args.rollouts, args.seed)
+    write_json(args.out, results)
+    print(json.dumps(results, indent=1))
+
+
+def _sheet(args: argparse.Namespace) -> None:
+    from eval.pixels.protocol import load_protocol
+    from eval.pixels.sheet import Scene, draw, imagined, load
+
+    protocol, scene = load_protocol(args.protocol), Scene(args.start, args.context, args.steps)
+    checkpoint, episode = load(args.model, args.episode)
+    scene.check(episode)
+    grid = checkpoint.tokenizer.grid
+    region = protocol.centre.region(grid)
+    rows = {"true": episode.obs[scene.start + 1 : scene.start + scene.steps + 1]}
+    for name, config in protocol.decoders.items():
+        rows[name] = imagined(checkpoint, episode, config.decoder(grid, region), scene, args.seed)
+    draw(args.out, rows, args.every)

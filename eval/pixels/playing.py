@@ -1,0 +1,156 @@
+"""An agent in its real environment and in its own imagination: returns, Crafter score, and the gap between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from eval.bootstrap import interval95
+from eval.errors import EvalError
+from eval.pixels.real_frames import real_frames
+from loopwm.pixel.acting import Player
+from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
+from loopwm.pixel.frames import FrameSpace
+from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Policy, RandomPolicy, rollout
+from loopwm.pixel.policy import ActorCritic
+from loopwm.pixel.replay import Replay
+from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.training.agent_config import AgentConfig
+from loopwm.training.config import ConfigError, typed
+
+ACHIEVEMENTS = "achievements"
+STEPS = 64
+"""Of each environment between looks at how many episodes have ended."""
+
+REPLAYED = 4
+"""Such stretches of play that imagination starts from."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """Episodes of a policy in the real environment. score: Crafter's, None elsewhere; reward: mean of a step."""
+
+    episodes: int
+    steps: int
+    mean_return: float
+    low: float
+    high: float
+    reward: float
+    score: float | None
+    achievements: tuple[float, ...]
+    """Share of episodes that reached each."""
+
+
+def crafter_score(rates: Sequence[float]) -> float:
+    """The geometric mean of success rates as Crafter defines it, in percent: exp(mean(log(1 + 100 s))) - 1."""
+    return float(np.exp(np.mean(np.log1p(100 * np.asarray(rates)))) - 1)
+
+
+def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed: int) -> Played:
+    """The first `episodes` to begin, so that long ones count as much as short ones."""
+    obs, info = env.reset(seed=seed)
+    moment = Moment(obs, np.ones(len(obs), dtype=bool), info)
+    running, rewards, count = np.zeros(len(obs)), 0.0, 0
+    begun, order = len(obs), np.arange(len(obs))
+    returns: dict[int, float] = {}
+    reached: dict[int, NDArray[np.bool_]] = {}
+    with tqdm(total=episodes, unit="episode", desc="real") as bar:
+        while any(number not in returns for number in range(episodes)):
+            found = rollout(env, policy, STEPS, moment)
+            moment, s = found.moment, found.segments
+            told = {(ending.env, ending.step): ending.info for ending in found.endings}
+            rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
+            for step in range(STEPS):
+                running += s.reward[:, step]
+                for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]):
+                    number = int(order[row])
+                    returns[number] = float(running[row])
+                    if ACHIEVEMENTS in told[row, step]:
+                        reached[number] = np.asarray(told[row, step][ACHIEVEMENTS]) > 0
+                    running[row], order[row], begun = 0, begun, begun + 1
+                    bar.update(number < episodes)
+    values = np.array([returns[number] for number in range(episodes)])
+    low, high = interval95(values[:, None])[:, 0].tolist()
+    rates = np.mean([reached[n] for n in range(episodes)], 0).tolist() if reached else []
+    score = crafter_score(rates) if rates else None
+    return Played(episodes, count, float(values.mean()), low, high, rewards / count, score, tuple(rates))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An agent out of its run folder; world: None where it was trained on real play alone."""
+
+    config: AgentConfig
+    policy: ActorCritic
+    world: TwistedCheckpoint | None
+
+
+def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
+    """Raises EvalError for a run that has not ended."""
+    path = folder / "policy.pt"
+    if not path.is_file():
+        raise EvalError(f"{path}: no such file; the run has not ended")
+    policy = ActorCritic(config.policy, space.frame_shape, space.actions)
+    policy.load_state_dict(torch.load(path, weights_only=True))
+    try:
+        world = TwistedCheckpoint.load(folder / "model") if config.world.updates else None
+    except PixelCheckpointError as error:
+        raise EvalError(str(error)) from error
+    return Trained(config, policy.eval(), world)
+
+
+def read_config(folder: Path) -> AgentConfig:
+    """Raises EvalError for a folder that is no run of an agent."""
+    path = folder / "config.yaml"
+    try:
+        return typed(AgentConfig, yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise EvalError(f"{path}: {error.strerror}") from error
+    except (ConfigError, yaml.YAMLError) as error:
+        raise EvalError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def imagined_reward(agent: Trained, replay: Replay, rollouts: int, seed: int) -> float:
+    """Mean reward of a step of the policy in worlds imagined from places of its own play."""
+    assert agent.world is not None
+    c = agent.config.imagination
+    grid = agent.world.tokenizer.grid
+    world = TwistedWorld(agent.world, c.decoder.decoder(grid, c.centre.region(grid)))
+    env = ImaginedVectorEnv(world, replay, c.count, c.burn_in, horizon=c.steps + 1)
+    env.reset(seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    found = [
+        float(rollout(env, Player(agent.policy, c.count, generator), c.steps).segments.reward.mean())
+        for _ in tqdm(range(rollouts), unit="rollout", desc="imagined")
+    ]
+    return float(np.mean(found))
+
+
+def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
+    """Returns of a finished run's agent and of random play; where it has a world, the reward it imagines, from places
+    of its own evaluation play, beside the real one."""
+    config = read_config(folder)
+    env, space = real_frames(config.real.environment, config.real.count)
+    agent = load_agent(folder, space, config)
+    chance = RandomPolicy(space.actions, np.random.default_rng(seed))
+    results: dict[str, Any] = {"run": str(folder), "environment": space.env}
+    results["random"] = asdict(play_real(env, chance, episodes, seed))
+    player = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
+    results["agent"] = asdict(play_real(env, player, episodes, seed))
+    if agent.world is not None:
+        again = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
+        replay = Replay(space, config.real.count * REPLAYED * STEPS)
+        replay.add_segments(rollout(env, again, REPLAYED * STEPS).segments, "agent", seed)
+        imagined = imagined_reward(agent, replay, rollouts, seed)
+        results["imagined_reward"] = imagined
+        results["reward_gap"] = imagined - results["agent"]["reward"]
+    return results

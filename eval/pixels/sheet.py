@@ -1,0 +1,88 @@
+"""A picture of imagination: true frames above what each decoder makes of the same start and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from eval.errors import EvalError
+from eval.studies.report import save_figure
+from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
+from loopwm.pixel.decoding import Decoder
+from loopwm.pixel.frames import FrameEpisode, FrameError, read_episode
+from loopwm.pixel.twisted_world import TwistedWorld
+
+Frames = NDArray[np.uint8]
+
+
+def load(model: Path, episode: Path) -> tuple[TwistedCheckpoint, FrameEpisode]:
+    """Raises EvalError for what cannot be read or does not belong together."""
+    try:
+        checkpoint, played = TwistedCheckpoint.load(model), read_episode(episode)
+        checkpoint.space.require(played.space, str(episode))
+    except (PixelCheckpointError, FrameError) as error:
+        raise EvalError(str(error)) from error
+    return checkpoint, played
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where imagination starts: at frame `start` of an episode, having seen `context` frames, that one included; it
+    takes `steps` of the actions that were played. Raises EvalError for a part that the episode does not have."""
+
+    start: int
+    context: int
+    steps: int
+
+    def check(self, episode: FrameEpisode) -> None:
+        if self.start - self.context + 1 < 0:
+            raise EvalError(f"--context: {self.context} frames up to frame {self.start} are not there")
+        if self.start + self.steps > len(episode):
+            raise EvalError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
+
+
+def imagined(checkpoint: TwistedCheckpoint, episode: FrameEpisode, decoder: Decoder, scene: Scene, seed: int) -> Frames:
+    """(steps, H, W, C): what the world shows after each step."""
+    start, context, steps = scene.start, scene.context, scene.steps
+    world, generator = TwistedWorld(checkpoint, decoder), torch.Generator().manual_seed(seed)
+    seen = slice(start - context + 1, start + 1)
+    obs = torch.from_numpy(episode.obs[seen])[None]
+    action = torch.from_numpy(episode.action[start - context + 1 : start])[None]
+    first = torch.zeros(1, context, dtype=torch.bool)
+    first[0, 0] = start - context + 1 == 0
+    state, frames = world.start(obs, action, first, generator), []
+    for step in range(steps):
+        found = world.step(state, torch.from_numpy(episode.action[start + step : start + step + 1]), generator)
+        state = found.state
+        frames.append(found.obs[0].numpy())
+    return np.stack(frames)
+
+
+def draw(path: Path, rows: Mapping[str, Frames], every: int) -> None:
+    """A row of frames for each name, every so many steps. Frames of other than three channels are shown by the index
+    of the last channel that is set."""
+    count = len(next(iter(rows.values()))[every - 1 :: every])
+    canvas = Figure(figsize=(1.3 * count + 1.6, 1.4 * len(rows)), layout="constrained")
+    axes = canvas.subplots(len(rows), count, squeeze=False)
+    for (name, frames), of_row in zip(rows.items(), axes, strict=True):
+        for column, (frame, place) in enumerate(zip(frames[every - 1 :: every], of_row, strict=True)):
+            place.imshow(_shown(frame), interpolation="nearest", vmin=0)
+            place.set(xticks=[], yticks=[])
+            if column == 0:
+                place.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+            if of_row is axes[0]:
+                place.set_title(f"+{(column + 1) * every}", fontsize=9)
+    save_figure(path, canvas)
+
+
+def _shown(frame: Frames) -> NDArray[Any]:
+    if frame.shape[2] == 3:
+        return frame
+    return ((frame > 0) * np.arange(1, frame.shape[2] + 1)).max(-1)

@@ -1,0 +1,83 @@
+"""Agents measured: episodes counted fairly, Crafter's score, the gap to imagination, and the picture sheet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eval.__main__ import main
+from eval.errors import EvalError
+from eval.pixels import playing
+from eval.pixels.playing import crafter_score, evaluate, play_real
+from loopwm.pixel.frames import episode_files
+from loopwm.pixel.imagined import RandomPolicy
+from loopwm.training.__main__ import main as train
+from loopwm.training.agent import AgentTrainer
+from tests.pixel.conftest import SPACE
+from tests.pixel.test_agent import blocks, config
+
+
+def test_the_score_is_crafters():
+    assert crafter_score([0.0, 0.0]) == pytest.approx(0)
+    assert crafter_score([1.0, 1.0]) == pytest.approx(100)
+    assert crafter_score([1.0, 0.0]) == pytest.approx((101 * 1) ** 0.5 - 1)
+
+
+def test_episodes_are_counted_in_the_order_in_which_they_began():
+    """Short episodes come first if one takes what ends first: those that reach the corner, with return 1."""
+    policy = RandomPolicy(SPACE.actions, np.random.default_rng(0))
+    fair = [play_real(blocks(8), policy, 8, seed).mean_return for seed in range(30)]
+    env, returns = blocks(1), []
+    for seed in range(240):
+        env.reset(seed=seed)
+        over, total = False, 0.0
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(policy(np.zeros((1, 1)), np.zeros(1), {}))
+            total, over = total + reward[0], terminated[0] or truncated[0]
+        returns.append(total)
+    assert np.mean(fair) == pytest.approx(np.mean(returns), abs=0.12)
+
+
+def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeypatch):
+    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
+    monkeypatch.setattr(playing, "real_frames", lambda name, count: (blocks(count), SPACE))
+    results = evaluate(tmp_path / "run", 6, 2, 0)
+    assert results["agent"]["episodes"] == results["random"]["episodes"] == 6
+    assert 0 <= results["agent"]["low"] <= results["agent"]["mean_return"] <= results["agent"]["high"] <= 1
+    assert results["reward_gap"] == pytest.approx(results["imagined_reward"] - results["agent"]["reward"])
+    assert results["agent"]["score"] is None
+
+
+def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(playing, "real_frames", lambda name, count: (blocks(count), SPACE))
+    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run")
+    with pytest.raises(EvalError, match="the run has not ended"):
+        evaluate(tmp_path / "run", 1, 1, 0)
+    assert main(["pixels", "play", "--run", str(tmp_path / "none"), "--out", str(tmp_path / "out.json")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none' / 'config.yaml'}: ")
+
+
+def test_the_sheet_shows_a_row_for_the_truth_and_one_for_each_decoder(frames, twisted_config, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(["--config", str(twisted_config), "--out", str(run), "run.steps=2"]) == 0
+    protocol = tmp_path / "protocol.yaml"
+    protocol.write_text(f"""
+question: how does it look?
+base: {twisted_config}
+frames: {frames / "test"}
+arms: {{twisted: {{}}}}
+reference: twisted
+decoders: {{argmax: {{kind: argmax}}, transport: {{kind: transport, c_d: 0.05, c_w: 0.6}}}}
+reference_decoder: argmax
+compared_decoder: argmax
+""")
+    episode = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
+    common = ["pixels", "sheet", "--model", str(run / "model"), "--episode", str(episode), "--protocol", str(protocol)]
+    arguments = [*common, "--start", "2", "--context", "2", "--steps", "4", "--out", str(tmp_path / "sheet.png")]
+    assert main(arguments) == 0
+    width, height = Image.open(tmp_path / "sheet.png").size
+    assert width > height
+    assert main([*common, "--steps", "400", "--out", str(tmp_path / "none.png")]) == 2
+    assert "--steps: the episode ends" in capsys.readouterr().err
+    assert not (tmp_path / "none.png").exists()
