@@ -281,7 +281,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
 
 
-TEXT_ONLY = {"episodes_per_task": None, "tasks": [], "workers": 1, "shard": "1/1", "dask": None}
+TEXT_ONLY: dict[str, Any] = {"episodes_per_task": None, "tasks": [], "workers": 1, "shard": "1/1", "dask": None}
 """Options that say nothing about frames, and what they are when they are not given."""
 
 

@@ -34,13 +34,14 @@ class Atari:
         if game not in found:
             raise DataError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(found))}")
         ALEInterface.setLoggerMode(LoggerMode.Error)
-        self._ale, self._rom = ALEInterface(), roms.get_rom_path(found[game])
+        self._ale, rom = ALEInterface(), roms.get_rom_path(found[game])
+        assert rom is not None  # it is one of those the package has
+        self._rom = rom
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._ale.setInt("max_num_frames_per_episode", LIMIT)
         self._ale.loadROM(self._rom)
         self._actions = self._ale.getMinimalActionSet()
-        settings = (f"skip={SKIP}", f"noops={NO_OPS}", "sticky=0")
-        version = installed("ale-py", *settings)
+        version = installed("ale-py", f"skip={SKIP}", f"noops={NO_OPS}", "sticky=0")
         self.space = FrameSpace(f"atari/{game}", version, (PIXELS, PIXELS, 3), len(self._actions))
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:

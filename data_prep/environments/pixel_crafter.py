@@ -64,7 +64,7 @@ def _make() -> Any:
     """The simulator, made repeatable: it picks creatures to remove out of sets, whose order is that of addresses."""
     import crafter
 
-    class Repeatable(crafter.Env):  # type: ignore[misc]
+    class Repeatable(crafter.Env):
         def _balance_chunk(self, chunk: Any, objs: Any) -> None:
             numbers = self._world._obj_map
             super()._balance_chunk(chunk, sorted(objs, key=lambda thing: numbers[tuple(thing.pos)]))

@@ -98,5 +98,6 @@ def make_frame_vector(name: str, count: int) -> SyncVectorEnv:
     first = make_frame_environment(name)  # whose errors come before those of gymnasium's own package
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    makers = [lambda: first, *[partial(make_frame_environment, name)] * (count - 1)]
+    makers: list[Callable[[], FrameEnvironment]] = [lambda: first]
+    makers += [partial(make_frame_environment, name)] * (count - 1)
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)

@@ -140,8 +140,8 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         for i, row in enumerate(rows):
             context = {"context_obs": seen.obs[i], "context_action": actions[i], "context_first": seen.first[i]}
             self._add_info(infos, context, row)
-        tensors = (torch.from_numpy(x).to(self._device) for x in (seen.obs, actions, seen.first))
-        return seen.obs[:, -1], self._world.start(*tensors, self._generator)
+        obs, action, first = (torch.from_numpy(x).to(self._device) for x in (seen.obs, actions, seen.first))
+        return seen.obs[:, -1], self._world.start(obs, action, first, self._generator)
 
 
 class Policy(Protocol):

@@ -235,10 +235,10 @@ def _episode(
     space: FrameSpace, row: tuple[NDArray[Any], ...], steps: NDArray[np.int64], policy: str, seed: int
 ) -> FrameEpisode:
     """Consecutive steps of a row of segments, whose fields come in the order of Segments."""
-    obs, next_obs, action, reward, terminated, truncated, _ = row
+    obs, next_obs, *results, _ = row
     frames = np.concatenate((obs[steps], next_obs[steps[-1:]]))
-    results = (column[steps] for column in (action, reward, terminated, truncated))
-    return FrameEpisode(space, frames, *results, seed=seed, policy=policy)
+    action, reward, terminated, truncated = (column[steps] for column in results)
+    return FrameEpisode(space, frames, action, reward, terminated, truncated, seed, policy)
 
 
 def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:

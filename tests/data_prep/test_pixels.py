@@ -197,7 +197,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["collect", name, "--split", "train", "--steps", "1", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"error: {name.partition('/')[0]}")
+    assert error.startswith("error: ")
     assert error.endswith(f"is not installed: pip install 'loopwm[{extra}]'")
     assert not list(tmp_path.iterdir())
 
