@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -15,7 +17,7 @@ from loopwm.pixel.imagined import ImaginedVectorEnv
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
 from loopwm.training.agent import AgentTrainer
 from loopwm.training.agent_config import AgentConfig
-from loopwm.training.config import ConfigError, typed
+from loopwm.training.config import ConfigError, load_typed, typed
 from tests.pixel.conftest import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 
 SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
@@ -167,6 +169,37 @@ def test_ppo_alone_needs_no_world(tmp_path):
 def test_a_folder_of_another_configuration_is_refused(finished):
     with pytest.raises(ConfigError, match="belongs to another configuration"):
         AgentTrainer(config(run={"seed": 1}), blocks(4), SPACE, finished)
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("twisted-agent-*.yaml")), ids=lambda path: path.stem)
+def test_configurations_in_the_box_can_be_read(path):
+    assert load_typed(AgentConfig, path).imagination.decoder.kind == "transport"
+
+
+@pytest.mark.parametrize(
+    ("key", "classic", "craftax", "minatar"),
+    [
+        ("real.count", 48, 16, 48),
+        ("world.replay", 128_000, 48_000, 128_000),
+        ("world.updates", 500, 500, 2000),
+        ("imagination.updates", 300, 300, 2000),
+        ("imagination.warmup", 50_000, 50_000, 200_000),
+        ("imagination.entropy_coef", 0.01, 0.01, 0.05),
+        ("imagination.decoder.c_d", 0.6, 0.6, 0.2),
+        ("imagination.decoder.c_w", 0.3, 0.3, 0.05),
+        ("objective.done_coef", 1.0, 1.0, 10.0),
+        ("ppo.gamma", 0.925, 0.925, 0.95),
+        ("ppo.td_lambda", 0.625, 0.625, 0.75),
+        ("ppo.target_discount", 0.95, 0.95, 0.925),
+    ],
+)
+def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, classic, craftax, minatar):
+    names = ("craftax-classic", "craftax", "minatar")
+    found = [load_typed(AgentConfig, CONFIGS / f"twisted-agent-{name}.yaml") for name in names]
+    assert [attrgetter(key)(config) for config in found] == [classic, craftax, minatar]
 
 
 @pytest.mark.parametrize(
