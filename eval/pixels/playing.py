@@ -71,7 +71,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
             for step in range(STEPS):
                 running += s.reward[:, step]
-                for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]):
+                for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]).tolist():
                     number = int(order[row])
                     returns[number] = float(running[row])
                     if ACHIEVEMENTS in told[row, step]:

@@ -36,10 +36,16 @@ class Program(Protocol):
     micro-batches, processes included, that `record` turns into numbers to log.
     """
 
-    objective: nn.Module
-    micro_batches: int
-    cursor_type: type
-    """A dataclass; without arguments it stands at the beginning."""
+    @property
+    def objective(self) -> nn.Module: ...
+
+    @property
+    def micro_batches(self) -> int: ...
+
+    @property
+    def cursor_type(self) -> type[Any]:
+        """A dataclass; without arguments it stands at the beginning."""
+        ...
 
     def global_batches(self, cursor: Any, step: int) -> Iterator[tuple[list[Any], Any]]:
         """Those from optimiser step `step` on, each with the cursor after it."""
