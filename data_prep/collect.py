@@ -264,14 +264,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
     )
     parser.add_argument("--split", required=True, help="variations of this split only; of frames: train, dev or test")
-    parser.add_argument("--policy", choices=POLICIES, help="default: gold; frames are played at random")
+    parser.add_argument("--policy", choices=POLICIES, help="who plays; None: gold, frames at random")
     parser.add_argument("--episodes-per-task", type=int, help="at most; gold plays a variation once; not of frames")
     parser.add_argument("--episodes", type=int, help="frames: play this many")
     parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")
     parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all); not of frames")
-    parser.add_argument(
-        "--max-steps", type=int, help="cut episodes after this many actions (default: 160; frames: never)"
-    )
+    parser.add_argument("--max-steps", type=int, help="cut episodes after this many actions; None: 160, frames never")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator; not of frames")
     parser.add_argument(
         "--shard", default="1/1", metavar="I/N", help="this part only, for several machines; not of frames"

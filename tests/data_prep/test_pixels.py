@@ -265,7 +265,7 @@ def test_a_collection_that_was_killed_goes_on_to_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert collect(tmp_path / "whole", "--steps", "60") == 0
-    for fatal in (1, 20, 43):
+    for fatal in (1, 20, 15):
         monkeypatch.setattr(Toy, "steps", 0)
         monkeypatch.setattr(Toy, "fatal", fatal)
         with pytest.raises(KeyboardInterrupt):
@@ -297,9 +297,9 @@ def test_what_is_collected_is_enough_and_not_an_episode_more(
 
 @pytest.mark.usefixtures("toy")
 def test_a_limit_truncates(tmp_path: Path) -> None:
-    assert collect(tmp_path, "--episodes", "9", "--max-steps", "4") == 0
+    assert collect(tmp_path, "--episodes", "9", "--max-steps", "6") == 0
     episodes = [read_episode(path) for path in episode_files(tmp_path)]
-    assert all(len(episode) <= 4 and episode.truncated[-1] != episode.terminated[-1] for episode in episodes)
+    assert all(len(episode) <= 6 and episode.truncated[-1] != episode.terminated[-1] for episode in episodes)
     assert {bool(episode.truncated[-1]) for episode in episodes} == {True, False}
 
 
