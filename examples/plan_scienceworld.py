@@ -9,12 +9,13 @@ candidates, by which only they differ:
     look-ahead-1  imagines the first action of every plan
     look-ahead-K  imagines all K actions of every plan
 
-Look-ahead takes all plans in one batch, K deferred advances with nothing decoded between them, and decodes the last
-observation of each. A plan scores its place's similarity (1 for the best) plus `--weight` times the agreement of that
-observation with what the train episode really saw there: token F1 of the first words, 0 for a refusal. The first
-action of the best plan is taken, then all is planned anew.
+Look-ahead takes all plans in one batch, K deferred advances with nothing decoded between them. Then the decoder reads,
+for each plan, what the train episode really saw after it, and the refusals; no text is generated. A plan scores its
+place's similarity (1 for the best) plus `--weight` times its agreement: the chance that the last action is not refused,
+times the geometric mean of the chances of the observation's tokens. The first action of the best plan is taken, then
+all is planned anew.
 
-Every arm has the same number of environment steps, and both look-aheads decode equally many plans. Each game is played
+Every arm has the same number of environment steps, and both look-aheads read equally many plans. Each game is played
 by every arm; results.json, report.md and plays.jsonl are written to --out. Killed and started again with the same
 arguments it goes on where it was.
 """
@@ -36,11 +37,10 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.agents import Recalled, RetrievalAgent, is_refusal
+from eval.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from eval.bootstrap import interval95
 from eval.errors import EvalError
 from eval.files import read_json_lines, write_atomic, write_json
-from eval.metrics import token_f1
 from eval.model_options import above_zero, positive
 from eval.models import CheckpointPredictor
 from eval.play import play_real, won
@@ -62,10 +62,6 @@ TASKS = (
     "identify-life-stages-2", "chemistry-mix-paint-secondary-color", "use-thermometer",
 )  # fmt: skip
 """Those whose gold dev episodes have fewer than 20 steps on average."""
-
-DECODED_TOKENS = 96
-COMPARED_WORDS = 40
-"""Words by which observations are compared: a room's description is long, and its start tells which room it is."""
 
 Values = NDArray[np.float64]
 Plans = Sequence[Recalled]
@@ -93,7 +89,7 @@ class Work:
     overruled: int = 0
     advances: int = 0
     imagined_steps: int = 0
-    decoded_plans: int = 0
+    plans: int = 0
     seconds: float = 0.0
 
 
@@ -126,10 +122,32 @@ class LookAhead:
         self._world: World | None = None
 
     def choose(self, context: Context, plans: Plans, work: Work) -> int:
-        ahead = [plan.after[: self._horizon] for plan in plans]
-        imagined = self._imagine(self._now(context), [[step.action for step in steps] for steps in ahead], work)
-        agreements = [agreement(text, steps[-1].observation) for text, steps in zip(imagined, ahead, strict=True)]
+        agreements = self.agreements(context, plans, work)
         return best_plan([plan.similarity for plan in plans], agreements, self._weight)
+
+    def agreements(self, context: Context, plans: Plans, work: Work) -> list[float]:
+        """Of each plan, in [0, 1]."""
+        ahead = [plan.after[: self._horizon] for plan in plans]
+        found, rows = [0.0] * len(ahead), list(range(len(ahead)))
+        world = self._now(context).select([0] * len(ahead))
+        for k in range(1, max(map(len, ahead)) + 1):
+            going = [i for i, row in enumerate(rows) if len(ahead[row]) >= k]
+            rows = [rows[i] for i in going]
+            world = self._model.advance(world.select(going), [ahead[row][k - 1].action for row in rows])
+            work.advances += 1
+            work.imagined_steps += len(rows)
+            over = [i for i, row in enumerate(rows) if len(ahead[row]) == k]
+            if over:
+                seen = [ahead[rows[i]][-1].observation for i in over]
+                for i, value in zip(over, self._agreements(world.select(over), seen), strict=True):
+                    found[rows[i]] = value
+        work.plans += len(ahead)
+        return found
+
+    def _agreements(self, world: World, seen: Sequence[str]) -> list[float]:
+        nats, tokens = self._model.nats(world, seen)
+        refused = sum(torch.exp(-self._model.nats(world, [text] * len(seen))[0]) for text in sorted(REFUSALS))
+        return ((1 - refused) * torch.exp(-nats / tokens)).tolist()
 
     def _now(self, context: Context) -> World:
         """The world of what was really seen, by one more step where that fits."""
@@ -144,39 +162,11 @@ class LookAhead:
         self._world = self._model.encode([context], self._depth)
         return self._world
 
-    def _imagine(self, world: World, plans: Sequence[Sequence[str]], work: Work) -> list[str]:
-        """The last observation of each plan."""
-        texts, rows = [""] * len(plans), list(range(len(plans)))
-        world = world.select([0] * len(plans))
-        for k in range(max(map(len, plans))):
-            world = self._model.advance(world, [plans[row][k] for row in rows])
-            work.advances += 1
-            work.imagined_steps += len(rows)
-            over = [i for i, row in enumerate(rows) if len(plans[row]) == k + 1]
-            if over:
-                for i, text in zip(over, self._model.decode(world.select(over), DECODED_TOKENS), strict=True):
-                    texts[rows[i]] = text
-                going = [i for i in range(len(rows)) if i not in over]
-                world, rows = world.select(going), [rows[i] for i in going]
-        work.decoded_plans += len(plans)
-        return texts
-
-
-def agreement(imagined: str, seen: str) -> float:
-    """How much an imagined observation is what the plan led to in its own episode, in [0, 1]."""
-    return 0.0 if is_refusal(imagined) else token_f1(_start(imagined), _start(seen))
-
-
-def _start(text: str) -> str:
-    return " ".join(text.split()[:COMPARED_WORDS])
-
 
 def best_plan(similarities: Sequence[float], agreements: Sequence[float], weight: float) -> int:
     """The first of the best, by similarity (the highest counts 1) plus weight times agreement."""
-    highest = max(similarities)
-    scores = [
-        s / highest + weight * a if highest > 0 else weight * a for s, a in zip(similarities, agreements, strict=True)
-    ]
+    highest = max(similarities) or 1.0
+    scores = [s / highest + weight * a for s, a in zip(similarities, agreements, strict=True)]
     return scores.index(max(scores))
 
 
@@ -314,19 +304,17 @@ def _work(plays: Sequence[Mapping[str, Any]], arm: str) -> dict[str, float]:
     return {"steps": steps, "refused": float(np.mean([play[arm]["refused"] for play in plays])), **shares}
 
 
-_WORK = ("overruled", "advances", "imagined_steps", "decoded_plans", "seconds")
+_WORK = ("overruled", "advances", "imagined_steps", "plans", "seconds")
 
 
 def render(results: Mapping[str, Any]) -> str:
     """The content of report.md."""
     spec, arms = results["provenance"], results["arms"]
-    text = (
-        f"# Look-ahead in ScienceWorld\n\n{results['n']} games of split {spec['split']}, at most {spec['max_steps']} "
-    )
-    text += f"steps, up to {spec['candidates']} candidate plans, weight {spec['weight']:g}. Final scores of 0 to 100 "
-    text += "(negative ones count as 0), success in per cent, bootstrap 95 % bounds over games.\n\n"
+    text = f"# Look-ahead in ScienceWorld\n\n{results['n']} games of split {spec['split']}, at most "
+    text += f"{spec['max_steps']} steps, up to {spec['candidates']} candidate plans, weight {spec['weight']:g}. Final "
+    text += "scores of 0 to 100 (negative ones count as 0), success in per cent, bootstrap 95 % bounds over games.\n\n"
     header = ["Arm", "score", "success", "steps a game", "refused", "overruled", "advances a decision"]
-    header += ["imagined steps", "plans decoded", "core-seconds"]
+    header += ["imagined steps", "plans imagined", "core-seconds"]
     text += table(header, [_arm_line(arm, row) for arm, row in arms.items()])
     text += "\nRefused: steps a game that the world refused. Overruled: share of decisions against the most similar "
     text += "place. The last four are of one decision.\n\nDifferences over the same games:\n\n"
@@ -370,7 +358,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
     add("--candidates", type=positive, default=4, help="most plans of a decision (default: %(default)s)")
     add("--horizon", type=_horizon, default=4, help="K, the actions of a plan, at least 2 (default: %(default)s)")
-    add("--weight", type=above_zero, default=0.5, help="of agreement against similarity (default: %(default)s)")
+    add("--weight", type=above_zero, default=1.0, help="of agreement against similarity (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the choice of variations and of random plans (default: 0)")
     return parser
 
