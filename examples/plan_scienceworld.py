@@ -49,7 +49,7 @@ from eval.real_world import Game, RealWorld
 from eval.recorded import recorded_episodes
 from eval.report import table
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
-from loopwm.text.format import Context, FormatError
+from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.world import World, WorldModel
 
 EXAMPLE = (
@@ -118,8 +118,8 @@ class LookAhead:
     def __init__(self, model: WorldModel, depth: int, horizon: int, weight: float) -> None:
         self._model, self._depth = model, depth
         self._horizon, self._weight = horizon, weight
-        self._seen: Context | None = None
         self._world: World | None = None
+        self._history: tuple[Transition, ...] = ()
 
     def choose(self, context: Context, plans: Plans, work: Work) -> int:
         agreements = self.agreements(context, plans, work)
@@ -151,16 +151,16 @@ class LookAhead:
 
     def _now(self, context: Context) -> World:
         """The world of what was really seen, by one more step where that fits."""
-        known, self._seen = self._seen, context
-        if self._world is not None and known is not None and known.history == context.history[:-1]:
-            last = context.history[-1]
+        last = context.history[-1:]
+        if self._world is None or not last or self._history != context.history[:-1]:
+            world = self._model.encode([context], self._depth)
+        else:
             try:
-                self._world = self._model.observe(self._world, [last.action], [last.observation])
-                return self._world
+                world = self._model.observe(self._world, [last[0].action], [last[0].observation])
             except FormatError:  # over the context limit: encoding drops the oldest steps
-                pass
-        self._world = self._model.encode([context], self._depth)
-        return self._world
+                world = self._model.encode([context], self._depth)
+        self._world, self._history = world, context.history
+        return world
 
 
 def best_plan(similarities: Sequence[float], agreements: Sequence[float], weight: float) -> int:
