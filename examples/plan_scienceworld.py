@@ -358,7 +358,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
     add("--candidates", type=positive, default=4, help="most plans of a decision (default: %(default)s)")
     add("--horizon", type=_horizon, default=4, help="K, the actions of a plan, at least 2 (default: %(default)s)")
-    add("--weight", type=above_zero, default=1.0, help="of agreement against similarity (default: %(default)s)")
+    add("--weight", type=above_zero, default=0.2, help="of agreement against similarity (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the choice of variations and of random plans (default: 0)")
     return parser
 
