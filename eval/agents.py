@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -50,6 +51,19 @@ class Agent(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Recalled:
+    """A place of a train episode. similarity: its BM25 score. after: what was done and seen there until the end."""
+
+    similarity: float
+    after: tuple[Transition, ...]
+
+    @property
+    def action(self) -> str | None:
+        """What was done next; None at the end of the episode."""
+        return self.after[0].action if self.after else None
+
+
 class RetrievalAgent:
     """Takes the action that followed the most similar place of a successful expert train episode.
 
@@ -64,7 +78,8 @@ class RetrievalAgent:
         if not chosen:
             raise EvalError("--agent-episodes: none in which an expert succeeded")
         places = [place for episode in chosen for place in _places(episode)]
-        self._actions = [action for _, action in places]
+        whole = [_transitions(episode) for episode in chosen]
+        self._steps = [(steps, now) for steps in whole for now in range(len(steps) + 1)]
         import bm25s  # not needed by the other commands
 
         self._index = bm25s.BM25()
@@ -76,14 +91,17 @@ class RetrievalAgent:
         return {"agent_places_sha256": self._hash}
 
     def act(self, context: Context) -> str | None:
-        steps = [step for step in context.history if not _refused(step)]
+        return next((place.action for place in self.recall(context)), None)
+
+    def recall(self, context: Context) -> Iterator[Recalled]:
+        """The places whose action is not excluded, the most similar first."""
+        steps = [step for step in context.history if not is_refusal(step.observation)]
         scores = self._index.get_scores(_describe(context.goal, context.observation, steps))
         excluded = _excluded(context, steps)
         for place in np.argsort(-scores, kind="stable"):
-            action = self._actions[place]
-            if action not in excluded:
-                return action
-        return None
+            whole, now = self._steps[place]
+            if (whole[now].action if now < len(whole) else None) not in excluded:
+                yield Recalled(float(scores[place]), whole[now:])
 
 
 def _of_train(episode: Episode) -> Episode:
@@ -98,11 +116,14 @@ def _is_example(episode: Episode) -> bool:
 
 def _places(episode: Episode) -> Iterator[tuple[list[str], str | None]]:
     """(description, what was done there) after every step; None at the end."""
-    first, *rest = episode.steps
-    steps = [Transition(step.action or "", step.observation) for step in rest]
-    actions: list[str | None] = [*(step.action for step in rest), None]
+    steps = _transitions(episode)
+    actions: list[str | None] = [*(step.action for step in steps), None]
     for now, action in enumerate(actions):
-        yield _describe(episode.goal, first.observation, steps[:now]), action
+        yield _describe(episode.goal, episode.steps[0].observation, steps[:now]), action
+
+
+def _transitions(episode: Episode) -> tuple[Transition, ...]:
+    return tuple(Transition(step.action or "", step.observation) for step in episode.steps[1:])
 
 
 def _describe(goal: str, first: str, steps: Sequence[Transition]) -> list[str]:
@@ -118,8 +139,8 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _refused(step: Transition) -> bool:
-    return step.observation.strip() in REFUSALS
+def is_refusal(observation: str) -> bool:
+    return observation.strip() in REFUSALS
 
 
 def _excluded(context: Context, steps: Sequence[Transition]) -> set[str | None]:
@@ -130,7 +151,7 @@ def _excluded(context: Context, steps: Sequence[Transition]) -> set[str | None]:
     taken = {after.action for before, after in pairwise(steps) if before == steps[-1]}
     excluded: set[str | None] = {*taken}
     for step in reversed(context.history):
-        if not _refused(step):
+        if not is_refusal(step.observation):
             break
         excluded |= {step.action, None}
     return excluded
