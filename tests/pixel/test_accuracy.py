@@ -18,7 +18,7 @@ from loopwm.pixel.replay import Replay
 from loopwm.pixel.tokenizer import PatchTokenizer
 from loopwm.pixel.twisted import Twisted, TwistedConfig
 from loopwm.training.twisted import grow
-from tests.pixel.conftest import PATCH, SPACE
+from tests.pixel.blocks import PATCH, SPACE
 
 EVERYWHERE = torch.ones(12, dtype=torch.bool)
 

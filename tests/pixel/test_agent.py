@@ -18,7 +18,7 @@ from loopwm.pixel.policy import ActorCritic, PolicyConfig
 from loopwm.training.agent import AgentTrainer
 from loopwm.training.agent_config import AgentConfig
 from loopwm.training.config import ConfigError, load_typed, typed
-from tests.pixel.conftest import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
+from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 
 SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
 

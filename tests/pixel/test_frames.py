@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from loopwm.pixel.frames import FrameError, FrameSpace, count_steps, episode_files, read_episode, write_episode
-
-from .conftest import SPACE, make_episode
+from tests.pixel.made_up import SPACE, make_episode
 
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated")
 

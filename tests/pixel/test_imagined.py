@@ -18,8 +18,7 @@ from torch import Tensor
 from loopwm.pixel.frames import FrameError, FrameSpace
 from loopwm.pixel.imagined import Imagined, ImaginedVectorEnv, Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, Segments
-
-from .conftest import SPACE, make_episode
+from tests.pixel.made_up import SPACE, make_episode
 
 ENVS, CONTEXT, HORIZON = 5, 3, 6
 GAME = replace(SPACE, env="game", actions=3)

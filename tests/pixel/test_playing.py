@@ -14,7 +14,7 @@ from loopwm.pixel.frames import episode_files
 from loopwm.pixel.imagined import RandomPolicy
 from loopwm.training.__main__ import main as train
 from loopwm.training.agent import AgentTrainer
-from tests.pixel.conftest import SPACE
+from tests.pixel.blocks import SPACE
 from tests.pixel.test_agent import blocks, config
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from loopwm.pixel.frames import FrameError, read_episode, write_episode
 from loopwm.pixel.replay import Replay, Segments, prune
-
-from .conftest import SPACE, make_episode
+from tests.pixel.made_up import SPACE, make_episode
 
 FIELDS = tuple(Segments.__dataclass_fields__)
 

@@ -13,7 +13,7 @@ from loopwm.pixel.decoding import Argmax, Sample
 from loopwm.pixel.twisted import Twisted, TwistedConfig
 from loopwm.pixel.twisted_world import TwistedWorld
 from loopwm.training.__main__ import main as train
-from tests.pixel.conftest import COLUMNS, ROWS, SPACE, played
+from tests.pixel.blocks import COLUMNS, ROWS, SPACE, played
 
 SMALL = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, window=4)
 
