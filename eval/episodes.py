@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from eval import recorded
 from eval.errors import EvalError
-from eval.files import line_files, read_json_lines
 
 EXPERTS = ("gold", "expert")
 
@@ -29,18 +29,12 @@ class Episode:
 
 def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
     """The episodes of files and folders. Raises EvalError for one that is not of the train split."""
-    for path in line_files(paths):
-        for line, record in tqdm(read_json_lines(path), desc=path.name, unit="episode", leave=False):
-            try:
-                split = record["split"]
-                first, *later = record["steps"]
-                steps = [("", first["observation"].strip())]
-                steps += [(step["action"].strip(), step["observation"].strip()) for step in later]
-                if not all(action for action, _ in steps[1:]):
-                    raise ValueError("an action is empty")
-                episode = Episode(record["env"], record["policy"], record["goal"], tuple(steps))
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise EvalError(f"{path}: line {line}: not an episode ({error})") from error
-            if split not in TRAIN_SPLITS:
-                raise EvalError(f"{path}: line {line}: split: is {split!r}, baselines learn from train alone")
-            yield episode
+    for path in recorded.episode_paths(paths):
+        episodes = tqdm(recorded.read(path), desc=path.name, unit="episode", leave=False)
+        for line, episode in enumerate(episodes, start=1):
+            if episode.split not in TRAIN_SPLITS:
+                raise EvalError(f"{path}: line {line}: split: is {episode.split!r}, baselines learn from train alone")
+            steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
+            if not all(action for action, _ in steps[1:]):
+                raise EvalError(f"{path}: line {line}: an action is empty")
+            yield Episode(episode.env, episode.policy, episode.goal, tuple(steps))

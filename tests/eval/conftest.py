@@ -41,9 +41,10 @@ def episode(
     *pairs: tuple[str, str], policy: str = "gold", split: str = "train", env: str = "scienceworld", goal: str = ""
 ) -> str:
     """A line of an episode file: its (action, observation) pairs after the first observation."""
-    steps: list[dict[str, Any]] = [{"action": None, "observation": "Start."}]
-    steps += [{"action": action, "observation": text} for action, text in pairs]
-    return json.dumps({"env": env, "split": split, "policy": policy, "goal": goal, "steps": steps}) + "\n"
+    shown = [(None, "Start."), *pairs]
+    steps = [{"action": action, "observation": text, "score": 0, "done": False} for action, text in shown]
+    played = {"env": env, "task": "walk", "variation": 0, "split": split, "policy": policy, "goal": goal}
+    return json.dumps({**played, "steps": steps}) + "\n"
 
 
 @pytest.fixture
