@@ -2,7 +2,8 @@
 
 `accuracy` trains TWISTED in several ways by a written protocol and counts frames predicted right, decoder by decoder.
 Killed and started again with the same arguments it goes on where it was. `play` measures a trained agent in its real
-environment, beside random play, and in its own imagination. `sheet` draws imagination below what really happened.
+environment, beside random play, and in its own imagination. `curve` draws what agents earned while they learned. `sheet`
+draws imagination below what really happened.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
     play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     play.add_argument("--out", type=Path, required=True, help="file of results")
+    purpose = "learning curves of agents: returns of real episodes over interactions"
+    curve = tasks.add_parser("curve", help=purpose, description=purpose)
+    curve.add_argument("groups", nargs="+", type=_group, metavar="NAME=DIR[,DIR...]", help="runs that share a line")
+    curve.add_argument("--bins", type=positive, default=40, help="points of a line (default: %(default)s)")
+    curve.add_argument("--out", type=Path, required=True, help="PNG file")
     purpose = "true frames above those that a checkpoint imagines with each decoder of a protocol"
     sheet = tasks.add_parser("sheet", help=purpose, description=purpose)
     sheet.add_argument("--model", type=Path, required=True, help="checkpoint folder")
@@ -46,7 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    {"accuracy": _accuracy, "play": _play, "sheet": _sheet}[args.task](args)
+    {"accuracy": _accuracy, "play": _play, "curve": _curve, "sheet": _sheet}[args.task](args)
+
+
+def _group(text: str) -> tuple[str, list[Path]]:
+    name, _, folders = text.partition("=")
+    if not name or not folders:
+        raise argparse.ArgumentTypeError(f"expected NAME=DIR[,DIR...], got {text!r}")
+    return name, [Path(folder) for folder in folders.split(",")]
 
 
 # torch takes seconds to import.
@@ -66,6 +79,12 @@ def _play(args: argparse.Namespace) -> None:
     results = evaluate(args.folder, args.episodes, args.rollouts, args.seed)
     write_json(args.out, results)
     print(json.dumps(results, indent=1))
+
+
+def _curve(args: argparse.Namespace) -> None:
+    from eval.pixels.curve import draw
+
+    draw(args.out, dict(args.groups), args.bins)
 
 
 def _sheet(args: argparse.Namespace) -> None:

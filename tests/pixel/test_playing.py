@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,6 +11,7 @@ from PIL import Image
 from eval.__main__ import main
 from eval.errors import EvalError
 from eval.pixels import playing
+from eval.pixels.curve import read_curve, smoothed
 from eval.pixels.playing import crafter_score, evaluate, play_real
 from loopwm.pixel.frames import episode_files
 from loopwm.pixel.imagined import RandomPolicy
@@ -81,3 +84,17 @@ compared_decoder: argmax
     assert main([*common, "--steps", "400", "--out", str(tmp_path / "none.png")]) == 2
     assert "--steps: the episode ends" in capsys.readouterr().err
     assert not (tmp_path / "none.png").exists()
+
+
+def test_a_curve_is_the_mean_return_by_interactions(tmp_path, capsys):
+    for name, level in (("a", 1.0), ("b", 3.0)):
+        (tmp_path / name).mkdir()
+        lines = [{"interactions": 10 * i, **({"return": level * i} if i % 2 else {})} for i in range(1, 9)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = smoothed(read_curve(tmp_path / "b"), 2, 80)
+    assert found.tolist() == [[40, 3 * (1 + 3) / 2], [80, 3 * (5 + 7) / 2]]
+    picture = tmp_path / "curve.png"
+    assert main(["pixels", "curve", f"both={tmp_path / 'a'},{tmp_path / 'b'}", "--out", str(picture)]) == 0
+    assert Image.open(picture).size[0] > 100
+    assert main(["pixels", "curve", f"none={tmp_path / 'c'}", "--out", str(picture)]) == 2
+    assert capsys.readouterr().err.strip() == f"error: {tmp_path / 'c' / 'metrics.jsonl'}: no such file"

@@ -1,0 +1,52 @@
+"""Learning curves: returns of real episodes over interactions, a line a group of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from eval.errors import EvalError
+from eval.files import read_json_lines
+from eval.studies.report import save_figure
+
+Curve = NDArray[np.float64]
+"""(n, 2): interactions, and the mean return of the episodes that ended since the last point."""
+
+
+def read_curve(run: Path) -> Curve:
+    """Raises EvalError for a folder without a returned episode."""
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise EvalError(f"{path}: no such file")
+    points = [(record["interactions"], record["return"]) for _, record in read_json_lines(path) if "return" in record]
+    if not points:
+        raise EvalError(f"{path}: no episode has ended yet")
+    return np.array(points, dtype=np.float64)
+
+
+def smoothed(curve: Curve, bins: int, limit: float) -> Curve:
+    """The mean return in each of `bins` equal parts of 0 .. limit interactions, NaN where none ended."""
+    edges = np.linspace(0, limit, bins + 1)
+    place = np.clip(np.searchsorted(edges, curve[:, 0]) - 1, 0, bins - 1)
+    means = [curve[place == i, 1].mean() if (place == i).any() else np.nan for i in range(bins)]
+    return np.stack((edges[1:], means), 1)
+
+
+def draw(path: Path, groups: Mapping[str, Sequence[Path]], bins: int) -> None:
+    """Thin lines are runs, thick ones the mean of a group's."""
+    curves = {name: [read_curve(run) for run in runs] for name, runs in groups.items()}
+    limit = max(float(curve[-1, 0]) for of_group in curves.values() for curve in of_group)
+    canvas = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = canvas.subplots()
+    for index, (name, of_group) in enumerate(curves.items()):
+        parts = np.stack([smoothed(curve, bins, limit) for curve in of_group])
+        for part in parts:
+            axes.plot(part[:, 0], part[:, 1], color=f"C{index}", alpha=0.3, linewidth=1)
+        axes.plot(parts[0, :, 0], parts[:, :, 1].mean(0), color=f"C{index}", linewidth=2, label=name)
+    axes.set(xlabel="interactions", ylabel="return")
+    axes.legend()
+    save_figure(path, canvas)
