@@ -2,7 +2,7 @@
 
 `accuracy` trains TWISTED in several ways by a written protocol and counts frames predicted right, decoder by decoder.
 Killed and started again with the same arguments it goes on where it was. `play` measures a trained agent in its real
-environment, beside random play, and in its own imagination. `curve` draws what agents earned while they learned, `sheet`
+environment, beside random play, and in its own imagination. `curve` draws what agents earned as they learned, `sheet`
 what a checkpoint imagines below what really happened.
 """
 
