@@ -10,6 +10,9 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from loopwm.training.config import OptimizerConfig
 
+KEPT_WHOLE = ("embed_tokens", "_embedding.", "_head.", "injection", "core.C.")
+"""In the names of matrices that neither decay nor are Muon's: embeddings, heads, and the injection's B and C."""
+
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
     """One optimiser, or Muon for the core's matrices beside AdamW for the rest.
@@ -39,7 +42,7 @@ def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
-        kept_whole = any(part in name for part in ("embed_tokens", "lm_head", "injection", "core.C."))
+        kept_whole = any(part in name for part in KEPT_WHOLE)
         (matrices if is_matrix and not kept_whole else rest).append(parameter)
     return matrices, rest
 

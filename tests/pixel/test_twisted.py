@@ -13,6 +13,8 @@ from loopwm.pixel.decoding import Argmax, Sample
 from loopwm.pixel.twisted import Twisted, TwistedConfig
 from loopwm.pixel.twisted_world import TwistedWorld
 from loopwm.training.__main__ import main as train
+from loopwm.training.config import OptimizerConfig
+from loopwm.training.optimizer import build_optimizers
 from tests.pixel.blocks import COLUMNS, ROWS, SPACE, played
 
 SMALL = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, window=4)
@@ -174,3 +176,13 @@ def test_bad_configuration_is_one_line_and_status_2(twisted_config, tmp_path, ca
     assert error.startswith(f"error: {message}")
     assert "\n" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_muon_gets_the_matrices_of_the_layers_alone():
+    model = Twisted(SMALL, (2, 3), 4)
+    muon, adamw = build_optimizers(model, OptimizerConfig(name="muon"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    of_muon = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    assert of_muon
+    assert all(any(part in name for part in ("prelude", "block", "coda")) for name in of_muon)
+    assert len(of_muon) + sum(len(group["params"]) for group in adamw.param_groups) == len(names)
