@@ -99,6 +99,7 @@ def test_what_fails_in_a_stream_is_an_event_before_the_end(serving, tiny_model, 
     ("path", "body"),
     [
         ("step", {"actions": ["wait"] * 3, "decode": "each", "max_tokens": 1500}),
+        ("step", {"actions": ["wait"] * 3, "decode": "each", "max_tokens": 1500, "stream": True}),
         ("step", {"actions": ["wait"] * MAX_ACTIONS, "decode": "none"}),
         ("plan", {"candidates": [["wait"] * MAX_ACTIONS] * 4}),
     ],
