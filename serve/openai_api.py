@@ -35,6 +35,7 @@ async def show_model(name: str, service: Serving) -> dict[str, Any]:
 
 @router.post("/completions")
 async def completions(body: CompletionBody, service: Serving) -> Response:
+    """Goes on from whole prompts in the template of loopwm/text/format.py, given as text or token ids."""
     service.check_model(body.model)
     most = service.engine.limits.max_batch
     if not 1 <= len(body.prompts) <= most:
@@ -49,6 +50,7 @@ async def completions(body: CompletionBody, service: Serving) -> Response:
 
 @router.post("/chat/completions")
 async def chat_completions(body: ChatBody, service: Serving) -> Response:
+    """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
     service.check_model(body.model)
     prompt = service.prompts.chat(read_messages(body.messages))
     streams = _start(service, [prompt], body)

@@ -1,14 +1,4 @@
-"""World sessions over HTTP: what a chat API cannot say.
-
-POST   /v1/worlds                  goal, observation, history … -> a world
-GET    /v1/worlds                  one's own worlds
-GET    /v1/worlds/{id}
-DELETE /v1/worlds/{id}
-POST   /v1/worlds/{id}/step        actions, decode: last | each | none
-POST   /v1/worlds/{id}/observe     what really happened
-POST   /v1/worlds/{id}/fork        copies that go their own ways
-POST   /v1/worlds/{id}/plan        scores of candidate action sequences
-"""
+"""World sessions over HTTP: what a chat API cannot say."""
 
 from __future__ import annotations
 
@@ -108,28 +98,33 @@ Owner = Annotated[str, Depends(_owner)]
 
 @router.post("", status_code=201)
 async def create(body: WorldBody, worlds: Worlds, owner: Owner) -> Json:
+    """A world from a goal, what was seen and, where there are any, earlier steps."""
     worlds.service.check_model(body.model)
     return _world(await worlds.create(owner, body.context(), worlds.service.rule(rule_of(body.depth))), worlds)
 
 
 @router.get("")
 async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
+    """One's own worlds, the most recently used last."""
     return {"object": "list", "data": [_world(session, worlds) for session in worlds.store.of(owner)]}
 
 
 @router.get("/{name}")
 async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
+    """A world as it is now."""
     return _world(worlds.store.get(name, owner), worlds)
 
 
 @router.delete("/{name}")
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
+    """The world is gone, and its memory is free."""
     worlds.store.remove(name, owner)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
 @router.post("/{name}/step")
 async def step(name: str, body: StepBody, worlds: Worlds, owner: Owner) -> Response:
+    """One action or several; the observations asked for by `decode` are written out, whole or as server-sent events."""
     asked = body.request
     if body.stream:
         taken = await worlds.begin_step(owner, name, asked)
@@ -139,17 +134,20 @@ async def step(name: str, body: StepBody, worlds: Worlds, owner: Owner) -> Respo
 
 @router.post("/{name}/observe")
 async def observe(name: str, body: ObserveBody, worlds: Worlds, owner: Owner) -> Json:
+    """What really happened. Imagined steps since the last real observation are dropped."""
     return _world(await worlds.observe(owner, name, body.action, body.observation), worlds)
 
 
 @router.post("/{name}/fork", status_code=201)
 async def fork(name: str, worlds: Worlds, owner: Owner, body: ForkBody | None = None) -> Json:
+    """Copies that go their own ways."""
     count = 1 if body is None else body.count
     return {"object": "list", "data": [_world(session, worlds) for session in worlds.fork(owner, name, count)]}
 
 
 @router.post("/{name}/plan")
 async def plan(name: str, body: PlanBody, worlds: Worlds, owner: Owner) -> Json:
+    """Scores of candidate action sequences, and the observation that the best one ends with. The world stays."""
     decode = body.decode is None or body.decode
     most = body.max_tokens or DEFAULT_MAX_TOKENS
     candidates, best, observation = await worlds.plan(owner, name, body.candidates, decode, most)
