@@ -100,7 +100,7 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
     assert world.locator(".action").all_inner_texts()[-5:] == example["actions"]
     shares = world.locator(".seen span").evaluate_all("spans => spans.map(span => span.title)")
     assert all(re.fullmatch(r"[0-9.]+ %, 4 loops", share) and float(share.split()[0]) <= 100 for share in shares)
-    facts = world.locator(".meta").last.inner_text()
+    facts = world.locator("ol.log .meta").last.inner_text()
     assert "4 loops to advance" in facts
     assert "4 loops a token" in facts
     assert world.get_by_text("predicts neither reward nor the end").is_visible()
@@ -192,7 +192,9 @@ def test_a_service_with_keys_asks_for_one(page):
 
 def test_markup_stays_text_wherever_it_comes_from(page):
     def answer(route: Any) -> None:
-        first, *_, reply = [json.loads(part.removeprefix("data: ")) for part in route.fetch().text().split("\n\n")[:-2]]
+        short = json.dumps({**route.request.post_data_json, "max_tokens": 1})
+        parts = route.fetch(post_data=short).text().split("\n\n")[:-2]
+        first, *_, reply = [json.loads(part.removeprefix("data: ")) for part in parts]
         tokens = [{"token": INJECTED, "logprob": -0.1, "loops": 2}]
         reply["steps"][0] |= {"observation": INJECTED, "tokens": tokens, "reward": 2.5, "continuation": 0.75}
         told = [first, {**first, "delta": {"observation": INJECTED, "tokens": tokens}}, reply]
@@ -208,7 +210,7 @@ def test_markup_stays_text_wherever_it_comes_from(page):
     world.get_by_text("Goal and what was seen").click()
     assert world.locator("li .seen").inner_text() == INJECTED
     assert world.locator("li .action").inner_text() == INJECTED
-    assert "reward 2.5 · goes on: 75 %" in world.locator(".meta").last.inner_text()
+    assert "reward 2.5 · goes on: 75 %" in world.locator("ol.log .meta").last.inner_text()
     assert page.locator("main img, main b:not(.legend b), main script").count() == 0
     assert page.title() == "LoopWM playground"
     shoot(page, "injection")
