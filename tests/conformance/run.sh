@@ -17,4 +17,4 @@ test_with "$HARNESSES" test_harnesses.py
 if [ -e "$VLLM/python" ]; then test_with "$VLLM" test_vllm_bench.py
 else echo "left out: vllm bench serve, whose environment make test-vllm creates"; fi
 "$CLIENTS/schemathesis" --config-file tests/conformance/schemathesis.toml run "$LOOPWM_BASE/openapi.json" \
-  --max-examples "${EXAMPLES:-30}" --seed 0
+  --max-examples "${EXAMPLES:-30}" --seed 0 --request-timeout 120
