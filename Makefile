@@ -1,6 +1,7 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
-# make conformance  ask the service with clients of others (openai, langchain, litellm, schemathesis)
+# make conformance  ask the service with clients of others: openai, langchain, litellm, schemathesis, guidellm, lm-eval,
+#                   and vllm bench serve where the environment of test-vllm is there
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
@@ -18,6 +19,7 @@ OPENENV_VENV := .venv-openenv
 BROWSER_VENV := .venv-browser
 CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
+HARNESS_VENV := .venv-harness
 
 .PHONY: serve test lint test-vllm test-games test-openenv test-browser conformance
 
@@ -48,13 +50,21 @@ $(VENV)/.games: $(VENV)/.installed
 	touch $@
 
 # Clients of others against the served checkpoint, and requests made up from the API's description.
-conformance: $(VENV)/.installed $(CONFORMANCE_VENV)/.installed
-	BIN=$(BIN) CLIENTS=$(CONFORMANCE_VENV)/bin bash tests/conformance/run.sh
+conformance: $(VENV)/.installed $(CONFORMANCE_VENV)/.installed $(HARNESS_VENV)/.installed
+	BIN=$(BIN) CLIENTS=$(CONFORMANCE_VENV)/bin HARNESSES=$(HARNESS_VENV)/bin VLLM=$(VLLM_VENV)/bin \
+	  bash tests/conformance/run.sh
 
 $(CONFORMANCE_VENV)/.installed: Makefile
 	test -x $(CONFORMANCE_VENV)/bin/python || $(PYTHON) -m venv $(CONFORMANCE_VENV)
 	$(CONFORMANCE_VENV)/bin/python -m pip install --prefer-binary \
 	  'langchain-openai==1.7.3' 'litellm==1.106.2' 'openai==2.54.0' 'pytest==9.2.0' 'schemathesis==4.32.5'
+	touch $@
+
+# Clients that bring torch. guidellm alone would take its newest one.
+$(HARNESS_VENV)/.installed: Makefile pyproject.toml
+	test -x $(HARNESS_VENV)/bin/python || $(PYTHON) -m venv $(HARNESS_VENV)
+	$(HARNESS_VENV)/bin/python -m pip install --prefer-binary \
+	  'torch==2.13.0' 'guidellm==0.8.1' 'pytest==9.2.0' -e '.[lm-eval]'
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed

@@ -28,7 +28,7 @@ def create_app(sessions: Sessions, keys: KeyRing | None = None) -> FastAPI:
     It sends no CORS headers: pages of other sites can not read its answers.
     """
     told = {"model": errors.ErrorBody, "description": "What is wrong"}
-    app = FastAPI(title="LoopWM", version=VERSION, redoc_url=None, responses={"4XX": told, "5XX": told})
+    app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses={"4XX": told, "5XX": told})
     app.state.service, app.state.sessions = sessions.service, sessions
     sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.store.nbytes)
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
@@ -52,6 +52,7 @@ def _name_the_model(told: dict[str, Any], name: str) -> None:
 
 
 async def health(service: Serving) -> dict[str, Any]:
+    """How many rows decode and how many requests wait; 503 when the engine is dead."""
     if not service.engine.alive:
         raise EngineStoppedError("the engine is not running")
     running, waiting = service.engine.load
@@ -59,6 +60,7 @@ async def health(service: Serving) -> dict[str, Any]:
 
 
 async def metrics(service: Serving) -> Response:
+    """In Prometheus' text format."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.errors import WrongKeyError, problem_of
 from serve.playground import FILES
 
-OPEN = (*FILES, "/health", "/metrics", "/docs", "/openapi.json")
+OPEN = (*FILES, "/health", "/metrics", "/openapi.json")
 """Paths that need no key: what watches the service, and pages that hold nothing of it."""
 
 HASH = re.compile(r"[0-9a-f]{64}")

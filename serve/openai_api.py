@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import JSONResponse, Response
 
 from loopwm.core import ExitRule
 from loopwm.text.format import FormatError
-from serve import errors
 from serve.depth import rule_of
 from serve.echo import echo_reply
+from serve.events import EventStream
 from serve.prompts import Prompt, PromptReader
 from serve.protocol import ChatBody, CompletionBody, GenerationBody, read_messages
 from serve.replies import ChatReply, CompletionReply, Reply
 from serve.routes import CancelledWithClient, Serving
-from serve.service import Generation, Piece, Service, TextStream, together
+from serve.service import Generation, Piece, Service, TextStream, interleaved, together
 
-log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
 
 
@@ -40,6 +35,7 @@ async def show_model(name: str, service: Serving) -> dict[str, Any]:
 
 @router.post("/completions")
 async def completions(body: CompletionBody, service: Serving) -> Response:
+    """Goes on from whole prompts in the template of loopwm/text/format.py, given as text or token ids."""
     service.check_model(body.model)
     most = service.engine.limits.max_batch
     if not 1 <= len(body.prompts) <= most:
@@ -54,6 +50,7 @@ async def completions(body: CompletionBody, service: Serving) -> Response:
 
 @router.post("/chat/completions")
 async def chat_completions(body: ChatBody, service: Serving) -> Response:
+    """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
     service.check_model(body.model)
     prompt = service.prompts.chat(read_messages(body.messages))
     streams = _start(service, [prompt], body)
@@ -110,7 +107,7 @@ def _cancel(streams: Sequence[TextStream]) -> None:
 
 async def _answer(reply: Reply, body: GenerationBody) -> Response:
     if body.stream:
-        return EventStream(reply, body)
+        return EventStream(_events(reply, body), lambda: _cancel(reply.streams))
     try:
         pieces = await together([stream.pieces() for stream in reply.streams])
     finally:
@@ -118,69 +115,19 @@ async def _answer(reply: Reply, body: GenerationBody) -> Response:
     return JSONResponse(reply.whole(pieces))
 
 
-class EventStream(StreamingResponse):
-    """A reply as server-sent events. However it ends, its requests leave the engine."""
-
-    def __init__(self, reply: Reply, body: GenerationBody) -> None:
-        super().__init__(_events(reply, body), media_type="text/event-stream")
-        self.headers["Cache-Control"] = "no-cache"
-        self._streams = reply.streams
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            _cancel(self._streams)
-
-
-async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[str]:
-    try:
-        async for chunk in _chunks(reply):
-            told = {"usage": reply.usage_so_far()} if body.continuous_usage else {}
-            yield _event({**chunk, **told})
-        if body.include_usage:
-            yield _event(reply.usage_chunk())
-    except Exception as error:  # the status line is long sent: the error becomes an event
-        log.exception("a stream failed")
-        yield _event(errors.problem_of(error).envelope())
-    yield "data: [DONE]\n\n"
+async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[dict[str, Any]]:
+    async for chunk in _chunks(reply):
+        told = {"usage": reply.usage_so_far()} if body.continuous_usage else {}
+        yield {**chunk, **told}
+    if body.include_usage:
+        yield reply.usage_chunk()
 
 
 async def _chunks(reply: Reply) -> AsyncIterator[dict[str, Any]]:
     for chunk in reply.opening():
         yield chunk
-    async for index, piece in _interleaved(reply.streams):
+    async for index, piece in interleaved(reply.streams):
         if piece is None:
             yield reply.chunk(index, Piece("", ()), reply.streams[index].finish)
         elif piece.text or piece.tokens:
             yield reply.chunk(index, piece)
-
-
-async def _interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
-    """Pieces with the numbers of their streams, as they come; None behind the last of each. Raises what one raises."""
-    heard: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
-
-    async def listen(index: int, stream: TextStream) -> None:
-        try:
-            async for piece in stream:
-                heard.put_nowait((index, piece))
-            heard.put_nowait((index, None))
-        except Exception as error:
-            heard.put_nowait((index, error))
-
-    listeners = [asyncio.create_task(listen(index, stream)) for index, stream in enumerate(streams)]
-    left = len(listeners)
-    try:
-        while left:
-            index, piece = await heard.get()
-            if isinstance(piece, Exception):
-                raise piece
-            left -= piece is None
-            yield index, piece
-    finally:
-        for listener in listeners:
-            listener.cancel()
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -63,17 +63,34 @@ class Client:
 
     def call(self, path: str, body: Json | None = None) -> Json:
         """GET, or POST of a body. Raises PlayError."""
+        with self._ask(path, body) as response:
+            found: Json = json.load(response)
+        return found
+
+    def events(self, path: str, body: Json) -> Iterator[Json]:
+        """POST of a body, and what is told in server-sent events, as it comes. Raises PlayError."""
+        with self._ask(path, {**body, "stream": True}) as response:
+            for line in response:
+                data = line.strip().removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    return
+                if data:
+                    yield _told(json.loads(data))
+        raise PlayError("the service broke off its answer")
+
+    @contextlib.contextmanager
+    def _ask(self, path: str, body: Json | None) -> Iterator[Any]:
+        """The answer, to be read in the block. Raises PlayError, also for what goes wrong in reading it."""
         data = None if body is None else json.dumps(body).encode()
         try:
             with self._open(Request(f"{self._base}/v1/{path}", data, self._headers), timeout=TIMEOUT) as response:
-                found: Json = json.load(response)
+                yield response
         except HTTPError as error:
             raise PlayError(_message(error)) from error
         except (URLError, OSError) as error:
             raise PlayError(f"{self._base} does not answer: {getattr(error, 'reason', error)}") from error
         except ValueError as error:
             raise PlayError(f"{self._base} does not answer in JSON") from error
-        return found
 
 
 def _message(error: HTTPError) -> str:
@@ -81,6 +98,12 @@ def _message(error: HTTPError) -> str:
         return f"{json.load(error)['error']['message']} (status {error.code})"
     except (ValueError, LookupError, TypeError):
         return f"{error.reason} (status {error.code})"
+
+
+def _told(event: Json) -> Json:
+    if "error" in event:
+        raise PlayError(event["error"]["message"])
+    return event
 
 
 @dataclass
@@ -93,12 +116,12 @@ class Branch:
 
 
 class Game:
-    """A few worlds with the same beginning. Commands come as lines; what they say goes to `say`."""
+    """A few worlds with the same beginning. Commands come as lines; what they say goes to `write`, bit by bit."""
 
-    def __init__(self, client: Client, start: Json, say: Callable[[str], None], ask: Callable[[], str]) -> None:
+    def __init__(self, client: Client, start: Json, write: Callable[[str], None], ask: Callable[[], str]) -> None:
         """ask: the next line of a text. Raises PlayError."""
         self._client = client
-        self._say = say
+        self._write = write
         self._ask = ask
         self._recorded = list(zip(start.get("actions", ()), start.get("observations", ()), strict=False))
         fields = ("goal", "observation", "history", "look", "inventory", "hidden_state", "depth")
@@ -130,16 +153,31 @@ class Game:
     def _branch(self) -> Branch:
         return self._branches[self._now]
 
+    def _say(self, line: str) -> None:
+        self._write(line + "\n")
+
     def _post(self, what: str, body: Json) -> Json:
         return self._client.call(f"worlds/{self._branch.id}/{what}", body)
 
     def _act(self, text: str) -> None:
+        """Shows the first observation as it comes, those after it when all are there."""
         actions = _actions(text)
-        reply = self._post("step", {"actions": actions, "decode": "each"})
+        reply: Json = {}
+        shown = 0
+        try:
+            for reply in self._client.events(f"worlds/{self._branch.id}/step", {"actions": actions, "decode": "each"}):
+                if reply.get("index") == 0:
+                    piece = reply["delta"].get("observation", "")
+                    self._write(piece)
+                    shown += len(piece)
+        except PlayError:
+            self._write("\n" if shown else "")
+            raise
         self._branch.actions += actions
         for step in reply["steps"]:
-            self._say(step["observation"])
+            self._say(step["observation"][shown:])
             self._say(f"  [{_facts(step)}, {reply['usage']['loops']['decode']:.1f} a token]")
+            shown = 0
 
     def _observe(self, action: str) -> None:
         if not action:
@@ -223,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         start, key = _start(args), _key(args.api_key_file)
         with _service(args) as base:
-            game = Game(Client(base, key), start, print, input)
+            game = Game(Client(base, key), start, _write, input)
             _show(start)
             play(game)
     except (PlayError, EOFError) as error:
@@ -250,6 +288,10 @@ def play(game: Game) -> None:
             game.command(line)
         except PlayError as error:
             print(f"error: {error}")
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 @contextlib.contextmanager

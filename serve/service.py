@@ -294,3 +294,29 @@ class TextStream:
         self._meter.hear(event)
         with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+
+async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
+    """Pieces with the numbers of their streams, as they come; None behind the last of each. Raises what one raises."""
+    heard: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+
+    async def listen(index: int, stream: TextStream) -> None:
+        try:
+            async for piece in stream:
+                heard.put_nowait((index, piece))
+            heard.put_nowait((index, None))
+        except Exception as error:
+            heard.put_nowait((index, error))
+
+    listeners = [asyncio.create_task(listen(index, stream)) for index, stream in enumerate(streams)]
+    left = len(listeners)
+    try:
+        while left:
+            index, piece = await heard.get()
+            if isinstance(piece, Exception):
+                raise piece
+            left -= piece is None
+            yield index, piece
+    finally:
+        for listener in listeners:
+            listener.cancel()

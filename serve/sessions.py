@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,9 +14,9 @@ from loopwm.text.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve import imagining
 from serve.imagining import Candidate, Plan, Step
-from serve.requests import Request
+from serve.requests import Finish, Request
 from serve.sampling import Sampling
-from serve.service import Service, TextStream, together
+from serve.service import Piece, Service, TextStream, interleaved
 from serve.worlds import Session, WorldStore
 
 Decode = Literal["last", "each", "none"]
@@ -31,13 +32,75 @@ class UnsupportedError(FormatError):
 
 
 @dataclass(frozen=True)
+class StepRequest:
+    """max_tokens: of each observation. monitor: with a summary of each state. scored: with log-probabilities."""
+
+    actions: Sequence[str]
+    decode: Decode
+    max_tokens: int
+    monitor: bool
+    scored: bool
+
+
+@dataclass(frozen=True)
 class Imagined:
-    """A step with its observation, if that was decoded, its tokens, and the loops behind these and the end mark."""
+    """A step; and of a decoded one the observation in pieces, why it ended, and the loops behind its tokens and end."""
 
     step: Step
-    observation: str | None = None
-    tokens: int = 0
+    pieces: tuple[Piece, ...] = ()
+    finish: Finish | None = None
     loops: tuple[int, ...] = ()
+
+    @property
+    def observation(self) -> str | None:
+        return None if self.finish is None else "".join(piece.text for piece in self.pieces)
+
+
+class Stepping:
+    """Steps of a kept world while they are decoded. Nobody else may change the world before `close`.
+
+    steps: all of them; the last ones have a stream each.
+    """
+
+    def __init__(
+        self, session: Session, steps: Sequence[Step], streams: Sequence[TextStream], leave: ExitStack
+    ) -> None:
+        self.session = session
+        self.steps = steps
+        self._streams = streams
+        self._heard: list[list[Piece]] = [[] for _ in streams]
+        self._leave = leave
+
+    @property
+    def _first(self) -> int:
+        """Number of the first step that is decoded."""
+        return len(self.steps) - len(self._streams)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Finish]]:
+        """What is decoded, with the numbers of its steps, as it comes; and at the end of each why it ends.
+
+        Raises what the engine raised.
+        """
+        async for index, piece in interleaved(self._streams):
+            if piece is None:
+                yield self._first + index, self._streams[index].finish
+            else:
+                self._heard[index].append(piece)
+                yield self._first + index, piece
+
+    def finish(self) -> list[Imagined]:
+        """After all pieces: the world moves on."""
+        self.session.world = self.steps[-1].world
+        return [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
+
+    def _imagined(self, index: int) -> Imagined:
+        stream = self._streams[index]
+        step, pieces = self.steps[self._first + index], tuple(self._heard[index])
+        return Imagined(step, pieces, stream.finish, tuple(stream.loops))
+
+    def close(self) -> None:
+        """Frees the world and what is still decoding."""
+        self._leave.close()
 
 
 class Sessions:
@@ -54,17 +117,26 @@ class Sessions:
         world = await self.service.work(imagining.create(self._model, context, depth))
         return self.store.add(owner, world, world)
 
-    async def step(
-        self, owner: str, name: str, actions: Sequence[str], decode: Decode, max_tokens: int, monitor: bool
-    ) -> tuple[Session, list[Imagined]]:
+    async def step(self, owner: str, name: str, asked: StepRequest) -> tuple[Session, list[Imagined]]:
         """The world moves on by these actions, all of them or none."""
-        self._check_monitor(monitor)
-        with self.store.changing(name, owner) as session:
-            steps = await self.service.work(imagining.advance(self._model, session.world, actions, monitor))
-            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[decode]
-            decoded = await together([self._decode(step, max_tokens) for step in steps[first:]])
-            session.world = steps[-1].world
-        return session, [*(Imagined(step) for step in steps[:first]), *decoded]
+        with closing(await self.begin_step(owner, name, asked)) as taken:
+            async for _ in taken.pieces():
+                pass
+            return taken.session, taken.finish()
+
+    async def begin_step(self, owner: str, name: str, asked: StepRequest) -> Stepping:
+        """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
+        self._check_monitor(asked.monitor)
+        with ExitStack() as leave:
+            session = leave.enter_context(self.store.changing(name, owner))
+            work = imagining.advance(self._model, session.world, asked.actions, asked.monitor)
+            steps = await self.service.work(work)
+            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
+            streams = []
+            for step in steps[first:]:
+                streams.append(self._stream(step.world, asked.max_tokens, 0 if asked.scored else None))
+                leave.callback(streams[-1].cancel)
+            return Stepping(session, steps, streams, leave.pop_all())
 
     async def observe(self, owner: str, name: str, action: str, observation: str) -> Session:
         """What really happened after the last real observation. Imagined steps since then are dropped."""
@@ -93,16 +165,12 @@ class Sessions:
         if monitor and not self._model.model.config.monitor_head:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
 
-    async def _decode(self, step: Step, max_tokens: int) -> Imagined:
-        stream = self._stream(step.world, max_tokens)
-        text = await stream.text()
-        return Imagined(step, text, stream.tokens, tuple(stream.loops))
-
-    def _stream(self, world: World, max_tokens: int) -> TextStream:
+    def _stream(self, world: World, max_tokens: int, top: int | None = None) -> TextStream:
         """The observation of a world, as it is decoded. Raises FormatError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
             raise FormatError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
         start = start if isinstance(start, SharedState) else SharedState(start.alone(0), 1)
-        return self.service.stream(Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start))
+        request = Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start, top=top)
+        return self.service.stream(request)

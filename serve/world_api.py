@@ -1,29 +1,25 @@
-"""World sessions over HTTP: what a chat API cannot say.
-
-POST   /v1/worlds                  goal, observation, history … -> a world
-GET    /v1/worlds                  one's own worlds
-GET    /v1/worlds/{id}
-DELETE /v1/worlds/{id}
-POST   /v1/worlds/{id}/step        actions, decode: last | each | none
-POST   /v1/worlds/{id}/observe     what really happened
-POST   /v1/worlds/{id}/fork        copies that go their own ways
-POST   /v1/worlds/{id}/plan        scores of candidate action sequences
-"""
+"""World sessions over HTTP: what a chat API cannot say."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from statistics import mean
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from loopwm.text.format import Context, Transition
 from serve.body import Body
 from serve.depth import DepthBody, rule_of
+from serve.events import EventStream
+from serve.imagining import Step
+from serve.requests import Finish
 from serve.routes import CancelledWithClient
-from serve.service import DEFAULT_MAX_TOKENS
-from serve.sessions import MAX_ACTIONS, MAX_CANDIDATES, Decode, Imagined, Sessions
+from serve.service import DEFAULT_MAX_TOKENS, Piece
+from serve.sessions import MAX_ACTIONS, MAX_CANDIDATES, Decode, Imagined, Sessions, Stepping, StepRequest
 from serve.worlds import Session
 
 Json = dict[str, Any]
@@ -60,6 +56,14 @@ class StepBody(Body):
     decode: Decode | None = None
     max_tokens: int | None = Field(None, ge=1)
     monitor: bool | None = None
+    logprobs: bool | None = Field(None, description="tell each token of an observation")
+    stream: bool | None = None
+
+    @property
+    def request(self) -> StepRequest:
+        actions = [self.actions] if isinstance(self.actions, str) else self.actions
+        most = self.max_tokens or DEFAULT_MAX_TOKENS
+        return StepRequest(actions, self.decode or "last", most, bool(self.monitor), bool(self.logprobs))
 
 
 class ObserveBody(Body):
@@ -94,48 +98,56 @@ Owner = Annotated[str, Depends(_owner)]
 
 @router.post("", status_code=201)
 async def create(body: WorldBody, worlds: Worlds, owner: Owner) -> Json:
+    """A world from a goal, what was seen and, where there are any, earlier steps."""
     worlds.service.check_model(body.model)
     return _world(await worlds.create(owner, body.context(), worlds.service.rule(rule_of(body.depth))), worlds)
 
 
 @router.get("")
 async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
+    """One's own worlds, the most recently used last."""
     return {"object": "list", "data": [_world(session, worlds) for session in worlds.store.of(owner)]}
 
 
 @router.get("/{name}")
 async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
+    """A world as it is now."""
     return _world(worlds.store.get(name, owner), worlds)
 
 
 @router.delete("/{name}")
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
+    """The world is gone, and its memory is free."""
     worlds.store.remove(name, owner)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
 @router.post("/{name}/step")
-async def step(name: str, body: StepBody, worlds: Worlds, owner: Owner) -> Json:
-    actions = [body.actions] if isinstance(body.actions, str) else body.actions
-    most = body.max_tokens or DEFAULT_MAX_TOKENS
-    session, steps = await worlds.step(owner, name, actions, body.decode or "last", most, bool(body.monitor))
-    told = [_step(action, imagined) for action, imagined in zip(actions, steps, strict=True)]
-    return {"id": name, "object": "world.step", "steps": told, "usage": _usage(steps), "world": _world(session, worlds)}
+async def step(name: str, body: StepBody, worlds: Worlds, owner: Owner) -> Response:
+    """One action or several; the observations asked for by `decode` are written out, whole or as server-sent events."""
+    asked = body.request
+    if body.stream:
+        taken = await worlds.begin_step(owner, name, asked)
+        return EventStream(_step_chunks(taken, asked, worlds), taken.close)
+    return JSONResponse(_stepped(*await worlds.step(owner, name, asked), asked, worlds))
 
 
 @router.post("/{name}/observe")
 async def observe(name: str, body: ObserveBody, worlds: Worlds, owner: Owner) -> Json:
+    """What really happened. Imagined steps since the last real observation are dropped."""
     return _world(await worlds.observe(owner, name, body.action, body.observation), worlds)
 
 
 @router.post("/{name}/fork", status_code=201)
 async def fork(name: str, worlds: Worlds, owner: Owner, body: ForkBody | None = None) -> Json:
+    """Copies that go their own ways."""
     count = 1 if body is None else body.count
     return {"object": "list", "data": [_world(session, worlds) for session in worlds.fork(owner, name, count)]}
 
 
 @router.post("/{name}/plan")
 async def plan(name: str, body: PlanBody, worlds: Worlds, owner: Owner) -> Json:
+    """Scores of candidate action sequences, and the observation that the best one ends with. The world stays."""
     decode = body.decode is None or body.decode
     most = body.max_tokens or DEFAULT_MAX_TOKENS
     candidates, best, observation = await worlds.plan(owner, name, body.candidates, decode, most)
@@ -161,11 +173,33 @@ def _world(session: Session, worlds: Sessions) -> Json:
     }
 
 
-def _step(action: str, imagined: Imagined) -> Json:
-    told = imagined.step
+async def _step_chunks(taken: Stepping, asked: StepRequest, worlds: Sessions) -> AsyncIterator[Json]:
+    """First what is known of each step, then observations as they come, at last the whole reply."""
+    base = {"id": taken.session.id, "object": "world.step.chunk"}
+    for index, (action, told) in enumerate(zip(asked.actions, taken.steps, strict=True)):
+        yield {**base, "index": index, "delta": _transition(action, told)}
+    async for index, piece in taken.pieces():
+        if isinstance(piece, Finish):
+            yield {**base, "index": index, "delta": {"finish_reason": piece}}
+        elif piece.tokens:
+            yield {**base, "index": index, "delta": _observed(piece.text, [piece], asked.scored)}
+    yield _stepped(taken.session, taken.finish(), asked, worlds)
+
+
+def _stepped(session: Session, steps: Sequence[Imagined], asked: StepRequest, worlds: Sessions) -> Json:
+    told = [_step(*row, asked.scored) for row in zip(asked.actions, steps, strict=True)]
+    world = _world(session, worlds)
+    return {"id": session.id, "object": "world.step", "steps": told, "usage": _usage(steps), "world": world}
+
+
+def _step(action: str, imagined: Imagined, scored: bool) -> Json:
+    observed = _observed(imagined.observation, imagined.pieces, scored)
+    return {**_transition(action, imagined.step), **observed, "finish_reason": imagined.finish}
+
+
+def _transition(action: str, told: Step) -> Json:
     return {
         "action": action,
-        "observation": imagined.observation,
         "reward": told.reward,
         "continuation": told.continuation,
         "loops": told.loops,
@@ -173,9 +207,27 @@ def _step(action: str, imagined: Imagined) -> Json:
     }
 
 
-def _usage(steps: list[Imagined]) -> Json:
+def _observed(text: str | None, pieces: Sequence[Piece], scored: bool) -> Json:
+    tokens = {"tokens": [told for piece in pieces for told in _tokens(piece)]} if scored else {}
+    return {"observation": text, **tokens}
+
+
+def _tokens(piece: Piece) -> list[Json]:
+    """A piece's tokens, whose texts joined are its text: a character of several tokens comes with its last one."""
+    if not piece.tokens:
+        return []
+    starts = [token.start - piece.tokens[0].start for token in piece.tokens]
+    texts = [piece.text[start:end] for start, end in pairwise([*starts, len(piece.text)])]
+    return [
+        {"token": text, "logprob": token.scores and token.scores.chosen, "loops": token.loops}
+        for text, token in zip(texts, piece.tokens, strict=True)
+    ]
+
+
+def _usage(steps: Sequence[Imagined]) -> Json:
     """Tokens decoded, and loops: mean of the transitions, and of decoded tokens with the end marks."""
     advance = [imagined.step.loops for imagined in steps]
     decode = [loops for imagined in steps for loops in imagined.loops]
+    tokens = sum(len(piece.tokens) for imagined in steps for piece in imagined.pieces)
     means = {"advance": mean(advance), "decode": mean(decode) if decode else None}
-    return {"completion_tokens": sum(imagined.tokens for imagined in steps), "loops": means}
+    return {"completion_tokens": tokens, "loops": means}

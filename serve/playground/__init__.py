@@ -1,6 +1,7 @@
-"""The playground: one static page at `/`, and the examples that it and `python -m serve play` start from.
+"""The service's pages: the playground at `/` with the examples that it and `python -m serve play` start from, and the
+description of the API at `/docs`.
 
-The page knows nothing that the API does not say. It may load its own two files and call this service, nothing else.
+They know nothing that the API does not say. They may load files of this folder and call this service, nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ FOLDER = Path(__file__).parent
 EXAMPLES = FOLDER / "examples.json"
 FILES = {
     "/": ("index.html", "text/html"),
+    "/docs": ("docs.html", "text/html"),
+    "/playground/docs.js": ("docs.js", "text/javascript"),
     "/playground/page.css": ("page.css", "text/css"),
     "/playground/page.js": ("page.js", "text/javascript"),
     "/playground/examples.json": (EXAMPLES.name, "application/json"),

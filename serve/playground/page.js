@@ -21,7 +21,7 @@ function el(tag, props = {}, ...children) {
   return node;
 }
 
-async function call(method, path, body) {
+async function ask(method, path, body) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if ($("key").value) headers["Authorization"] = `Bearer ${$("key").value}`;
@@ -31,11 +31,32 @@ async function call(method, path, body) {
   } catch {
     throw new ServiceError("The service does not answer. Is it still running?");
   }
+  if (response.ok) return response;
   const reply = await response.json().catch(() => ({}));
-  if (!response.ok) {
-    throw new ServiceError(`${reply.error?.message ?? "The service failed"} (status ${response.status})`, response.status);
+  throw new ServiceError(`${reply.error?.message ?? "The service failed"} (status ${response.status})`, response.status);
+}
+
+async function call(method, path, body) {
+  return (await ask(method, path, body)).json();
+}
+
+// The objects of an answer in server-sent events, as they come.
+async function* events(path, body) {
+  const reader = (await ask("POST", path, { ...body, stream: true })).body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  while (true) {
+    const { value, done } = await reader.read().catch(() => ({ done: true }));
+    if (done) throw new ServiceError("The service broke off its answer.");
+    const parts = (text + value).split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const told = JSON.parse(data);
+      if (told.error) throw new ServiceError(told.error.message);
+      yield told;
+    }
   }
-  return reply;
 }
 
 async function connect() {
@@ -50,33 +71,6 @@ async function connect() {
     $("key").closest("details").open = true;
     $("key").focus();
   }
-}
-
-// ---- the template of prompts (loopwm/text/format.py), to ask how probable the written tokens are
-
-const harmless = (text) => text.replaceAll("<|", "< |");
-const clean = (text) => harmless(text.trim());
-
-function prompt(pane, count) {
-  const { goal, observation, history } = pane.origin;
-  const slots = "<|state|>".repeat(pane.world.state_slots);
-  const seen = history.map((step) => `<|act|>${clean(step.action)}<|obs|>${clean(step.observation)}<|end|>`);
-  const taken = pane.steps.slice(0, count).map((step) => `<|act|>${clean(step.action)}${slots}`);
-  return `<|goal|>${clean(goal)}<|obs|>${clean(observation)}<|end|>${seen.join("")}${slots}${taken.join("")}<|obs|>`;
-}
-
-// [[token, log-probability], …] of an observation, or null where the tokens do not spell it. The service scores at its
-// own depth and whole contexts alone.
-async function score(pane, count) {
-  const { observation } = pane.steps[count - 1];
-  if (!observation || pane.world.steps_cut || pane.origin.depth) return null;
-  const reply = await call("POST", "v1/completions", {
-    model, prompt: prompt(pane, count) + harmless(observation), echo: true, logprobs: 0, max_tokens: 0,
-  });
-  const { tokens, token_logprobs } = reply.choices[0].logprobs;
-  const from = tokens.lastIndexOf("<|obs|>") + 1;
-  const found = tokens.slice(from).map((token, i) => [token, token_logprobs[from + i]]);
-  return found.map(([token]) => token).join("") === observation ? found : null;
 }
 
 // ---- panes: one for each world
@@ -110,9 +104,11 @@ function addPane(world, origin, steps, title) {
   const close = el("button", { type: "button", ariaLabel: `Close ${title}` }, "Close");
   close.addEventListener("click", () => closePane(pane));
   pane.note = el("p", { className: "meta", hidden: true }, "This checkpoint predicts neither reward nor the end.");
+  pane.unrecorded = el("p", { className: "meta", hidden: true },
+    "No simulator runs here, and nothing is recorded for these actions: there is only what the model imagines.");
   pane.node = el("section", { className: "card world" },
     el("div", { className: "head" }, el("h2", {}, title), branch, close), start(origin), pane.note, foldNode(pane),
-    pane.log, pane.error, act);
+    pane.log, pane.unrecorded, pane.error, act);
   pane.node.setAttribute("aria-label", title);
   panes.push(pane);
   $("empty").hidden = true;
@@ -174,31 +170,33 @@ async function take(pane, text) {
     pane.error.textContent = "Type an action first.";
     return;
   }
-  const before = pane.steps.length;
-  const waiting = el("li", {}, line("action", actions.join("; ")), line("meta waiting", "imagining…"));
-  pane.log.append(waiting);
+  const live = actions.map((action) => {
+    const waiting = line("meta waiting", "imagining…");
+    const seen = line("seen", "");
+    return { waiting, seen, node: el("li", {}, line("action", action), seen, waiting) };
+  });
+  pane.log.append(...live.map((step) => step.node));
   await guarded(pane, async () => {
     const decode = pane.each.checked ? "each" : "last";
-    const reply = await call("POST", `v1/worlds/${pane.world.id}/step`, { actions, decode });
-    pane.world = reply.world;
-    pane.steps.push(...reply.steps.map((step) => ({ ...step, decodeLoops: reply.usage.loops.decode })));
-    pane.input.value = "";
+    for await (const told of events(`v1/worlds/${pane.world.id}/step`, { actions, decode, logprobs: true })) {
+      if (told.object === "world.step") {
+        pane.world = told.world;
+        pane.steps.push(...told.steps);
+        pane.input.value = "";
+      } else {
+        grow(live[told.index], told.delta);
+      }
+    }
   });
-  waiting.remove();
+  live.forEach((step) => step.node.remove());
   render(pane);
   pane.input.focus();
-  for (let count = before + 1; count <= pane.steps.length; count++) await shade(pane, count);
 }
 
-async function shade(pane, count) {
-  const step = pane.steps[count - 1];
-  try {
-    step.tokens = await score(pane, count);
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    step.unshaded = error.message;
-  }
-  render(pane);
+// What came of a step joins what is shown of it.
+function grow(step, delta) {
+  step.seen.append(...(delta.tokens ?? []).map(tokenNode));
+  if (delta.finish_reason) step.waiting.remove();
 }
 
 async function fork(pane) {
@@ -223,6 +221,7 @@ function render(pane) {
   const open = new Set([...pane.log.querySelectorAll("details[open]")].map((node) => node.dataset.step));
   pane.log.replaceChildren(...pane.steps.map((step, i) => stepNode(pane, step, i, open.has(String(i)))));
   pane.note.hidden = pane.steps.every((step) => step.reward !== null);
+  pane.unrecorded.hidden = onRecord(pane, pane.steps.length);
   const recorded = pane.origin.example?.actions ?? [];
   const next = onRecord(pane, pane.steps.length) ? recorded[pane.steps.length] : undefined;
   const known = new Set([...recorded, ...panes.filter((other) => sameOrigin(other, pane))
@@ -247,30 +246,35 @@ function stepNode(pane, step, index, open) {
   if (step.observation === null) item.append(line("meta", "not written out"));
   else item.append(observationNode(step));
   item.append(line("meta", facts(step)), el("div", { className: "difference" }));
-  if (pane.origin.example && onRecord(pane, index + 1)) item.append(truthNode(pane, step, index, open));
+  if (onRecord(pane, index + 1)) item.append(truthNode(pane, step, index, open));
   return item;
 }
 
 function observationNode(step) {
-  if (!step.tokens) return line("seen", step.observation);
-  return el("div", { className: "seen" }, ...step.tokens.map(([token, logprob]) => {
-    const node = el("span", { title: percent(Math.exp(logprob)) }, token);
-    node.style.setProperty("--doubtful", String(Math.round(75 * (1 - Math.exp(logprob)))));
-    return node;
-  }));
+  return el("div", { className: "seen" }, ...step.tokens.map(tokenNode));
+}
+
+function tokenNode({ token, logprob, loops }) {
+  const node = el("span", { title: `${percent(Math.exp(logprob))}, ${loops} loops` }, token);
+  node.style.setProperty("--doubtful", String(Math.round(75 * (1 - Math.exp(logprob)))));
+  return node;
 }
 
 const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
 
 function facts(step) {
   const told = [`${step.loops} loops to advance`];
-  if (step.observation !== null) told.push(`${Number(step.decodeLoops.toFixed(1))} loops a token`);
+  const tokens = step.tokens ?? [];
+  if (tokens.length) {
+    const mean = tokens.reduce((sum, { loops }) => sum + loops, 0) / tokens.length;
+    told.push(`${Number(mean.toFixed(1))} loops a token`);
+  }
   if (step.reward !== null) told.push(`reward ${step.reward.toFixed(1)}`, `goes on: ${percent(step.continuation)}`);
-  if (step.tokens?.length) {
-    const [token, logprob] = step.tokens.reduce((least, other) => (other[1] < least[1] ? other : least));
+  if (tokens.length) {
+    const { token, logprob } = tokens.reduce((least, other) => (other.logprob < least.logprob ? other : least));
     told.push(`least sure of “${token.trim() || "white space"}”: ${percent(Math.exp(logprob))}`);
   }
-  if (step.unshaded) told.push(`no shading: ${step.unshaded}`);
+  if (step.finish_reason === "length") told.push("cut at the most tokens there may be");
   return told.join(" · ");
 }
 

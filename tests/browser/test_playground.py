@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from loopwm.text.format import Context, Transition, render_prompt
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
@@ -79,11 +78,16 @@ def start(page: Any) -> Any:
 
 def act(world: Any, action: str) -> None:
     """Types an action and waits until its observation is there, shaded."""
-    steps = world.locator("ol.log > li .seen")
-    before = steps.count()
     world.get_by_label("Action", exact=False).first.fill(action)
     world.get_by_label("Action", exact=False).first.press("Enter")
-    steps.nth(before).locator("span").first.wait_for()
+    rest(world)
+    world.locator("ol.log > li").last.locator(".seen span").first.wait_for()
+
+
+def rest(world: Any) -> None:
+    """Waits until nothing comes any more."""
+    world.locator(".waiting").first.wait_for(state="detached")
+    world.locator("button:enabled").first.wait_for()
 
 
 def test_five_steps_a_branch_and_what_the_simulator_said(page):
@@ -92,10 +96,11 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
     for count, action in enumerate(example["actions"], start=1):
         world.locator(".chips button.next").get_by_text(action, exact=True).click()
         world.locator("ol.log > li").nth(count - 1).locator(".seen span").first.wait_for()
+        rest(world)
     assert world.locator(".action").all_inner_texts()[-5:] == example["actions"]
     shares = world.locator(".seen span").evaluate_all("spans => spans.map(span => span.title)")
-    assert all(share.endswith(" %") and 0 <= float(share[:-2]) <= 100 for share in shares)
-    facts = world.locator(".meta").last.inner_text()
+    assert all(re.fullmatch(r"[0-9.]+ %, 4 loops", share) and float(share.split()[0]) <= 100 for share in shares)
+    facts = world.locator("ol.log .meta").last.inner_text()
     assert "4 loops to advance" in facts
     assert "4 loops a token" in facts
     assert world.get_by_text("predicts neither reward nor the end").is_visible()
@@ -118,21 +123,34 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
     shoot(page, "branch")
 
 
-def test_probabilities_are_asked_for_with_the_prompt_of_the_template(page):
-    asked: list[str] = []
-    page.on("request", lambda sent: asked.append(sent.post_data_json["prompt"]) if "completions" in sent.url else None)
-    example, actions = EXAMPLES[0], ["open cupboard", "inventory"]
-    history = tuple(Transition(**step) for step in example["history"])
+def test_an_observation_grows_token_by_token_and_stays_as_it_came(page):
     world = start(page)
-    act(world, actions[0])
-    act(world, actions[1])
-    expected = [render_prompt(Context(example["goal"], example["observation"], history), actions[:k]) for k in (1, 2)]
-    own = f" {example['goal']} <|end|>"
-    page.get_by_label("Goal").fill(own)
-    act(start(page), actions[0])
-    expected.append(render_prompt(Context(own, example["observation"]), actions[:1]))
-    seen = page.locator("li > .seen").evaluate_all("nodes => nodes.map(node => node.textContent)")
-    assert asked == [prompt + text for prompt, text in zip(expected, seen, strict=True)]
+    page.evaluate(
+        """() => {
+          window.seen = [];
+          const log = document.querySelector("section.world ol.log");
+          const note = () => window.seen.push(log.querySelector("li > .seen")?.textContent ?? "");
+          new MutationObserver(note).observe(log, { childList: true, subtree: true });
+        }"""
+    )
+    act(world, "look around")
+    seen = [text for text in page.evaluate("window.seen") if text]
+    whole = world.locator("li > .seen").evaluate("node => node.textContent")
+    assert seen[-1] == whole
+    assert all(whole.startswith(text) for text in seen)
+    assert len(set(seen)) > 10
+
+
+def test_without_a_record_the_page_says_that_no_simulator_runs(page):
+    world, alone = start(page), "No simulator runs here, and nothing is recorded"
+    act(world, EXAMPLES[0]["actions"][0])
+    assert not world.get_by_text(alone).is_visible()
+    act(world, "wait")
+    assert world.get_by_text(alone).is_visible()
+    page.get_by_label("Goal").fill("Own text")
+    own = start(page)
+    act(own, EXAMPLES[0]["actions"][0])
+    assert own.get_by_text(alone).is_visible()
 
 
 def test_several_actions_need_no_observation_between_them(page):
@@ -174,9 +192,14 @@ def test_a_service_with_keys_asks_for_one(page):
 
 def test_markup_stays_text_wherever_it_comes_from(page):
     def answer(route: Any) -> None:
-        reply = route.fetch().json()
-        reply["steps"][0] |= {"observation": INJECTED, "reward": 2.5, "continuation": 0.75}
-        route.fulfill(json=reply)
+        short = json.dumps({**route.request.post_data_json, "max_tokens": 1})
+        parts = route.fetch(post_data=short).text().split("\n\n")[:-2]
+        first, *_, reply = [json.loads(part.removeprefix("data: ")) for part in parts]
+        tokens = [{"token": INJECTED, "logprob": -0.1, "loops": 2}]
+        reply["steps"][0] |= {"observation": INJECTED, "tokens": tokens, "reward": 2.5, "continuation": 0.75}
+        told = [first, {**first, "delta": {"observation": INJECTED, "tokens": tokens}}, reply]
+        body = "".join(f"data: {json.dumps(data)}\n\n" for data in told) + "data: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
 
     page.get_by_label("Example").select_option("Own text")
     page.get_by_label("Goal").fill(f"Your task: {INJECTED} <|end|>")
@@ -187,10 +210,21 @@ def test_markup_stays_text_wherever_it_comes_from(page):
     world.get_by_text("Goal and what was seen").click()
     assert world.locator("li .seen").inner_text() == INJECTED
     assert world.locator("li .action").inner_text() == INJECTED
-    assert "reward 2.5 · goes on: 75 %" in world.locator(".meta").last.inner_text()
+    assert "reward 2.5 · goes on: 75 %" in world.locator("ol.log .meta").last.inner_text()
     assert page.locator("main img, main b:not(.legend b), main script").count() == 0
     assert page.title() == "LoopWM playground"
     shoot(page, "injection")
+
+
+def test_the_description_of_the_api_is_a_page_that_asks_nobody_else(page, base):
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto(f"{base}/docs")
+    page.get_by_role("heading", name="POST /v1/worlds/{name}/step").wait_for()
+    page.get_by_role("link", name="StepBody").first.click()
+    assert page.locator("#StepBody tr").first.inner_text().split()[:2] == ["actions", "required"]
+    assert all(url.startswith((f"{base}/", "data:")) for url in asked)
+    shoot(page, "docs")
 
 
 def test_everything_is_reached_and_named_from_the_keyboard(page):
@@ -207,6 +241,7 @@ def test_everything_is_reached_and_named_from_the_keyboard(page):
     page.keyboard.type("look around")
     page.keyboard.press("Enter")
     world.locator("li .seen span").first.wait_for()
+    rest(world)
     assert world.locator("input[id^=action]").evaluate("node => node === document.activeElement")
     page.keyboard.press("ArrowUp")
     assert world.locator("input[id^=action]").input_value() == "look around"

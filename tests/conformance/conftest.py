@@ -7,6 +7,8 @@ import os
 import pytest
 
 MODEL = "loopwm-small"
+TOKENIZER = "loopwm/pretrained"
+"""For those who count tokens themselves."""
 
 
 @pytest.fixture(scope="session")

@@ -99,6 +99,7 @@ def test_what_fails_in_a_stream_is_an_event_before_the_end(serving, tiny_model, 
     ("path", "body"),
     [
         ("step", {"actions": ["wait"] * 3, "decode": "each", "max_tokens": 1500}),
+        ("step", {"actions": ["wait"] * 3, "decode": "each", "max_tokens": 1500, "stream": True}),
         ("step", {"actions": ["wait"] * MAX_ACTIONS, "decode": "none"}),
         ("plan", {"candidates": [["wait"] * MAX_ACTIONS] * 4}),
     ],
@@ -130,11 +131,18 @@ def test_at_the_end_what_is_short_finishes_and_what_lasts_is_told(serving, tiny_
         def post(name: str, **fields: Any) -> None:
             answers[name] = httpx.post(f"{url}/v1/completions", json={**body, **fields}, timeout=60, trust_env=False)
 
-        asked = {"short": {"max_tokens": 80}, "long": {}, "stream": {"stream": True}}
-        threads = [threading.Thread(target=post, args=(name,), kwargs=fields) for name, fields in asked.items()]
-        for thread in threads:
+        def begin(name: str, **fields: Any) -> threading.Thread:
+            thread = threading.Thread(target=post, args=(name,), kwargs=fields)
             thread.start()
-        assert wait_until(lambda: client.get("/health").json()["running"] == 3)
+            return thread
+
+        def running() -> int:
+            return client.get("/health").json()["running"]
+
+        threads = [begin("long"), begin("stream", stream=True)]
+        assert wait_until(lambda: running() == 2)
+        threads.append(begin("short", max_tokens=20))
+        assert wait_until(lambda: running() == 3 or "short" in answers)
     for thread in threads:
         thread.join()
     assert answers["short"].status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,18 +53,18 @@ def client(serving, model, library) -> Iterator[httpx.Client]:
 
 
 class Terminal:
-    """A game, what it said since the last look, and the lines that it will read."""
+    """A game, what it wrote since the last look, and the lines that it will read."""
 
     def __init__(self, client: httpx.Client) -> None:
-        self._said: list[str] = []
+        self.written: list[str] = []
         self.lines: list[str] = []
-        self.game = Game(Client(str(client.base_url)), START, self._said.append, lambda: self.lines.pop(0))
+        self.game = Game(Client(str(client.base_url)), START, self.written.append, lambda: self.lines.pop(0))
 
-    def __call__(self, *commands: str) -> list[str]:
-        self._said.clear()
+    def __call__(self, *commands: str) -> str:
+        self.written.clear()
         for command in commands:
             self.game.command(command)
-        return list(self._said)
+        return "".join(self.written)
 
 
 @pytest.fixture
@@ -79,38 +80,56 @@ def decoded(library: WorldModel, context: Context, *actions: str) -> str:
 
 
 def test_actions_show_what_the_library_decodes(terminal, library):
-    first, facts, second, _ = terminal("open door; look around")
-    assert [first, second] == [decoded(library, SEEN, "open door"), decoded(library, SEEN, "open door", "look around")]
-    assert "reward" in facts
-    assert "loops to advance" in facts
+    texts = [decoded(library, SEEN, "open door"), decoded(library, SEEN, "open door", "look around")]
+    said = terminal("open door; look around")
+    facts = r"\n  \[reward .*, goes on .*, \d loops to advance, \d.\d a token\]\n"
+    assert re.fullmatch("".join(re.escape(text) + facts for text in texts), said)
+    assert "".join(terminal.written[:-3]).startswith(texts[0])
+    assert len(terminal.written) > 5, "the first observation comes bit by bit"
+
+
+def test_an_observation_that_breaks_off_is_told_and_changes_nothing(terminal, model, monkeypatch):
+    forward, calls = type(model.model).forward, []
+
+    def fails_later(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return forward(*args, **kwargs) if len(calls) < 12 else 1 / 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.model), "forward", fails_later)
+        with pytest.raises(PlayError, match="The service failed"):
+            terminal("open door")
+    assert terminal.written[-1] in ("", "\n")
+    assert terminal("worlds") == "* 1  (nothing done yet)\n"
 
 
 def test_a_fork_goes_its_own_way_and_worlds_lists_both(terminal, library):
     terminal("open door", "fork", "look around")
-    assert terminal("worlds") == ["  1  open door", "* 2  open door; look around"]
+    assert terminal("worlds") == "  1  open door\n* 2  open door; look around\n"
     said = terminal("world 1", "wait")
-    assert said[0] == decoded(library, SEEN, "open door", "wait")
+    assert said.startswith(decoded(library, SEEN, "open door", "wait") + "\n")
 
 
 def test_an_observation_takes_the_place_of_what_was_imagined_since_the_last(terminal, library):
     terminal.lines = ["It is open.", "You see a hallway.", "."]
     terminal("look around", "wait", "observe open door")
-    assert terminal("worlds") == ["* 1  open door"]
+    assert terminal("worlds") == "* 1  open door\n"
     steps = (*SEEN.history, Transition("open door", "It is open.\nYou see a hallway."))
-    assert terminal("wait")[0] == decoded(library, Context(SEEN.goal, SEEN.observation, steps), "wait")
+    expected = decoded(library, Context(SEEN.goal, SEEN.observation, steps), "wait")
+    assert terminal("wait").startswith(expected + "\n")
 
 
 def test_a_plan_marks_the_best_and_leaves_the_world(terminal):
-    *rows, _ = terminal("plan open door; wait | look around")
+    rows = terminal("plan open door; wait | look around").splitlines()[:2]
     scores = [float(row[2:].split()[0]) for row in rows]
     assert [row[0] for row in rows] == ["*" if score == max(scores) else " " for score in scores]
     assert rows[0].endswith("open door; wait")
-    assert terminal("worlds") == ["* 1  (nothing done yet)"]
+    assert terminal("worlds") == "* 1  (nothing done yet)\n"
 
 
 def test_truth_is_told_only_for_the_recorded_actions(terminal):
     terminal("open door", "look around")
-    assert terminal("truth") == ["A kitchen."]
+    assert terminal("truth") == "A kitchen.\n"
     with pytest.raises(PlayError, match="nothing is recorded"):
         terminal("wait", "truth")
 
@@ -129,7 +148,7 @@ def test_truth_is_told_only_for_the_recorded_actions(terminal):
 def test_a_wrong_command_is_told_and_changes_nothing(terminal, command, message):
     with pytest.raises(PlayError, match=message):
         terminal(command)
-    assert terminal("worlds") == ["* 1  (nothing done yet)"]
+    assert terminal("worlds") == "* 1  (nothing done yet)\n"
 
 
 def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path):

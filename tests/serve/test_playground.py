@@ -26,15 +26,30 @@ def test_every_file_comes_with_a_policy_that_allows_no_inline_code_and_no_other_
     assert response.headers["content-type"].startswith(playground.FILES[path][1])
 
 
-def test_the_page_loads_nothing_that_the_service_does_not_have(client):
-    page = client.get("/").text
-    named = [name for name in re.findall(r'(?:src|href)="([^"#]+)"', page) if not name.startswith("data:")]
-    assert len(named) == 2
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_a_page_loads_nothing_that_the_service_does_not_have(client, page):
+    text = client.get(page).text
+    named = [name for name in re.findall(r'(?:src|href)="([^"#]+)"', text) if not name.startswith("data:")]
+    assert len(named) >= 2
     assert all(client.get(f"/{name}").status_code == 200 for name in named)
 
 
-def test_the_page_never_turns_text_into_markup():
-    script = (playground.FOLDER / "page.js").read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", playground.FILES)
+def test_no_file_of_a_page_names_another_host(client, path):
+    assert not re.search(r"""\b\w+://|["'(=]//|@import""", client.get(path).text)
+
+
+def test_every_page_that_the_service_sends_is_one_of_these(client):
+    kinds = {
+        path: client.get(path).headers["content-type"] for path in ("/docs", "/redoc", "/docs/oauth2-redirect", "/")
+    }
+    pages = {path for path, kind in kinds.items() if kind.startswith("text/html")}
+    assert pages == {path for path, (_, kind) in playground.FILES.items() if kind == "text/html"}
+
+
+@pytest.mark.parametrize("name", ["page.js", "docs.js"])
+def test_a_page_never_turns_text_into_markup(name):
+    script = (playground.FOLDER / name).read_text(encoding="utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|DOMParser", script)
 
 

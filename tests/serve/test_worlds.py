@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from loopwm.core import Fixed, Gate
-from loopwm.text.format import Context, Transition
+from loopwm.text.format import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
 from serve.worlds import WorldBusyError, WorldGoneError, WorldLimits, WorldNotFoundError, WorldStore
+from tests.serve.test_http import events
 from tests.text.conftest import random_model
 
 GOAL, SEEN = "Your task is to boil water.", "This room is called the kitchen. You see a stove and a pot."
@@ -81,6 +82,81 @@ def test_steps_decode_what_the_library_decodes(client, library, depth):
     decoded = library.decode_traced(world, TOKENS)[0]
     assert last["usage"]["loops"]["decode"] == pytest.approx(sum(decoded.loops) / len(decoded.loops))
     assert last["world"]["imagined_steps"] == 3
+
+
+def test_a_streamed_step_tells_bit_by_bit_what_a_plain_one_tells_at_once(client):
+    name, actions = create(client), ["open the oven", "look around", "pick up pot"]
+    (copy,) = (world["id"] for world in client.post(f"/v1/worlds/{name}/fork").json()["data"])
+    parts: list[int] = []
+    for decode, decoded in (("each", [0, 1, 2]), ("last", [2]), ("none", [])):
+        body = {"actions": actions, "max_tokens": 3 * TOKENS, "decode": decode, "logprobs": True}
+        plain = step(client, name, **body)
+        *chunks, whole = events(client, f"/v1/worlds/{copy}/step", body)
+        assert [whole[field] for field in ("object", "steps", "usage")] == [
+            "world.step",
+            plain["steps"],
+            plain["usage"],
+        ]
+        assert whole["world"]["imagined_steps"] == plain["world"]["imagined_steps"]
+        assert {chunk["object"] for chunk in chunks} == {"world.step.chunk"}
+        for index, told in enumerate(plain["steps"]):
+            first, *deltas = [chunk["delta"] for chunk in chunks if chunk["index"] == index]
+            assert first == {field: told[field] for field in ("action", "reward", "continuation", "loops", "summary")}
+            if index not in decoded:
+                assert deltas == []
+                continue
+            *pieces, last = deltas
+            assert "".join(piece["observation"] for piece in pieces) == told["observation"]
+            assert [token for piece in pieces for token in piece["tokens"]] == told["tokens"]
+            assert last == {"finish_reason": told["finish_reason"]}
+            parts.append(len(pieces))
+    assert max(parts) > TOKENS
+
+
+def test_tokens_of_an_observation_spell_it_with_the_scores_of_a_completion(client):
+    told = step(client, create(client), "open the oven", "look around", logprobs=True)["steps"][1]
+    prompt = render_prompt(Context(GOAL, SEEN), ["open the oven", "look around"])
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "logprobs": 0}
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert "".join(token["token"] for token in told["tokens"]) == told["observation"] == choice["text"]
+    assert [token["logprob"] for token in told["tokens"]] == pytest.approx(
+        choice["logprobs"]["token_logprobs"], abs=1e-4
+    )
+    assert told["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "status"),
+    [
+        ("NAME", {"actions": []}, 400),
+        ("NAME", {"actions": ["carry the heavy pot to the other end of the room " * 30] * 20}, 400),
+        ("world-unknown", {"actions": "wait"}, 404),
+        ("GONE", {"actions": "wait"}, 410),
+    ],
+)
+def test_what_is_wrong_with_a_streamed_step_is_told_before_any_event(client, name, fields, status):
+    names = {"NAME": create(client), "GONE": create(client)}
+    client.delete(f"/v1/worlds/{names['GONE']}")
+    response = client.post(f"/v1/worlds/{names.get(name, name)}/step", json={**fields, "stream": True})
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["message"]
+
+
+def test_what_fails_in_a_streamed_step_is_one_event_and_leaves_the_world(client, model, monkeypatch):
+    name, body = create(client), {"actions": "wait", "max_tokens": TOKENS}
+    before, forward, calls = client.get(f"/v1/worlds/{name}").json(), type(model.model).forward, []
+
+    def fails_later(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return forward(*args, **kwargs) if len(calls) < 5 else 1 / 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.model), "forward", fails_later)
+        *chunks, error = events(client, f"/v1/worlds/{name}/step", body)
+    assert error["error"]["code"] == "internal_error"
+    assert any(chunk["delta"].get("observation") for chunk in chunks)
+    assert client.get(f"/v1/worlds/{name}").json() == before
+    assert step(client, name, "wait")["world"]["imagined_steps"] == 1
 
 
 def test_a_real_observation_drops_what_was_imagined_since_the_last_one(client, library):
