@@ -84,7 +84,9 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> PolicyOutput:
         """obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first frame. Where first, bool (B, T), that before
         the frame is that of fresh, (B, T, Y)."""
-        z = self.encoder(obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).flatten(1).unflatten(0, obs.shape[:2])
+        # Contiguous: the backward pass of group norm crashes on a permuted input that needs no gradient (torch 2.13).
+        frames = (obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).contiguous()
+        z = self.encoder(frames).flatten(1).unflatten(0, obs.shape[:2])
         seen, remembered = self.to_memory(z), []
         for t in range(obs.shape[1]):
             memory = self.memory(seen[:, t], torch.where(first[:, t, None], fresh[:, t], memory))

@@ -108,9 +108,7 @@ def test_the_loss_equals_the_papers_sum_over_steps():
     assert 0 < numbers["clipped_share"] < 1
 
 
-def test_a_first_update_starts_from_ratio_one_and_teaches_good_actions():
-    torch.manual_seed(0)
-    policy = ActorCritic(CONFIG, SHAPE, ACTIONS)
+def test_a_first_update_starts_from_ratio_one_and_teaches_good_actions(policy):
     data = made(policy)
     data = replace(data, reward=(data.action == 2).float(), terminated=torch.ones(B, T, dtype=torch.bool))
     _, numbers = ppo_loss(policy, data, torch.zeros(B, T), torch.zeros(B, T), PAPER)
