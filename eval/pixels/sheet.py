@@ -71,14 +71,14 @@ def draw(path: Path, rows: Mapping[str, Frames], every: int) -> None:
     count = len(next(iter(rows.values()))[every - 1 :: every])
     canvas = Figure(figsize=(1.3 * count + 1.6, 1.4 * len(rows)), layout="constrained")
     axes = canvas.subplots(len(rows), count, squeeze=False)
+    for column, place in enumerate(axes[0]):
+        place.set_title(f"+{(column + 1) * every}", fontsize=9)
     for (name, frames), of_row in zip(rows.items(), axes, strict=True):
         for column, (frame, place) in enumerate(zip(frames[every - 1 :: every], of_row, strict=True)):
             place.imshow(_shown(frame), interpolation="nearest", vmin=0)
             place.set(xticks=[], yticks=[])
             if column == 0:
                 place.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-            if of_row is axes[0]:
-                place.set_title(f"+{(column + 1) * every}", fontsize=9)
     save_figure(path, canvas)
 
 
