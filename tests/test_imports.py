@@ -26,7 +26,7 @@ FORBIDDEN = {
 ALLOWED = {
     "data_prep": ("loopwm.text.format", "loopwm.pixel.frames"),
     "eval": ("loopwm.training.config", "loopwm.training.twisted_config", "loopwm.training.agent_config"),
-    "eval.pixels.real_frames": ("data_prep.environments", "data_prep.errors"),  # plays simulators
+    "eval.pixels.playing": ("loopwm.training.real_world",),  # measures agents where they learned
     "eval.real_world": ("data_prep.environments", "data_prep.episodes", "data_prep.errors"),  # plays simulators
     "loopwm.training.real_world": ("data_prep.environments", "data_prep.errors"),  # an agent in training plays them
     "eval.recorded": ("data_prep.episodes", "data_prep.errors"),  # whole episodes, read as they were written

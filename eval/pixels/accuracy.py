@@ -23,7 +23,6 @@ from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Decoder
 from loopwm.pixel.frames import FrameEpisode, FrameError, episode_files, read_episode
 from loopwm.pixel.twisted import TokenBatch
-from loopwm.pixel.twisted_world import TwistedWorld
 
 CREATURE = "creature"
 """Extra of recorded episodes: whether a frame shows a creature that moves at random."""
@@ -91,17 +90,13 @@ def predict(
     checkpoint: TwistedCheckpoint, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For `rows` runs at a time: p (N, L, K) of every transition, the tokens before it and those after it (N, L)."""
-    world = TwistedWorld(checkpoint, decoder=_no_decoder, depth=depth)
+    chosen = checkpoint.model.config.default_depth if depth is None else depth
     for start in range(0, len(data), rows):
         part = TokenBatch(*(tensor[start : start + rows] for tensor in data.batch))
         with torch.inference_mode():
-            logits, _ = checkpoint.model(part.tokens, part.action, part.first, world.depth)
-            p = world.probabilities(logits.tokens).flatten(0, 1)
+            logits, _ = checkpoint.model(part.tokens, part.action, part.first, chosen)
+            p = checkpoint.probabilities(logits.tokens).flatten(0, 1)
         yield p, part.tokens.flatten(0, 1), part.next_tokens.flatten(0, 1)
-
-
-def _no_decoder(p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-    raise NotImplementedError("probabilities alone are asked for")
 
 
 def score(

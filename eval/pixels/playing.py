@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from eval.bootstrap import interval95
 from eval.errors import EvalError
-from eval.pixels.real_frames import real_frames
 from loopwm.pixel.acting import Player
 from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
 from loopwm.pixel.frames import FrameSpace
@@ -26,6 +25,7 @@ from loopwm.pixel.replay import Replay
 from loopwm.pixel.twisted_world import TwistedWorld
 from loopwm.training.agent_config import AgentConfig
 from loopwm.training.config import ConfigError, typed
+from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS = "achievements"
 STEPS = 64
@@ -139,7 +139,10 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
     """Returns of a finished run's agent and of random play; where it has a world, the reward it imagines, from places
     of its own evaluation play, beside the real one."""
     config = read_config(folder)
-    env, space = real_frames(config.real.environment, config.real.count)
+    try:
+        env, space = real_environments(config.real.environment, config.real.count)
+    except ConfigError as error:
+        raise EvalError(str(error)) from error
     agent = load_agent(folder, space, config)
     chance = RandomPolicy(space.actions, np.random.default_rng(seed))
     results: dict[str, Any] = {"run": str(folder), "environment": space.env}

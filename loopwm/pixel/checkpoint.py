@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.tokenizer import PatchTokenizer
@@ -28,6 +31,11 @@ class TwistedCheckpoint:
     model: Twisted
     tokenizer: PatchTokenizer
     space: FrameSpace
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of the codes there are, (..., K) from token logits (..., K): the head has room for a full codebook."""
+        unused = torch.arange(logits.shape[-1], device=logits.device) >= self.tokenizer.size
+        return logits.float().masked_fill(unused, -math.inf).softmax(-1)
 
     def save(self, folder: Path) -> None:
         """The folder appears as a whole or not at all; one that is there is replaced."""

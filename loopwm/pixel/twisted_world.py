@@ -5,8 +5,6 @@ Shape suffixes: B batch, T environment steps, L patch tokens, K codes, H/W/C fra
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -22,6 +20,7 @@ class TwistedWorld:
 
     def __init__(self, checkpoint: TwistedCheckpoint, decoder: Decoder, depth: int | ExitRule | None = None) -> None:
         """depth: loops of every pass, None for the checkpoint's. Raises ValueError for one it does not allow."""
+        self.checkpoint = checkpoint
         self.model, self.tokenizer = checkpoint.model, checkpoint.tokenizer
         self.decoder = decoder
         self.depth = self.model.dynamics.core.check(self.model.config.default_depth if depth is None else depth)
@@ -36,7 +35,7 @@ class TwistedWorld:
     def step(self, state: Imagining, action: Tensor, generator: torch.Generator) -> Imagined[Imagining]:
         """The state given stays as it is."""
         logits, cache = self.model.step(state, action, self.depth)
-        tokens = self.decoder(self.probabilities(logits.tokens), state.tokens, generator)
+        tokens = self.decoder(self.checkpoint.probabilities(logits.tokens), state.tokens, generator)
         reward = sample(logits.reward[:, None].float().softmax(-1), generator)[:, 0]
         done = logits.done.float().sigmoid()
         terminated = torch.rand(done.shape, generator=generator, device=generator.device).to(done.device) < done
@@ -45,8 +44,3 @@ class TwistedWorld:
 
     def replace(self, state: Imagining, rows: Tensor, fresh: Imagining) -> Imagining:
         return state.replace(rows, fresh)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """(..., K) of the codes there are: the head has room for a full codebook."""
-        unused = torch.arange(logits.shape[-1], device=logits.device) >= self.tokenizer.size
-        return logits.float().masked_fill(unused, -math.inf).softmax(-1)

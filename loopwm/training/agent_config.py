@@ -9,7 +9,7 @@ from loopwm.pixel.decoder_config import Centre, DecoderConfig
 from loopwm.pixel.policy import PolicyConfig
 from loopwm.pixel.ppo import PPOConfig
 from loopwm.pixel.twisted import TwistedConfig
-from loopwm.training.config import ConfigError
+from loopwm.training.config import ConfigError, require_positive
 from loopwm.training.twisted_config import CoefficientConfig
 
 
@@ -97,11 +97,7 @@ class AgentConfig:
     run: AgentRunConfig = field(default_factory=AgentRunConfig)
 
     def __post_init__(self) -> None:
-        for section, keys in POSITIVE.items():
-            for key in keys:
-                value = getattr(getattr(self, section), key)
-                if value <= 0:
-                    raise ConfigError(f"{section}.{key}: {value} is not above zero")
+        require_positive(self, POSITIVE)
         rows_of = {"real": self.real.count, "world": self.world.rows, "imagination": self.imagination.count}
         for section, rows in rows_of.items():
             parts = getattr(self, section).minibatches

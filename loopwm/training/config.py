@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -150,6 +150,15 @@ NOT_NEGATIVE = {
 """Keys whose values must not be below zero."""
 
 
+def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None:
+    """Raises ConfigError for a value that is not above zero; sections: keys by the name of their section."""
+    for section, keys in sections.items():
+        for key in keys:
+            value = getattr(getattr(config, section), key)
+            if value <= 0:
+                raise ConfigError(f"{section}.{key}: {value} is not above zero")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     system: Literal["text"] = "text"
@@ -162,11 +171,7 @@ class TrainingConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        for section, keys in POSITIVE.items():
-            for key in keys:
-                value = getattr(getattr(self, section), key)
-                if value <= 0:
-                    raise ConfigError(f"{section}.{key}: {value} is not above zero")
+        require_positive(self, POSITIVE)
         for section, keys in NOT_NEGATIVE.items():
             for key in keys:
                 value = getattr(getattr(self, section), key)

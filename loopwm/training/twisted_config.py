@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loopwm.pixel.twisted import TwistedConfig
-from loopwm.training.config import ConfigError, OptimizerConfig, RunConfig
+from loopwm.training.config import ConfigError, OptimizerConfig, RunConfig, require_positive
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ class TwistedDepthConfig:
     """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
 
 
+POSITIVE = {
+    "batch": ("rows", "steps", "micro_batches"),
+    "optimizer": ("learning_rate", "clip_norm"),
+    "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
+}
+"""Keys whose values must be above zero."""
+
+
 @dataclass(frozen=True)
 class TwistedTrainingConfig:
     """Raises ConfigError for values out of range."""
@@ -58,6 +66,4 @@ class TwistedTrainingConfig:
     def __post_init__(self) -> None:
         if not self.data.train:
             raise ConfigError("data.train: a folder of recorded episodes is needed")
-        for key in ("rows", "steps", "micro_batches"):
-            if getattr(self.batch, key) < 1:
-                raise ConfigError(f"batch.{key}: {getattr(self.batch, key)} is not above zero")
+        require_positive(self, POSITIVE)

@@ -44,7 +44,7 @@ def test_episodes_are_counted_in_the_order_in_which_they_began():
 
 def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeypatch):
     AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
-    monkeypatch.setattr(playing, "real_frames", lambda name, count: (blocks(count), SPACE))
+    monkeypatch.setattr(playing, "real_environments", lambda name, count: (blocks(count), SPACE))
     results = evaluate(tmp_path / "run", 6, 2, 0)
     assert results["agent"]["episodes"] == results["random"]["episodes"] == 6
     assert 0 <= results["agent"]["low"] <= results["agent"]["mean_return"] <= results["agent"]["high"] <= 1
@@ -53,7 +53,7 @@ def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeyp
 
 
 def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(playing, "real_frames", lambda name, count: (blocks(count), SPACE))
+    monkeypatch.setattr(playing, "real_environments", lambda name, count: (blocks(count), SPACE))
     AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run")
     with pytest.raises(EvalError, match="the run has not ended"):
         evaluate(tmp_path / "run", 1, 1, 0)

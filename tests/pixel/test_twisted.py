@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
-from loopwm.pixel.decoding import Argmax, Sample
+from loopwm.pixel.decoding import Argmax
 from loopwm.pixel.twisted import Twisted, TwistedConfig
 from loopwm.pixel.twisted_world import TwistedWorld
 from loopwm.training.__main__ import main as train
@@ -129,8 +129,7 @@ def test_rows_begun_anew_go_on_as_if_alone(checkpoint):
 
 
 def test_codes_that_do_not_exist_are_never_imagined(checkpoint):
-    world = TwistedWorld(checkpoint, Sample())
-    p = world.probabilities(torch.zeros(1, 1, 8))
+    p = checkpoint.probabilities(torch.zeros(1, 1, 8))
     assert checkpoint.tokenizer.size < 8
     assert torch.allclose(p.sum(-1), torch.ones(1, 1))
     assert p[..., checkpoint.tokenizer.size :].sum() == 0
