@@ -57,10 +57,9 @@ def crafter_score(rates: Sequence[float]) -> float:
 
 def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed: int) -> Played:
     """The first `episodes` to begin, so that long ones count as much as short ones."""
-    obs, info = env.reset(seed=seed)
-    moment = Moment(obs, np.ones(len(obs), dtype=bool), info)
-    running, rewards, count = np.zeros(len(obs)), 0.0, 0
-    begun, order = len(obs), np.arange(len(obs))
+    moment = Moment.begin(env, seed)
+    running, rewards, count = np.zeros(env.num_envs), 0.0, 0
+    begun, order = env.num_envs, np.arange(env.num_envs)
     returns: dict[int, float] = {}
     reached: dict[int, NDArray[np.bool_]] = {}
     with tqdm(total=episodes, unit="episode", desc="real") as bar:
@@ -126,13 +125,13 @@ def imagined_reward(agent: Trained, replay: Replay, rollouts: int, seed: int) ->
     grid = agent.world.tokenizer.grid
     world = TwistedWorld(agent.world, c.decoder.decoder(grid, c.centre.region(grid)))
     env = ImaginedVectorEnv(world, replay, c.count, c.burn_in, horizon=c.steps + 1)
-    env.reset(seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    found = [
-        float(rollout(env, Player(agent.policy, c.count, generator), c.steps).segments.reward.mean())
-        for _ in tqdm(range(rollouts), unit="rollout", desc="imagined")
-    ]
-    return float(np.mean(found))
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    rewards = []
+    for _ in tqdm(range(rollouts), unit="rollout", desc="imagined"):
+        begun = Moment.begin(env, int(rng.integers(2**31)))
+        found = rollout(env, Player(agent.policy, c.count, generator), c.steps, begun)
+        rewards.append(float(found.segments.reward.mean()))
+    return float(np.mean(rewards))
 
 
 def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
     if agent.world is not None:
         again = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
         replay = Replay(space, config.real.count * REPLAYED * STEPS)
-        replay.add_segments(rollout(env, again, REPLAYED * STEPS).segments, "agent", seed)
+        replay.add_segments(rollout(env, again, REPLAYED * STEPS, Moment.begin(env, seed)).segments, "agent", seed)
         imagined = imagined_reward(agent, replay, rollouts, seed)
         results["imagined_reward"] = imagined
         results["reward_gap"] = imagined - results["agent"]["reward"]

@@ -83,10 +83,8 @@ class Player:
         return self.policy.step(self._tensor(obs), memory).value
 
 
-def play(
-    env: VectorEnv[Any, Any, Any], player: Player, steps: int, moment: Moment | None = None
-) -> tuple[Trajectories, Rollout]:
-    """Plays on from a moment, or from a reset; what happened, with what a policy learns from it."""
+def play(env: VectorEnv[Any, Any, Any], player: Player, steps: int, moment: Moment) -> tuple[Trajectories, Rollout]:
+    """Plays on from a moment; what happened, with what a policy learns from it."""
     memory = player.memory
     found = rollout(env, player, steps, moment)
     taken, s = player.taken(), found.segments

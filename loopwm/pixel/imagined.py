@@ -171,6 +171,12 @@ class Moment:
     first: Array
     info: dict[str, Any]
 
+    @classmethod
+    def begin(cls, env: VectorEnv[Any, Any, Any], seed: int | None) -> Moment:
+        """After a reset of all; without a seed, environments go on with the randomness they have."""
+        obs, info = env.reset(seed=seed)
+        return cls(obs, np.ones(env.num_envs, dtype=bool), info)
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -190,16 +196,13 @@ class Rollout:
     endings: list[Ending] = field(default_factory=list)
 
 
-def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: Moment | None = None) -> Rollout:
-    """Plays `steps` steps, on from the moment at which another rollout ended or else from a reset.
+def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: Moment) -> Rollout:
+    """Plays `steps` steps, on from a reset or from the moment at which another rollout ended.
 
     Raises ValueError for environments whose autoreset mode is not SAME_STEP.
     """
     if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
         raise ValueError(f"env: autoreset mode {env.metadata.get('autoreset_mode')}, expected SAME_STEP")
-    if moment is None:
-        obs, info = env.reset()
-        moment = Moment(obs, np.ones(env.num_envs, dtype=bool), info)
     rows, endings = [], []
     for step in range(steps):
         action = policy(moment.obs, moment.first, moment.info)

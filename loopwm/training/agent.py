@@ -134,8 +134,7 @@ class AgentTrainer:
     def _begin(self) -> Moment:
         """Fresh real episodes, seeded by the run and how far it is."""
         seed = int(np.random.default_rng((self.config.run.seed, self.iteration)).integers(2**31))
-        obs, info = self.env.reset(seed=seed)
-        return Moment(obs, np.ones(len(obs), dtype=bool), info)
+        return Moment.begin(self.env, seed)
 
     def run(self, max_minutes: float | None = None) -> None:
         """Plays until config.real.total interactions, or until `max_minutes` have passed, then saves and exports."""
@@ -205,12 +204,12 @@ class AgentTrainer:
         imagination = TwistedWorld(world.checkpoint(), c.decoder.decoder(world.tokenizer.grid, region))
         # One step more than is played: worlds that go on need not be begun anew at the end.
         env = ImaginedVectorEnv(imagination, self.replay, c.count, c.burn_in, horizon=c.steps + 1)
-        env.reset(seed=int(self.rng.integers(2**31)))
         learner = self.learner
         real_config, learner.config = learner.config, replace(learner.config, entropy_coef=c.entropy_coef)
         numbers = []
         for _ in range(c.updates):
-            data, found = play(env, Player(learner.policy, c.count, self.generator), c.steps)
+            begun = Moment.begin(env, int(self.rng.integers(2**31)))
+            data, found = play(env, Player(learner.policy, c.count, self.generator), c.steps, begun)
             update = learner.update(data, c.epochs, c.minibatches, self.generator)
             numbers.append(update | {"reward": float(found.segments.reward.mean())})
         learner.config = real_config

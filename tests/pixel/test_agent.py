@@ -13,7 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from loopwm.pixel.acting import Player, play
-from loopwm.pixel.imagined import ImaginedVectorEnv
+from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
 from loopwm.training.agent import AgentTrainer
 from loopwm.training.agent_config import AgentConfig
@@ -75,7 +75,8 @@ def config(**changes):
 def test_what_is_recorded_is_what_the_policy_computes_again(policy):
     """Memories, values and log-probabilities of a rollout with resets and truncations equal those of a whole pass."""
     player = Player(policy, 4, torch.Generator().manual_seed(0))
-    env, moment = blocks(4), None
+    env = blocks(4)
+    moment = Moment.begin(env, seed=0)
     for _ in range(2):
         data, found = play(env, player, 10, moment)
         moment = found.moment
@@ -95,7 +96,8 @@ def test_what_is_recorded_is_what_the_policy_computes_again(policy):
 
 def test_a_truncated_episode_is_judged_by_its_own_last_frame(policy):
     player = Player(policy, 4, torch.Generator().manual_seed(0))
-    data, found = play(blocks(4), player, 10)
+    env = blocks(4)
+    data, found = play(env, player, 10, Moment.begin(env, seed=0))
     b, t = (int(x[0]) for x in data.truncated[:, :-1].nonzero(as_tuple=True))
     start = int(data.first[b, : t + 1].nonzero()[-1])
     memory = policy.initial(1, torch.device("cpu"))
