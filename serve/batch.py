@@ -89,8 +89,9 @@ class Cohort:
         events = [Event(*row) for row in zip(tokens, loops, scores, strict=True)]
         stay = [i for i, ticket in enumerate(self.tickets) if _deliver(ticket, events[i], end_token)]
         if len(stay) < len(self.tickets):
+            stay = _closed_up(stay)
             self.tickets = [self.tickets[i] for i in stay]
-            self._state = self._state.select(torch.tensor(stay, dtype=torch.long, device=passes.device))
+            self._state = self._state.move(stay)
         if stay:
             self._logits_BV, self._loops_B = passes.tokens(self._state, [[tokens[i]] for i in stay], self.depth)
 
@@ -102,6 +103,13 @@ class Cohort:
                 logits_V[end_token] = -torch.inf
             chosen.append(choose(logits_V, ticket.request.sampling, ticket.generator))
         return chosen
+
+
+def _closed_up(rows: Sequence[int]) -> list[int]:
+    """Ascending rows in the order that moves the fewest to make them the first: the last ones fill the holes."""
+    count, kept = len(rows), set(rows)
+    late = iter(row for row in rows if row >= count)
+    return [place if place in kept else next(late) for place in range(count)]
 
 
 def _scores(ticket: Ticket, logits_V: Tensor, token: int) -> Scores | None:

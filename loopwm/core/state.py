@@ -156,6 +156,29 @@ class CoreState:
         other.valid, other.next_position = self.valid[rows], self.next_position[rows]
         return other
 
+    def move(self, rows: Sequence[int]) -> CoreState:
+        """The state of the given rows, made of this one: neither it nor a fork of it may be used any more.
+
+        What is owned stays where it is: only a row that changes its place is copied, over one that is given up. Raises
+        ValueError if it were copied over one that is still to come.
+        """
+        if any(place != row < len(rows) for place, row in enumerate(rows)):
+            raise ValueError(f"rows: {rows} move onto one another")
+        rows_of_self = torch.tensor(rows, dtype=torch.long, device=self.valid.device)
+        other = self.fork()
+        for slot, pair in self._buffers.items():
+            if slot not in self._owned:
+                other._buffers[slot] = (pair[0][rows_of_self], pair[1][rows_of_self])
+                continue
+            for buffer in pair:
+                for place, row in enumerate(rows):
+                    if place != row:
+                        buffer[place] = buffer[row]
+            other._buffers[slot] = (pair[0][: len(rows)], pair[1][: len(rows)])
+        other._owned = set(other._buffers)
+        other.valid, other.next_position = self.valid[rows_of_self], self.next_position[rows_of_self]
+        return other
+
     def alone(self, row: int) -> CoreState:
         """The state of one row, without its padding."""
         real, other = self.valid[row], self.fork()

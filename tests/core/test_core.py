@@ -287,6 +287,30 @@ def test_forks_and_selections_of_a_state_are_independent():
         state.crop(3)
 
 
+@pytest.mark.parametrize("owned", [True, False])
+def test_rows_that_close_up_are_those_that_a_selection_copies(owned):
+    state = CoreState(4, torch.device("cpu"))
+    for column in range(3):
+        state.extend(torch.tensor([[True], [column > 0], [column > 1], [True]]))
+        state.update(*torch.randn(2, 4, 2, 1, 3), 0)
+    kept, rows = state.select(torch.arange(4)), [0, 3]
+    expected = state.select(torch.tensor(rows))
+    moved = (state if owned else state.fork()).move(rows)
+    for pair in zip(moved.columns(0), expected.columns(0), strict=True):
+        assert torch.equal(*pair)
+    assert torch.equal(moved.valid, expected.valid)
+    assert torch.equal(moved.next_position, expected.next_position)
+    in_place = moved.columns(0)[0].data_ptr() == state.columns(0)[0].data_ptr()
+    assert in_place == owned
+    if not owned:
+        assert torch.equal(keys(state), keys(kept))
+    moved.extend(torch.ones(2, 1, dtype=torch.bool))
+    moved.update(*torch.ones(2, 2, 2, 1, 3), 0)
+    assert torch.equal(keys(moved)[:, :, :3], keys(expected))
+    with pytest.raises(ValueError, match="onto one another"):
+        kept.move([1, 0])
+
+
 def test_a_free_retention_starts_as_the_constrained_one_and_may_leave_the_unit_interval():
     cores = [LoopedCore(dataclasses.replace(CONFIG, spectral_constraint=on)) for on in (True, False)]
     x = random_input(2, 4).float()
