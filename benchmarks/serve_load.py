@@ -3,15 +3,15 @@
     python -m serve --model loopwm/pretrained --max-batch 32 --max-queue 256 &
     python benchmarks/serve_load.py --windows eval/suites/scienceworld-500.jsonl.gz --pid $!
 
-Workloads, each at 1, 8, 32 and 128 requests at once (--concurrency):
+Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), and at least 32 in all:
 - chat: streamed completions of different windows, nothing shared;
 - continuations: one kept world, forked, another action in each fork;
 - worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in worlds kept before;
 - plan: 32 candidates of 5 actions against one candidate (checkpoints with prediction heads).
 
 The ratio of `continuations` to one at a time is what sharing a world is worth. For different worlds the roof is memory:
-a token of every row reads the row's keys and values and, once for all rows, the weights. The roof is measured here, as
-the best of several reads of a gigabyte.
+a token of every world reads the world's keys and values, whose bytes the service tells. How fast memory can be read is
+measured here, as the best of several reads of a gigabyte.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
+import itertools
 import json
 import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,9 @@ import httpx
 import torch
 
 ACTIONS = ("look around", "wait", "open cupboard", "go to kitchen", "pick up thermometer", "inventory")
+
+LEAST = 32
+"""Requests of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,18 @@ class Sample:
 class Load:
     """A client of the service at a number of requests at once."""
 
-    def __init__(self, client: httpx.AsyncClient, model: str, windows: Sequence[dict[str, Any]]) -> None:
-        self.client, self.model, self.windows = client, model, windows
+    def __init__(
+        self, client: httpx.AsyncClient, model: str, windows: Sequence[dict[str, Any]], pid: int | None
+    ) -> None:
+        self.client, self.model, self.pid = client, model, pid
+        self._windows = itertools.cycle(windows)
 
-    async def chat(self, number: int) -> Sample:
-        body = {"model": self.model, "messages": _messages(self.windows[number % len(self.windows)]), "stream": True}
+    def take(self, number: int) -> list[dict[str, Any]]:
+        """Windows that were not asked lately, so that no prompt is remembered."""
+        return list(itertools.islice(self._windows, number))
+
+    async def chat(self, window: dict[str, Any]) -> Sample:
+        body = {"model": self.model, "messages": _messages(window), "stream": True}
         start = time.perf_counter()
         first, usage = 0.0, {"completion_tokens": 0}
         async with self.client.stream(
@@ -68,8 +80,7 @@ class Load:
                 usage = event.get("usage") or usage
         return Sample(time.perf_counter() - start, first, usage["completion_tokens"])
 
-    async def create(self, number: int) -> str:
-        window = self.windows[number % len(self.windows)]
+    async def create(self, window: dict[str, Any]) -> str:
         first, *steps = window["history"]
         history = [{"action": step["action"], "observation": step["observation"]} for step in steps]
         body = {"model": self.model, "goal": window["goal"], "observation": first["observation"], "history": history}
@@ -85,10 +96,10 @@ class Load:
             return Sample(seconds, seconds, 0, str(response.status_code))
         return Sample(seconds, seconds, response.json()["usage"]["completion_tokens"])
 
-    async def cold(self, number: int) -> Sample:
+    async def cold(self, window: dict[str, Any]) -> Sample:
         start = time.perf_counter()
-        world = await self.create(number)
-        sample = await self.step(world, self.windows[number % len(self.windows)]["actions"][0])
+        world = await self.create(window)
+        sample = await self.step(world, window["actions"][0])
         await self.client.delete(f"/v1/worlds/{world}")
         seconds = time.perf_counter() - start
         return Sample(seconds, seconds, sample.tokens, sample.error)
@@ -103,23 +114,29 @@ def _messages(window: dict[str, Any]) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": window["actions"][0]}]
 
 
-async def run(name: str, number: int, work: Callable[[int], Awaitable[Sample]], pid: int | None) -> float:
-    """Runs `number` requests at once, prints their figures, returns requests a second."""
+async def run(name: str, at_once: int, works: Sequence[Callable[[], Awaitable[Sample]]], pid: int | None) -> float:
+    """Runs all requests, so many at once, prints their figures, returns tokens a second."""
+    room = asyncio.Semaphore(at_once)
+
+    async def one(work: Callable[[], Awaitable[Sample]]) -> Sample:
+        async with room:
+            return await work()
+
     start = time.perf_counter()
-    samples = await asyncio.gather(*(work(i) for i in range(number)))
+    samples = await asyncio.gather(*map(one, works))
     seconds = time.perf_counter() - start
     good = [sample for sample in samples if sample.error is None]
     errors = sorted({sample.error for sample in samples if sample.error is not None})
     times = sorted(sample.seconds for sample in good) or [0.0]
     firsts = [sample.first for sample in good] or [0.0]
-    tokens = sum(sample.tokens for sample in good)
+    rate = sum(sample.tokens for sample in good) / seconds
     print(
-        f"| {name} | {number} | {tokens / seconds:.0f} | {number / seconds:.2f} | {statistics.median(firsts):.2f} | "
+        f"| {name} | {at_once} | {rate:.0f} | {len(works) / seconds:.2f} | {statistics.median(firsts):.2f} | "
         f"{statistics.median(times):.2f} | {times[min(len(times) - 1, int(0.99 * len(times)))]:.2f} | "
-        f"{number - len(good)} {' '.join(errors)} | {_resident(pid)} |",
+        f"{len(works) - len(good)} {' '.join(errors)} | {_resident(pid)} |",
         flush=True,
     )
-    return number / seconds
+    return rate
 
 
 def _resident(pid: int | None) -> str:
@@ -130,25 +147,36 @@ def _resident(pid: int | None) -> str:
     return f"{int(next(line for line in lines if line.startswith('VmRSS')).split()[1]) >> 10}"
 
 
-async def continuations(load: Load, number: int, pid: int | None) -> float:
-    world = await load.create(0)
+async def continuations(load: Load, window: dict[str, Any], at_once: int) -> float:
+    number = max(at_once, LEAST)
+    world = await load.create(window)
     forks = (await load.client.post(f"/v1/worlds/{world}/fork", json={"count": number})).json()["data"]
-    rate = await run("continuations", number, lambda i: load.step(forks[i]["id"], f"{ACTIONS[i % 6]}"), pid)
+    works = [partial(load.step, fork["id"], ACTIONS[i % 6]) for i, fork in enumerate(forks)]
+    rate = await run("continuations", at_once, works, load.pid)
     for name in [world, *(fork["id"] for fork in forks)]:
         await load.client.delete(f"/v1/worlds/{name}")
     return rate
 
 
-async def warm(load: Load, number: int, pid: int | None) -> float:
-    worlds = [await load.create(i) for i in range(number)]
-    rate = await run("worlds, warm", number, lambda i: load.step(worlds[i], load.windows[i]["actions"][0]), pid)
+async def warm(load: Load, at_once: int) -> tuple[float, float]:
+    """Tokens a second, and bytes that a world holds in the mean."""
+    windows = load.take(max(at_once, LEAST))
+    worlds = [await load.create(window) for window in windows]
+    held = await _world_bytes(load.client) / len(worlds)
+    works = [partial(load.step, world, window["actions"][0]) for world, window in zip(worlds, windows, strict=True)]
+    rate = await run("worlds, warm", at_once, works, load.pid)
     for name in worlds:
         await load.client.delete(f"/v1/worlds/{name}")
-    return rate
+    return rate, held
+
+
+async def _world_bytes(client: httpx.AsyncClient) -> float:
+    lines = (await client.get("/metrics")).text.splitlines()
+    return float(next(line for line in lines if line.startswith("loopwm:world_bytes")).split()[1])
 
 
 async def plan(load: Load) -> None:
-    world = await load.create(0)
+    world = await load.create(load.take(1)[0])
     seconds = []
     for candidates in ([list(ACTIONS[:5])], [[*ACTIONS[:4], ACTIONS[i % 6]] for i in range(32)]):
         start = time.perf_counter()
@@ -182,26 +210,30 @@ async def main() -> None:
     with gzip.open(args.windows, "rt", encoding="utf-8") as file:
         windows = [json.loads(line) for line in file]
     random.Random(0).shuffle(windows)
-    print(f"memory: {bandwidth():.1f} GB/s read by this process\n")
+    reads = bandwidth()
+    print(f"memory: {reads:.1f} GB/s read by this process\n")
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=args.url, timeout=1200, trust_env=False, limits=limits) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        load = Load(client, model, windows)
-        await load.chat(len(windows) - 1)
+        load = Load(client, model, windows, args.pid)
+        await load.chat(load.take(1)[0])
         print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        rates = {number: await continuations(load, number, args.pid) for number in args.concurrency}
-        for number in args.concurrency:
-            await warm(load, number, args.pid)
-        for number in args.concurrency:
-            await run("worlds, cold", number, load.cold, args.pid)
-        for number in args.concurrency:
-            await run("chat", number, load.chat, args.pid)
-        end = time.monotonic() + 60 * args.minutes
+        one = load.take(1)[0]
+        rates = {number: await continuations(load, one, number) for number in args.concurrency}
+        distinct = {number: await warm(load, number) for number in args.concurrency}
+        for name, work in (("worlds, cold", load.cold), ("chat", load.chat)):
+            for number in args.concurrency:
+                works = [partial(work, window) for window in load.take(max(number, LEAST))]
+                await run(name, number, works, args.pid)
+        end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
         while time.monotonic() < end:
-            await run("chat, again", args.concurrency[min(1, len(args.concurrency) - 1)], load.chat, args.pid)
+            await run("chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)], args.pid)
         low, *_, high = sorted(rates)
         print(f"\ncontinuations: {high} at once have {rates[high] / rates[low]:.1f} times the throughput of {low}")
+        for number, (rate, held) in distinct.items():
+            roof = reads * 1e9 / held
+            print(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
         await plan(load)
 
 
