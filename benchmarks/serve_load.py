@@ -3,7 +3,7 @@
     python -m serve --model loopwm/pretrained --max-batch 32 --max-queue 256 &
     python benchmarks/serve_load.py --windows eval/suites/scienceworld-500.jsonl.gz --pid $!
 
-Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), and at least 32 in all:
+Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), one after another:
 - chat: streamed completions of different windows, nothing shared;
 - continuations: one kept world, forked, another action in each fork;
 - worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in worlds kept before;
@@ -35,8 +35,13 @@ import torch
 
 ACTIONS = ("look around", "wait", "open cupboard", "go to kitchen", "pick up thermometer", "inventory")
 
-LEAST = 32
-"""Requests of a measurement."""
+LEAST, ROUNDS = 32, 2
+"""A measurement has so many requests at least, and so many for each that may run at once: the next comes as soon as one
+is done."""
+
+
+def requests(at_once: int) -> int:
+    return max(LEAST, ROUNDS * at_once)
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ def _resident(pid: int | None) -> str:
 
 
 async def continuations(load: Load, window: dict[str, Any], at_once: int) -> float:
-    number = max(at_once, LEAST)
+    number = requests(at_once)
     world = await load.create(window)
     forks = (await load.client.post(f"/v1/worlds/{world}/fork", json={"count": number})).json()["data"]
     works = [partial(load.step, fork["id"], ACTIONS[i % 6]) for i, fork in enumerate(forks)]
@@ -160,7 +165,7 @@ async def continuations(load: Load, window: dict[str, Any], at_once: int) -> flo
 
 async def warm(load: Load, at_once: int) -> tuple[float, float]:
     """Tokens a second, and bytes that a world holds in the mean."""
-    windows = load.take(max(at_once, LEAST))
+    windows = load.take(requests(at_once))
     worlds = [await load.create(window) for window in windows]
     held = await _world_bytes(load.client) / len(worlds)
     works = [partial(load.step, world, window["actions"][0]) for world, window in zip(worlds, windows, strict=True)]
@@ -224,7 +229,7 @@ async def main() -> None:
         distinct = {number: await warm(load, number) for number in args.concurrency}
         for name, work in (("worlds, cold", load.cold), ("chat", load.chat)):
             for number in args.concurrency:
-                works = [partial(work, window) for window in load.take(max(number, LEAST))]
+                works = [partial(work, window) for window in load.take(requests(number))]
                 await run(name, number, works, args.pid)
         end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
         while time.monotonic() < end:

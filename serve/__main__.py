@@ -93,8 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
     """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises StartError, CheckpointError."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(_processors())
+    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
+    # Only the engine's thread may compute on several: a second pool, even idle, makes OpenMP's threads sleep between
+    # any two operations, and passes take twice as long.
+    torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     model, tokenizer = load_checkpoint(args.model)
@@ -110,7 +112,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, Fixed(depth))
     limits = Limits(args.max_batch, args.max_queue)
-    with Engine(model, SPECIAL_TOKENS.index(END), limits) as engine:
+    with Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine:
         service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots))
         worlds = WorldStore(WorldLimits(args.world_ttl, args.world_bytes))
         app = create_app(Sessions(service, WorldModel(model, tokenizer), worlds), keys)

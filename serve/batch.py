@@ -1,22 +1,21 @@
 """The running batch: requests join it and leave it at any token.
 
-Rows that go on from one prefix form a cohort of their own, which keeps and reads the prefix once; all others of the
-same depth are padded to one length and form one more. A cohort takes one pass for each token.
+Rows that go on from one prefix form a cohort, which keeps and reads the prefix once; all others keep what is theirs.
+Those of one depth take one pass for each token, whatever they go on from.
 
 Shape suffixes: B rows, L new columns, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreState, ExitRule, Fixed, SharedState
-from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput
+from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup
+from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from serve.prefixes import PrefixCache, shared_prefix
 from serve.requests import Event, Finish, Request, Scores, Ticket
 from serve.sampling import choose
@@ -38,14 +37,14 @@ class Passes:
         self.model = model.eval()
         self.device = model.device
 
-    def tokens(self, state: CoreState, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
+    def tokens(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
         """Appends each row's new tokens; logits (B, V) after the last, and loops (B,)."""
         out = self.run(state, rows, depth)
         assert out.last_hidden_state is not None
         assert out.loops is not None
         return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
 
-    def run(self, state: CoreState, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
+    def run(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
         """Appends each row's new tokens, padded in front."""
         length = max(map(len, rows))
         tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
@@ -56,48 +55,45 @@ class Passes:
 
 
 class Cohort:
-    """Rows of one depth, with one prefix or none."""
+    """Rows of one depth, with one prefix or none. state: after what they have said; logits_BV, loops_B: what came of
+    their last tokens."""
 
     def __init__(
         self, tickets: Sequence[Ticket], state: CoreState, logits_BV: Tensor, loops_B: Tensor, depth: ExitRule
     ) -> None:
         self.tickets = list(tickets)
         self.depth = depth
-        self._state = state
-        self._logits_BV = logits_BV
-        self._loops_B = loops_B
-
-    @property
-    def prefix(self) -> CoreState | None:
-        """What all rows go on from, if that is kept once."""
-        return self._state.prefix if isinstance(self._state, SharedState) else None
+        self.state = state
+        self.logits_BV = logits_BV
+        self.loops_B = loops_B
 
     def accepts(self, other: Cohort) -> bool:
-        """Whether the other's rows can be joined to these."""
-        return self.prefix is other.prefix and self.depth == other.depth
+        """Whether the other's rows share this prefix, so that reading it once serves them too."""
+        if not isinstance(self.state, SharedState) or not isinstance(other.state, SharedState):
+            return False
+        return self.state.prefix is other.state.prefix and self.depth == other.depth
 
     def join(self, other: Cohort) -> None:
         self.tickets += other.tickets
-        self._state = self._state.join(other._state)
-        self._logits_BV = torch.cat((self._logits_BV, other._logits_BV))
-        self._loops_B = torch.cat((self._loops_B, other._loops_B))
+        self.state = self.state.join(other.state)
+        self.logits_BV = torch.cat((self.logits_BV, other.logits_BV))
+        self.loops_B = torch.cat((self.loops_B, other.loops_B))
 
-    def step(self, passes: Passes, end_token: int) -> None:
-        """One token for every row, delivered at once; rows that are finished or cancelled leave."""
-        tokens, loops = self._choose(end_token), self._loops_B.tolist()
-        scores = [_scores(*row) for row in zip(self.tickets, self._logits_BV, tokens, strict=True)]
+    def deliver(self, end_token: int) -> list[int]:
+        """Chooses and delivers a token for every row. Rows that are finished or cancelled leave; tokens of the rest."""
+        tokens, loops = self._choose(end_token), self.loops_B.tolist()
+        scores = [_scores(*row) for row in zip(self.tickets, self.logits_BV, tokens, strict=True)]
         events = [Event(*row) for row in zip(tokens, loops, scores, strict=True)]
         stay = [i for i, ticket in enumerate(self.tickets) if _deliver(ticket, events[i], end_token)]
         if len(stay) < len(self.tickets):
             stay = _closed_up(stay)
             self.tickets = [self.tickets[i] for i in stay]
-            self._state = self._state.move(stay)
-        if stay:
-            self._logits_BV, self._loops_B = passes.tokens(self._state, [[tokens[i]] for i in stay], self.depth)
+            self.state = self.state.move(stay)
+        return [tokens[i] for i in stay]
 
     def _choose(self, end_token: int) -> list[int]:
         chosen = []
-        for logits_V, ticket in zip(self._logits_BV, self.tickets, strict=True):
+        for logits_V, ticket in zip(self.logits_BV, self.tickets, strict=True):
             if not ticket.request.may_end(ticket.produced):
                 logits_V = logits_V.clone()
                 logits_V[end_token] = -torch.inf
@@ -151,27 +147,42 @@ class Batch:
     def admit(self, tickets: Sequence[Ticket]) -> None:
         """Runs the prompts of new requests, all of which run with the first, in one batch."""
         requests = [ticket.request for ticket in tickets]
+        if requests[0].start is not None:
+            return self._continue(tickets)
         state, logits_BV, loops_B = self._prefill(requests)
-        if len(tickets) == 1 and requests[0].start is None and not isinstance(state, SharedState):
+        if len(tickets) == 1 and not isinstance(state, SharedState):
             self.cache.put(requests[0].prompt, requests[0].depth.limit, state.fork())
-        self._place(Cohort(tickets, state, logits_BV, loops_B, requests[0].depth))
+        return self._place(Cohort(tickets, state, logits_BV, loops_B, requests[0].depth))
+
+    def _continue(self, tickets: Sequence[Ticket]) -> None:
+        """Runs the prompts of requests that go on from worlds."""
+        depth = tickets[0].request.depth
+        states = [ticket.request.start.fork() for ticket in tickets if ticket.request.start is not None]
+        prompts = [ticket.request.prompt for ticket in tickets]
+        logits_BV, loops_B = self.passes.tokens(StateGroup(states), prompts, depth)
+        for i, ticket in enumerate(tickets):
+            self._place(Cohort([ticket], states[i], logits_BV[i : i + 1], loops_B[i : i + 1], depth))
 
     def _place(self, new: Cohort) -> None:
-        """Joins cohorts of about one size, so that every row is copied a few times only, however many come."""
         for cohort in self.cohorts:
-            cheap = cohort.prefix is not None or len(cohort.tickets) <= 2 * len(new.tickets)
-            if cheap and cohort.accepts(new):
-                self.cohorts.remove(cohort)
-                cohort.join(new)
-                return self._place(cohort)
+            if cohort.accepts(new):
+                return cohort.join(new)
         return self.cohorts.append(new)
 
     @torch.inference_mode()
     def step(self) -> None:
         """One token for every row."""
-        for cohort in self.cohorts:
-            cohort.step(self.passes, self._end_token)
+        tokens = {cohort: cohort.deliver(self._end_token) for cohort in self.cohorts}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
+        for depth in {cohort.depth for cohort in self.cohorts}:
+            self._advance([cohort for cohort in self.cohorts if cohort.depth == depth], depth, tokens)
+
+    def _advance(self, cohorts: Sequence[Cohort], depth: ExitRule, tokens: Mapping[Cohort, list[int]]) -> None:
+        rows = [[token] for cohort in cohorts for token in tokens[cohort]]
+        logits_BV, loops_B = self.passes.tokens(StateGroup([cohort.state for cohort in cohorts]), rows, depth)
+        sizes = [len(cohort.tickets) for cohort in cohorts]
+        for cohort, logits, loops in zip(cohorts, logits_BV.split(sizes), loops_B.split(sizes), strict=True):
+            cohort.logits_BV, cohort.loops_B = logits, loops
 
     def clear(self) -> list[Ticket]:
         """Empties the batch and returns who was in it."""
@@ -183,29 +194,17 @@ class Batch:
         """Rows that go on from a prefix, which is kept once only if there are others that share it."""
         if prefix is None:
             return CoreState(rows, self.passes.device)
-        if rows == 1 and not any(cohort.prefix is prefix for cohort in self.cohorts):
+        if rows == 1 and not any(isinstance(c.state, SharedState) and c.state.prefix is prefix for c in self.cohorts):
             return prefix.select(torch.tensor([0], device=self.passes.device))
         return SharedState(prefix, rows)
 
     def _prefill(self, requests: Sequence[Request]) -> tuple[CoreState, Tensor, Tensor]:
         """State after the prompts, logits (B, V) and loops (B,) of their last tokens."""
-        prompts, depth = [request.prompt for request in requests], requests[0].depth
-        starts = [request.start for request in requests if request.start is not None]
-        if starts:
-            state = self._continued(starts)
-            return state, *self.passes.tokens(state, prompts, depth)
-        depth = Fixed(depth.limit)
+        prompts, depth = [request.prompt for request in requests], Fixed(requests[0].depth.limit)
         prefix = self._prefix(prompts, depth)
         state = self._after(prefix, len(prompts))
         own = [prompt[state.length :] for prompt in prompts]
         return state, *self.passes.tokens(state, own, depth)
-
-    def _continued(self, starts: Sequence[SharedState]) -> CoreState:
-        """The states of worlds as one, to be written to."""
-        (first, *others), prefix = starts, starts[0].prefix
-        if not others and not any(cohort.prefix is prefix for cohort in self.cohorts):
-            return first.whole()
-        return reduce(CoreState.join, others, first.fork())
 
     def _prefix(self, prompts: Sequence[tuple[int, ...]], depth: Fixed) -> CoreState | None:
         """What all these prompts begin with, from the cache as far as it is there."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from loopwm.text.modeling import LoopWMForCausalLM
 from serve.batch import Batch, Passes, prefill_group
 from serve.requests import Event, Request, Ticket
@@ -66,8 +68,12 @@ class Job:
 class Engine:
     """Use as a context manager: the thread runs inside it."""
 
-    def __init__(self, model: LoopWMForCausalLM, end_token: int, limits: Limits | None = None) -> None:
+    def __init__(
+        self, model: LoopWMForCausalLM, end_token: int, limits: Limits | None = None, threads: int | None = None
+    ) -> None:
+        """threads: of the processor, for the engine's own thread; None for torch's default."""
         self.limits = limits or Limits()
+        self._threads = threads
         self._batch = Batch(model, end_token)
         self._waiting: list[Ticket] = []
         self._jobs: deque[Job] = deque()
@@ -140,6 +146,8 @@ class Engine:
             raise QueueFullError(f"{waiting} requests are waiting already, more are not taken")
 
     def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         while self._wait_for_work():
             self._admit(self._take(self.limits.max_batch - len(self._batch)))
             self._step()

@@ -40,8 +40,7 @@ class Request:
 
     def runs_with(self, other: Request) -> bool:
         """Whether both may go through the model in one pass."""
-        ours, theirs = (None if r.start is None else r.start.prefix for r in (self, other))
-        return ours is theirs and self.depth == other.depth
+        return (self.start is None) == (other.start is None) and self.depth == other.depth
 
 
 @dataclass(frozen=True)

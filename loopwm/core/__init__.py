@@ -15,6 +15,7 @@ from loopwm.core.halting import (
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 from loopwm.core.state import CoreState, Planes, SharedState, new_state
+from loopwm.core.state_group import StateGroup
 
 __all__ = [
     "Attend",
@@ -33,6 +34,7 @@ __all__ = [
     "Planes",
     "RandomExit",
     "SharedState",
+    "StateGroup",
     "Trace",
     "as_rule",
     "causal_attention",

@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from loopwm.core import (
     ExitRule,
     LoopedCore,
     SharedState,
+    StateGroup,
     as_rule,
     causal_attention,
     prefix_attention,
@@ -46,6 +48,9 @@ from loopwm.core.block import RMSNorm, rotate, split_heads
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.heads import MonitorHead, PredictionHeads, Propagation
 from loopwm.text.tree import TreeMask, tree_attention
+
+States = CoreState | StateGroup
+"""What keeps keys and values for us."""
 
 COPY_SCALE = 8.0
 """Initial scale of copied embeddings: enough for a copied token to win, small enough to start harmless."""
@@ -196,7 +201,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | TreeMask | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | CoreState | None = None,
+        past_key_values: Cache | States | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         depth: int | ExitRule | DepthPlan | None = None,
@@ -206,11 +211,11 @@ class LoopWMModel(LoopWMPreTrainedModel):
     ) -> LoopWMOutput:
         """Runs tokens (B, L) through the core.
 
-        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, or the TreeMask of
-        training rows, which leaves the slots aside. `depth` is the number of loops or an exit rule that decides by
-        the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`. `carried` is what a
-        step takes over from the one before it. Raises ValueError for a depth that the core refuses, and for an exit
-        rule with a cache that is no CoreState: no other can fill the loops that a row skips.
+        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, what a StateGroup
+        gave, or the TreeMask of training rows, which leaves the slots aside. `depth` is the number of loops or an exit
+        rule that decides by the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`.
+        `carried` is what a step takes over from the one before it. Raises ValueError for a depth that the core refuses,
+        and for an exit rule with a cache of transformers: it can not fill the loops that a row skips.
         """
         depth = self.config.default_depth if depth is None else depth
         if use_cache and past_key_values is None:
@@ -229,7 +234,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         else:
             out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
         final = self._final(out.h, inputs)
-        if isinstance(past_key_values, CoreState) and not isinstance(depth, DepthPlan):
+        if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
             past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
         return LoopWMOutput(
@@ -259,9 +264,14 @@ class LoopWMModel(LoopWMPreTrainedModel):
         embeds: Tensor,
         attention_mask: Tensor | TreeMask | None,
         position_ids: Tensor | None,
-        cache: Cache | CoreState | None,
+        cache: Cache | States | None,
         **kwargs: Any,
     ) -> _Inputs:
+        if isinstance(cache, StateGroup):
+            assert position_ids is not None, "a StateGroup tells them"
+            angles = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+            attend = cache.attend(partial(self._slot_attention, **kwargs))
+            return _Inputs(embeds, AttentionInputs(*angles, attention_mask), attend)
         if position_ids is None:
             position_ids = _positions(embeds, attention_mask, cache)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)

@@ -16,6 +16,7 @@ from loopwm.core import (
     Fixed,
     LoopedCore,
     SharedState,
+    StateGroup,
     Trace,
     causal_attention,
     prefix_attention,
@@ -386,3 +387,44 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
         one.join(SharedState(prefix.fork(), 1))
     with pytest.raises(ValueError, match="one row without padding"):
         SharedState(repeated, 2)
+
+
+def test_states_side_by_side_are_what_each_is_alone():
+    """Rows of several lengths, one of them behind a shared prefix, through passes of several columns and depths."""
+    core, rule = random_core(), Trace(((2,), (3,), (1,), (3,)))
+
+    def attention(state):
+        def attend(slot, q, k, v, mask):
+            k, v = state.update(k, v, slot)
+            if isinstance(state, SharedState):
+                return prefix_attention(q, k, v, mask, *state.prefix.columns(slot))
+            return causal_attention(slot, q, k, v, mask)
+
+        return attend
+
+    def run(state, attend, inputs, valid, rule):
+        positions, mask = state.extend(valid)
+        shared = AttentionInputs(*rotary_angles(positions, CONFIG.head_dim, THETA), mask)
+        out = core(inputs, shared, attend, rule)
+        state.finish(CONFIG.loop_slots, out.loops, rule.limit, valid.shape[1])
+        return out.h
+
+    def begun(rows, columns):
+        state = CoreState(rows, torch.device("cpu"))
+        run(state, attention(state), random_input(rows, columns), torch.ones(rows, columns) > 0, Fixed(3))
+        return state
+
+    with torch.no_grad():
+        states = [begun(1, 4), SharedState(begun(1, 3), 2), begun(1, 2)]
+        alone = [state.fork() for state in states]
+        group = StateGroup(states)
+        for valid in (torch.tensor([[True, True], [False, True], [True, True], [False, True]]), torch.ones(4, 1) > 0):
+            x = random_input(4, valid.shape[1])
+            together = run(group, group.attend(attention), x, valid, rule)
+            rows = torch.arange(4).split([1, 2, 1])
+            for state, part in zip(alone, rows, strict=True):
+                own = Trace(tuple(rule.loops[row] for row in part))
+                torch.testing.assert_close(together[part], run(state, attention(state), x[part], valid[part], own))
+    for state, expected in zip(states, alone, strict=True):
+        torch.testing.assert_close(state.columns(0), expected.columns(0))
+        assert torch.equal(state.next_position, expected.next_position)

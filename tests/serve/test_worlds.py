@@ -84,6 +84,22 @@ def test_steps_decode_what_the_library_decodes(client, library, depth):
     assert last["world"]["imagined_steps"] == 3
 
 
+def assert_alike(one, other):
+    """Equal but for the last bits of numbers, which depend on who decodes beside whom."""
+    assert type(one) is type(other)
+    if isinstance(one, float):
+        assert one == pytest.approx(other, abs=1e-3)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        assert_alike(list(one.values()), list(other.values()))
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_alike(*pair)
+    else:
+        assert one == other
+
+
 def test_a_streamed_step_tells_bit_by_bit_what_a_plain_one_tells_at_once(client):
     name, actions = create(client), ["open the oven", "look around", "pick up pot"]
     (copy,) = (world["id"] for world in client.post(f"/v1/worlds/{name}/fork").json()["data"])
@@ -92,14 +108,12 @@ def test_a_streamed_step_tells_bit_by_bit_what_a_plain_one_tells_at_once(client)
         body = {"actions": actions, "max_tokens": 3 * TOKENS, "decode": decode, "logprobs": True}
         plain = step(client, name, **body)
         *chunks, whole = events(client, f"/v1/worlds/{copy}/step", body)
-        assert [whole[field] for field in ("object", "steps", "usage")] == [
-            "world.step",
-            plain["steps"],
-            plain["usage"],
-        ]
+        assert whole["object"] == "world.step"
+        assert whole["usage"] == plain["usage"]
+        assert_alike(whole["steps"], plain["steps"])
         assert whole["world"]["imagined_steps"] == plain["world"]["imagined_steps"]
         assert {chunk["object"] for chunk in chunks} == {"world.step.chunk"}
-        for index, told in enumerate(plain["steps"]):
+        for index, told in enumerate(whole["steps"]):
             first, *deltas = [chunk["delta"] for chunk in chunks if chunk["index"] == index]
             assert first == {field: told[field] for field in ("action", "reward", "continuation", "loops", "summary")}
             if index not in decoded:
