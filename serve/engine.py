@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 
 from loopwm.text.modeling import LoopWMForCausalLM
 from serve.batch import Batch, Passes, prefill_group
+from serve.jobs import Job, Steps
 from serve.requests import Event, Request, Ticket
 
 log = logging.getLogger(__name__)
@@ -36,33 +37,6 @@ class Limits:
 
     max_batch: int = 16
     max_queue: int = 64
-
-
-@dataclass
-class Job:
-    """Work that yields after every pass, and who gets its result; nobody once it is cancelled, and no more passes."""
-
-    steps: Generator[None, None, Any]
-    deliver: Callable[[Any], None]
-    cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def advance(self) -> bool:
-        """One pass; whether there are more. What the work raises is its result."""
-        if self.cancelled:
-            return False
-        try:
-            next(self.steps)
-        except StopIteration as end:
-            self.deliver(end.value)
-            return False
-        except Exception as error:
-            log.exception("work with the model failed")
-            self.deliver(error)
-            return False
-        return True
 
 
 class Engine:
@@ -126,8 +100,8 @@ class Engine:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
 
-    def work(self, steps: Generator[None, None, T], deliver: Callable[[T | Exception], None]) -> Job:
-        """Queues a piece of work with the model, which yields after every pass so that others come in between.
+    def work(self, steps: Steps[T], deliver: Callable[[T | Exception], None]) -> Job:
+        """Queues a piece of work with the model; others come in between its passes.
 
         `deliver` gets what it returns or raises, on the engine's thread. Raises QueueFullError or EngineStoppedError.
         """
@@ -165,14 +139,40 @@ class Engine:
             return self._running
 
     def _work(self) -> None:
-        """One pass of each of the first jobs, which go to the end of the line."""
-        for _ in range(min(len(self._jobs), PASSES_OF_JOBS)):
-            job = self._jobs[0]
-            more = job.advance()
-            with self._changed:
-                self._jobs.popleft()
-                if more:
-                    self._jobs.append(job)
+        """A few passes for those who wait now; who had one goes to the end of the line."""
+        line = list(self._jobs)
+        for _ in range(PASSES_OF_JOBS):
+            line = [job for job in line if (job.begun and not job.cancelled) or self._go_on(job, None)]
+            if not line:
+                return
+            together = self._together(line)
+            line = [job for job in line if job not in together]
+            self._pass(together)
+
+    def _together(self, line: Sequence[Job]) -> list[Job]:
+        """The first, and those whose pass can be taken with its own."""
+        first = line[0].asked
+        if first is None:
+            return [line[0]]
+        return [job for job in line if job.asked is not None and job.asked.key == first.key][: self.limits.max_batch]
+
+    def _pass(self, together: Sequence[Job]) -> None:
+        first, *others = (job.asked for job in together)
+        try:
+            results = [None] if first is None else first.run(others)
+        except Exception as error:
+            results = [error] * len(together)
+        for job, result in zip(together, results, strict=True):
+            self._go_on(job, result)
+
+    def _go_on(self, job: Job, result: Any) -> bool:
+        """Whether the job has more passes to come."""
+        more = job.advance(result)
+        with self._changed:
+            self._jobs.remove(job)
+            if more:
+                self._jobs.append(job)
+        return more
 
     # One bad batch must not end the service: whatever the model raises goes to the requests concerned.
 

@@ -1,16 +1,18 @@
-"""What can be asked of a kept world, as work for the engine: each function yields after every pass of the model."""
+"""What can be asked of a kept world, as work for the engine: each function yields before every pass of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from loopwm.core import ExitRule
 from loopwm.text.format import Context
 from loopwm.text.world import World, WorldModel
+from serve.jobs import Steps
 from serve.prompts import PromptTooLongError
 
-Work = Generator[None, None, World]
+Work = Steps[World]
 
 
 @dataclass(frozen=True)
@@ -52,36 +54,50 @@ class Plan:
 
 
 def create(model: WorldModel, context: Context, depth: ExitRule) -> Work:
-    world = model.encode([context], depth)
-    yield
-    return world
+    yield None
+    return model.encode([context], depth)
 
 
 def observe(model: WorldModel, world: World, action: str, observation: str) -> Work:
-    seen = model.observe(world, [action], [observation])
-    yield
-    return seen
+    yield None
+    return model.observe(world, [action], [observation])
 
 
-def advance(
-    model: WorldModel, world: World, actions: Sequence[str], monitor: bool
-) -> Generator[None, None, list[Step]]:
+@dataclass(frozen=True)
+class Advance:
+    """One imagined step as a pass that worlds of the same depth take together, by actions of as many tokens."""
+
+    model: WorldModel
+    world: World
+    action: str
+
+    @cached_property
+    def key(self) -> Hashable:
+        depth = self.world.depth.for_pass(self.world.steps, range(1))
+        return Advance, depth, self.model.step_length(self.action)
+
+    def run(self, others: Sequence[Advance]) -> list[World]:
+        every = (self, *others)
+        return self.model.advance_each([each.world for each in every], [each.action for each in every])
+
+
+def advance(model: WorldModel, world: World, actions: Sequence[str], monitor: bool) -> Steps[list[Step]]:
     """Raises PromptTooLongError where the world grows too long, ValueError for a summary the checkpoint cannot give."""
     steps = []
     for i, action in enumerate(actions):
-        world = model.advance(world, [action])
+        world = yield Advance(model, world, action)
         _check_length(model, world, f"actions[{i}]")
         steps.append(_step(model, world, monitor))
-        yield
     return steps
 
 
-def plan(model: WorldModel, world: World, candidates: Sequence[Sequence[str]]) -> Generator[None, None, Plan]:
+def plan(model: WorldModel, world: World, candidates: Sequence[Sequence[str]]) -> Steps[Plan]:
     """All candidates side by side; one whose actions are done waits. Raises ValueError without prediction heads."""
     ended: list[World | None] = [None] * len(candidates)
     found = [Candidate([], []) for _ in candidates]
     rows, worlds = list(range(len(candidates))), world.select([0] * len(candidates))
     for k in range(max(map(len, candidates))):
+        yield None
         going = [i for i, row in enumerate(rows) if len(candidates[row]) > k]
         if len(going) < len(rows):
             rows, worlds = [rows[i] for i in going], worlds.select(going)
@@ -93,7 +109,6 @@ def plan(model: WorldModel, world: World, candidates: Sequence[Sequence[str]]) -
             found[row].continuations.append(predictions.continuation[i].item())
             if len(candidates[row]) == k + 1:
                 ended[row] = worlds.select([i])
-        yield
     best = max(range(len(found)), key=lambda row: found[row].score)
     chosen = ended[best]
     assert chosen is not None

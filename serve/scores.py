@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from loopwm.core import CoreState, Fixed
 from serve.batch import Passes
+from serve.jobs import Steps
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,12 @@ class TokenScores:
         return self.tops[-1][0]
 
 
-def score(
-    passes: Passes, prompts: Sequence[tuple[int, ...]], depth: Fixed, top: int
-) -> Generator[None, None, list[TokenScores]]:
+def score(passes: Passes, prompts: Sequence[tuple[int, ...]], depth: Fixed, top: int) -> Steps[list[TokenScores]]:
     """Each prompt in a pass of its own. top: how many of the most probable tokens to tell at each place."""
     found = []
     for prompt in prompts:
+        yield None
         found.append(_score(passes, prompt, depth, max(top, 1)))
-        yield
     return found
 
 

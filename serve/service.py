@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from loopwm.core import ExitRule, Fixed
 from loopwm.text.format import SPECIAL_TOKENS, FormatError
 from serve.engine import Engine
+from serve.jobs import Steps
 from serve.metrics import Meter, Metrics
 from serve.prompts import Prompt, PromptReader
 from serve.requests import Event, Finish, Request, Scores
@@ -124,7 +125,7 @@ class Service:
         ids = [prompt.ids for prompt in prompts]
         return await self.work(score(self.engine.passes, ids, Fixed(depth.limit), top))
 
-    def work(self, steps: Generator[None, None, T]) -> asyncio.Future[T]:
+    def work(self, steps: Steps[T]) -> asyncio.Future[T]:
         """What work for the engine returns or raises. Raises QueueFullError or EngineStoppedError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()

@@ -24,6 +24,11 @@ class StateGroup:
         self.states = list(states)
         self._rows = [len(state.valid) for state in states]
 
+    @property
+    def length(self) -> int:
+        """Columns of the longest row."""
+        return max(state.length for state in self.states)
+
     def extend(self, valid_BL: Tensor) -> tuple[Tensor, Any]:
         """As `CoreState.extend`, but for the mask, which only the attention of `attend` understands."""
         extended = [state.extend(valid) for state, valid in self._parts(valid_BL)]

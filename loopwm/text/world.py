@@ -26,14 +26,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, new_state
+from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, StateGroup, new_state
 from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
 from loopwm.core.state import LastPlaneState
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.heads import Predictions
-from loopwm.text.modeling import Carried, LoopWMForCausalLM
+from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.tokenizer import special_ids
 from loopwm.text.world_file import WorldFileError, fingerprint, read_world, write_world
 
@@ -153,9 +153,35 @@ class WorldModel:
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
         texts = [template.render_step(action, self.state_slots) for action in actions]
-        out = self._feed(state, texts, rule, world)
-        latent, loop_state = self._slots(out)
-        loops = tuple((*row, new) for row, new in zip(world.loops, out.loops, strict=True))
+        out = self._feed(state, texts, rule, (world.latent, world.loop_state))
+        return self._advanced(world, state, out, range(len(world)))
+
+    @torch.inference_mode()
+    def advance_each(self, worlds: Sequence[World], actions: Sequence[str]) -> list[World]:
+        """`advance` of worlds of one row each and of one depth, whatever they have seen, in one pass.
+
+        It pads no row, so that worlds stay as small as `advance` leaves them: actions are of one `step_length`. Raises
+        ValueError for other lengths or depths, FormatError as `advance` does.
+        """
+        rules = {world.depth.for_pass(world.steps, range(1)) for world in worlds}
+        if len(rules) != 1 or len({self.step_length(action) for action in actions}) != 1:
+            raise ValueError("worlds: only those of one depth and actions of one length go together")
+        for world in worlds:
+            _not_ended(world)
+        states = [world.state.fork() for world in worlds]
+        texts = [template.render_step(action, self.state_slots) for action in actions]
+        before = torch.cat([world.latent for world in worlds]), torch.cat([world.loop_state for world in worlds])
+        out = self._feed(StateGroup(states), texts, rules.pop(), before)
+        return [self._advanced(world, states[i], out, range(i, i + 1)) for i, world in enumerate(worlds)]
+
+    def step_length(self, action: str) -> int:
+        """Tokens that an imagined step by this action appends. Raises FormatError for an empty action."""
+        return self._count(template.render_step(action, self.state_slots))
+
+    def _advanced(self, world: World, state: CoreState, out: _Pass, rows: range) -> World:
+        """The world after a pass in which these rows were its own."""
+        latent, loop_state = (x[rows.start : rows.stop] for x in self._slots(out))
+        loops = tuple((*past, out.loops[row]) for past, row in zip(world.loops, rows, strict=True))
         return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1, loops=loops)
 
     @torch.inference_mode()
@@ -342,11 +368,17 @@ class WorldModel:
         """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""
         return out.latent[:, -self.state_slots :], out.state[:, -self.state_slots :]
 
-    def _feed(self, state: CoreState, texts: Sequence[str], depth: ExitRule, before: World | None = None) -> _Pass:
+    def _feed(
+        self,
+        state: States,
+        texts: Sequence[str],
+        depth: ExitRule,
+        before: tuple[Tensor, Tensor] | None = None,
+    ) -> _Pass:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
-        So the first needs no mask, and later ones end in the same column. `before` is the world whose latent the
-        slots at the end of the texts take over.
+        So the first needs no mask, and later ones end in the same column. `before`: latents
+        and loop states (B, M, D), which the slots at the end of the texts take over.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
@@ -358,18 +390,16 @@ class WorldModel:
         carried = None if before is None else self._carried(before, length)
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
 
-    def _carried(self, before: World, length: int) -> Carried | None:
+    def _carried(self, before: tuple[Tensor, Tensor], length: int) -> Carried | None:
         """What the slots in the last of `length` columns take over, None where the model carries nothing."""
         config = self.model.config
         if config.propagate == "none":
             return None
-        before_slots = (0, 0, length - self.state_slots, 0)
-        return Carried(
-            F.pad(before.latent, before_slots), F.pad(before.loop_state, before_slots) if config.carry_state else None
-        )
+        latent, loop_state = (F.pad(x, (0, 0, length - self.state_slots, 0)) for x in before)
+        return Carried(latent, loop_state if config.carry_state else None)
 
     def _forward(
-        self, state: CoreState, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None
+        self, state: States, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None
     ) -> _Pass:
         """Runs (B, L) new tokens, which leave the loop by what their state slots say, or by their last token."""
         positions, mask = state.extend(valid)

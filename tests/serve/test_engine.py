@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -262,3 +263,54 @@ def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests)
     assert all(isinstance(collector.last.error, EngineStoppedError) for collector in collectors)
     with pytest.raises(EngineStoppedError):
         engine.submit(requests[0], collectors[0])
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A pass that adds its number to those of the others; some numbers cannot be added."""
+
+    key: str
+    number: int
+    taken: list[int]
+
+    def run(self, others: Sequence[Sum]) -> list[int]:
+        numbers = [self.number, *(other.number for other in others)]
+        self.taken.append(len(numbers))
+        if -1 in numbers:
+            raise ArithmeticError("no such number")
+        return [sum(numbers) + number for number in numbers]
+
+
+def test_work_of_one_key_takes_its_passes_together_and_shares_its_failures(tiny_model):
+    taken: list[int] = []
+    blocked, results, over = threading.Event(), [], threading.Event()
+
+    def block():
+        yield None
+        blocked.wait(30)
+
+    def work(key: str, *numbers: int):
+        heard = []
+        for number in numbers:
+            heard.append((yield Sum(key, number, taken)))
+        return key, heard
+
+    def deliver(result):
+        results.append(result)
+        if len(results) == 5:
+            over.set()
+
+    with Engine(tiny_model, NEVER) as engine:
+        engine.work(block(), lambda result: None)
+        for key, *numbers in (("a", 1, 10), ("b", 5), ("a", 2), ("c", 1), ("c", -1)):
+            engine.work(work(key, *numbers), deliver)
+        engine.work(work("a", 4), deliver).cancel()
+        blocked.set()
+        assert over.wait(30)
+    assert sorted(taken) == [1, 1, 2, 2]
+    assert sorted(result for result in results if isinstance(result, tuple)) == [
+        ("a", [4, 20]),
+        ("a", [5]),
+        ("b", [10]),
+    ]
+    assert [str(result) for result in results if not isinstance(result, tuple)] == ["no such number"] * 2
