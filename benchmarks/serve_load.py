@@ -5,7 +5,8 @@
 
 Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), one after another:
 - chat: streamed completions of different windows, nothing shared;
-- continuations: one kept world, forked, another action in each fork;
+- continuations: one kept world, forked, one of six actions in each fork, answers cut at 32 tokens lest the longest
+  alone decide;
 - worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in worlds kept before;
 - plan: 32 candidates of 5 actions against one candidate (checkpoints with prediction heads).
 
@@ -35,13 +36,11 @@ import torch
 
 ACTIONS = ("look around", "wait", "open cupboard", "go to kitchen", "pick up thermometer", "inventory")
 
-LEAST, ROUNDS = 32, 2
-"""A measurement has so many requests at least, and so many for each that may run at once: the next comes as soon as one
-is done."""
+LEAST = 32
+"""Requests of a measurement, at least."""
 
-
-def requests(at_once: int) -> int:
-    return max(LEAST, ROUNDS * at_once)
+SHORT = 32
+"""Tokens of a short answer, at most."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,14 @@ class Load:
     """A client of the service at a number of requests at once."""
 
     def __init__(
-        self, client: httpx.AsyncClient, model: str, windows: Sequence[dict[str, Any]], pid: int | None
+        self, client: httpx.AsyncClient, model: str, windows: Sequence[dict[str, Any]], rounds: int, pid: int | None
     ) -> None:
-        self.client, self.model, self.pid = client, model, pid
+        self.client, self.model, self.rounds, self.pid = client, model, rounds, pid
         self._windows = itertools.cycle(windows)
+
+    def number(self, at_once: int) -> int:
+        """Requests of a measurement: the next comes as soon as one of those at once is done."""
+        return max(LEAST, self.rounds * at_once)
 
     def take(self, number: int) -> list[dict[str, Any]]:
         """Windows that were not asked lately, so that no prompt is remembered."""
@@ -93,9 +96,10 @@ class Load:
         response.raise_for_status()
         return str(response.json()["id"])
 
-    async def step(self, world: str, action: str) -> Sample:
+    async def step(self, world: str, action: str, max_tokens: int | None = None) -> Sample:
         start = time.perf_counter()
-        response = await self.client.post(f"/v1/worlds/{world}/step", json={"actions": action})
+        body = {"actions": action, "max_tokens": max_tokens}
+        response = await self.client.post(f"/v1/worlds/{world}/step", json=body)
         seconds = time.perf_counter() - start
         if response.status_code != 200:
             return Sample(seconds, seconds, 0, str(response.status_code))
@@ -153,10 +157,10 @@ def _resident(pid: int | None) -> str:
 
 
 async def continuations(load: Load, window: dict[str, Any], at_once: int) -> float:
-    number = requests(at_once)
+    number = load.number(at_once)
     world = await load.create(window)
     forks = (await load.client.post(f"/v1/worlds/{world}/fork", json={"count": number})).json()["data"]
-    works = [partial(load.step, fork["id"], ACTIONS[i % 6]) for i, fork in enumerate(forks)]
+    works = [partial(load.step, fork["id"], ACTIONS[i % 6], SHORT) for i, fork in enumerate(forks)]
     rate = await run("continuations", at_once, works, load.pid)
     for name in [world, *(fork["id"] for fork in forks)]:
         await load.client.delete(f"/v1/worlds/{name}")
@@ -165,7 +169,7 @@ async def continuations(load: Load, window: dict[str, Any], at_once: int) -> flo
 
 async def warm(load: Load, at_once: int) -> tuple[float, float]:
     """Tokens a second, and bytes that a world holds in the mean."""
-    windows = load.take(requests(at_once))
+    windows = load.take(load.number(at_once))
     worlds = [await load.create(window) for window in windows]
     held = await _world_bytes(load.client) / len(worlds)
     works = [partial(load.step, world, window["actions"][0]) for world, window in zip(worlds, windows, strict=True)]
@@ -209,6 +213,7 @@ async def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--windows", type=Path, required=True, help="window file, .jsonl.gz")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--rounds", type=int, default=4, help="requests for each of those at once")
     parser.add_argument("--pid", type=int, help="of the service, for its memory")
     parser.add_argument("--minutes", type=float, default=0, help="then chat at the second concurrency for so long")
     args = parser.parse_args()
@@ -220,7 +225,7 @@ async def main() -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=args.url, timeout=1200, trust_env=False, limits=limits) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        load = Load(client, model, windows, args.pid)
+        load = Load(client, model, windows, args.rounds, args.pid)
         await load.chat(load.take(1)[0])
         print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -229,7 +234,7 @@ async def main() -> None:
         distinct = {number: await warm(load, number) for number in args.concurrency}
         for name, work in (("worlds, cold", load.cold), ("chat", load.chat)):
             for number in args.concurrency:
-                works = [partial(work, window) for window in load.take(requests(number))]
+                works = [partial(work, window) for window in load.take(load.number(number))]
                 await run(name, number, works, args.pid)
         end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
         while time.monotonic() < end:

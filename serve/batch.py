@@ -9,7 +9,7 @@ Shape suffixes: B rows, L new columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -131,17 +131,34 @@ def _deliver(ticket: Ticket, event: Event, end_token: int) -> bool:
     return finish is None
 
 
+@dataclass(frozen=True)
+class Newcomer:
+    """A request that waits for the next pass. state: all that comes before the last token of its prompt."""
+
+    ticket: Ticket
+    state: CoreState
+
+    @property
+    def depth(self) -> ExitRule:
+        return self.ticket.request.depth
+
+    @property
+    def token(self) -> int:
+        return self.ticket.request.prompt[-1]
+
+
 class Batch:
     """All cohorts. Owned by one thread."""
 
     def __init__(self, model: LoopWMForCausalLM, end_token: int, cache_bytes: int = CACHE_BYTES) -> None:
         self.cohorts: list[Cohort] = []
+        self._newcomers: list[Newcomer] = []
         self.cache = PrefixCache(cache_bytes)
         self.passes = Passes(model)
         self._end_token = end_token
 
     def __len__(self) -> int:
-        return sum(len(cohort.tickets) for cohort in self.cohorts)
+        return sum(len(cohort.tickets) for cohort in self.cohorts) + len(self._newcomers)
 
     @torch.inference_mode()
     def admit(self, tickets: Sequence[Ticket]) -> None:
@@ -155,18 +172,22 @@ class Batch:
         return self._place(Cohort(tickets, state, logits_BV, loops_B, requests[0].depth))
 
     def _continue(self, tickets: Sequence[Ticket]) -> None:
-        """Runs the prompts of requests that go on from worlds."""
-        depth = tickets[0].request.depth
-        states = [ticket.request.start.fork() for ticket in tickets if ticket.request.start is not None]
-        prompts = [ticket.request.prompt for ticket in tickets]
-        logits_BV, loops_B = self.passes.tokens(StateGroup(states), prompts, depth)
-        for i, ticket in enumerate(tickets):
-            self._place(Cohort([ticket], states[i], logits_BV[i : i + 1], loops_B[i : i + 1], depth))
+        """Requests that go on from worlds: the last token of their prompts runs with the next one of all others."""
+        for ticket in tickets:
+            request = ticket.request
+            assert request.start is not None
+            state = request.start.fork()
+            if len(request.prompt) > 1:
+                self.passes.tokens(state, [request.prompt[:-1]], request.depth)
+            self._newcomers.append(Newcomer(ticket, state))
 
     def _place(self, new: Cohort) -> None:
+        """Joins cohorts of about one size, so that every row is copied a few times only, however many come."""
         for cohort in self.cohorts:
-            if cohort.accepts(new):
-                return cohort.join(new)
+            if len(cohort.tickets) <= 2 * len(new.tickets) and cohort.accepts(new):
+                self.cohorts.remove(cohort)
+                cohort.join(new)
+                return self._place(cohort)
         return self.cohorts.append(new)
 
     @torch.inference_mode()
@@ -174,20 +195,35 @@ class Batch:
         """One token for every row."""
         tokens = {cohort: cohort.deliver(self._end_token) for cohort in self.cohorts}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
-        for depth in {cohort.depth for cohort in self.cohorts}:
-            self._advance([cohort for cohort in self.cohorts if cohort.depth == depth], depth, tokens)
+        newcomers = [newcomer for newcomer in self._newcomers if not newcomer.ticket.cancelled]
+        self._newcomers = []
+        for depth in {cohort.depth for cohort in self.cohorts} | {newcomer.depth for newcomer in newcomers}:
+            going = [cohort for cohort in self.cohorts if cohort.depth == depth]
+            self._advance(going, [newcomer for newcomer in newcomers if newcomer.depth == depth], depth, tokens)
 
-    def _advance(self, cohorts: Sequence[Cohort], depth: ExitRule, tokens: Mapping[Cohort, list[int]]) -> None:
-        rows = [[token] for cohort in cohorts for token in tokens[cohort]]
-        logits_BV, loops_B = self.passes.tokens(StateGroup([cohort.state for cohort in cohorts]), rows, depth)
-        sizes = [len(cohort.tickets) for cohort in cohorts]
-        for cohort, logits, loops in zip(cohorts, logits_BV.split(sizes), loops_B.split(sizes), strict=True):
-            cohort.logits_BV, cohort.loops_B = logits, loops
+    def _advance(
+        self,
+        going: Sequence[Cohort],
+        coming: Sequence[Newcomer],
+        depth: ExitRule,
+        tokens: Mapping[Cohort, list[int]],
+    ) -> None:
+        """The pass of all rows of a depth."""
+        states = [cohort.state for cohort in going] + [newcomer.state for newcomer in coming]
+        rows = [[token] for cohort in going for token in tokens[cohort]] + [[one.token] for one in coming]
+        logits_BV, loops_B = self.passes.tokens(StateGroup(states), rows, depth)
+        sizes = [len(state.valid) for state in states]
+        ends = list(zip(logits_BV.split(sizes), loops_B.split(sizes), strict=True))
+        for cohort, end in zip(going, ends, strict=False):
+            cohort.logits_BV, cohort.loops_B = end
+        for one, end in zip(coming, ends[len(going) :], strict=True):
+            self._place(Cohort([one.ticket], one.state, *end, depth))
 
     def clear(self) -> list[Ticket]:
         """Empties the batch and returns who was in it."""
         tickets = [ticket for cohort in self.cohorts for ticket in cohort.tickets]
-        self.cohorts = []
+        tickets += [newcomer.ticket for newcomer in self._newcomers]
+        self.cohorts, self._newcomers = [], []
         return tickets
 
     def _after(self, prefix: CoreState | None, rows: int) -> CoreState:

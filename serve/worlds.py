@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from loopwm.core import SharedState
+from loopwm.core import CoreState, SharedState
 from loopwm.text.world import World
 
 REMEMBERED = 10_000
@@ -53,13 +54,46 @@ class Session:
     busy: bool = False
 
 
+class Holdings:
+    """Bytes of states by name, of which several may share a prefix: that counts once. Kept up to date, not counted
+    anew, for every step of every world asks."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._own: dict[str, tuple[int, CoreState | None]] = {}
+        self._sharers: Counter[int] = Counter()
+
+    def put(self, name: str, state: CoreState) -> None:
+        """In place of the state it had."""
+        prefix = state.prefix if isinstance(state, SharedState) else None
+        shared = 0 if prefix is None else prefix.nbytes()
+        own = state.nbytes() - shared
+        if prefix is not None:
+            self._sharers[id(prefix)] += 1
+            self.total += shared if self._sharers[id(prefix)] == 1 else 0
+        self.total += own
+        self.drop(name)
+        self._own[name] = own, prefix
+
+    def drop(self, name: str) -> None:
+        """Does nothing for a name that has no state."""
+        own, prefix = self._own.pop(name, (0, None))
+        self.total -= own
+        if prefix is not None:
+            self._sharers[id(prefix)] -= 1
+            if not self._sharers[id(prefix)]:
+                del self._sharers[id(prefix)]
+                self.total -= prefix.nbytes()
+
+
 class WorldStore:
     """Worlds by unguessable ids. The least recently used goes first when memory is short; a busy one stays."""
 
     def __init__(self, limits: WorldLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # the least recently used first
+        self._holdings = Holdings()
         self._gone: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -69,7 +103,7 @@ class WorldStore:
         self._expire()
         session = Session(f"world-{secrets.token_urlsafe(18)}", owner, world, real, int(time.time()), self._clock())
         self._sessions[session.id] = session
-        self._evict(keep=session)
+        self._account(session)
         return session
 
     def get(self, name: str, owner: str) -> Session:
@@ -78,8 +112,7 @@ class WorldStore:
         session = self._sessions.get(name)
         if session is None or not secrets.compare_digest(session.owner, owner):
             raise self._absence(name, owner)
-        session.used = self._clock()
-        self._sessions.move_to_end(name)
+        self._touch(session)
         return session
 
     def of(self, owner: str) -> list[Session]:
@@ -98,8 +131,9 @@ class WorldStore:
             yield session
         finally:
             session.busy = False
-            session.used = self._clock()
-            self._evict(keep=session)
+            if session.id in self._sessions:  # it may have been deleted meanwhile
+                self._touch(session)
+                self._account(session)
 
     def remove(self, name: str, owner: str) -> None:
         """Raises as `get` does."""
@@ -107,10 +141,17 @@ class WorldStore:
 
     def nbytes(self) -> int:
         """Of all worlds; what several share counts once."""
-        states = [session.world.state for session in self._sessions.values()]
-        shared = {id(s.prefix): s.prefix.nbytes() for s in states if isinstance(s, SharedState)}
-        own = sum(s.nbytes() - (s.prefix.nbytes() if isinstance(s, SharedState) else 0) for s in states)
-        return own + sum(shared.values())
+        return self._holdings.total
+
+    def _touch(self, session: Session) -> None:
+        session.used = self._clock()
+        self._sessions.move_to_end(session.id)
+
+    def _account(self, session: Session) -> None:
+        """Notes what the session holds now; others leave if that is too much."""
+        self._holdings.put(session.id, session.world.state)
+        if self.nbytes() > self.limits.most_bytes:
+            self._evict(keep=session)
 
     def _absence(self, name: str, owner: str) -> LookupError:
         whose, why = self._gone.get(name, ("", ""))
@@ -120,8 +161,9 @@ class WorldStore:
 
     def _expire(self) -> None:
         now = self._clock()
-        for session in list(self._sessions.values()):
-            if not session.busy and now - session.used > self.limits.ttl:
+        late = itertools.takewhile(lambda session: now - session.used > self.limits.ttl, self._sessions.values())
+        for session in list(late):
+            if not session.busy:
                 self._drop(session, f"was not used for {self.limits.ttl:g} seconds")
 
     def _evict(self, keep: Session) -> None:
@@ -133,6 +175,7 @@ class WorldStore:
 
     def _drop(self, session: Session, why: str) -> None:
         del self._sessions[session.id]
+        self._holdings.drop(session.id)
         self._gone[session.id] = (session.owner, why)
         while len(self._gone) > REMEMBERED:
             self._gone.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -314,6 +315,27 @@ def test_short_memory_drops_the_least_recently_used_that_nobody_is_changing(worl
         store.get(two, "me")
     assert store.get(three, "me").world is worlds[2]
     assert store.nbytes() <= store.limits.most_bytes
+
+
+def test_what_the_store_holds_is_what_its_worlds_hold_after_any_changes(library, worlds):
+    rng, store, names = random.Random(0), WorldStore(WorldLimits()), []
+    for _ in range(60):
+        deed = rng.choice(["add", "change", "remove", "remove while changing"] if names else ["add"])
+        if deed == "add":
+            world = rng.choice(worlds)
+            names.append(store.add("me", world, world).id)
+        elif deed == "remove":
+            store.remove(names.pop(rng.randrange(len(names))), "me")
+        else:
+            with store.changing(name := rng.choice(names), "me") as session:
+                session.world = library.advance(session.world, ["wait"])
+                if deed == "remove while changing":
+                    store.remove(name, "me")
+                    names.remove(name)
+        states = [session.world.state for session in store.of("me")]
+        prefixes = {id(state.prefix): state.prefix.nbytes() for state in states}
+        own = sum(state.nbytes() - state.prefix.nbytes() for state in states)
+        assert store.nbytes() == own + sum(prefixes.values())
 
 
 def test_a_world_is_invisible_to_another_key(worlds):
