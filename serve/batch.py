@@ -131,7 +131,7 @@ def _deliver(ticket: Ticket, event: Event, end_token: int) -> bool:
     return finish is None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Newcomer:
     """A request that waits for the next pass. state: all that comes before the last token of its prompt."""
 
@@ -195,11 +195,11 @@ class Batch:
         """One token for every row."""
         tokens = {cohort: cohort.deliver(self._end_token) for cohort in self.cohorts}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
-        newcomers = [newcomer for newcomer in self._newcomers if not newcomer.ticket.cancelled]
-        self._newcomers = []
-        for depth in {cohort.depth for cohort in self.cohorts} | {newcomer.depth for newcomer in newcomers}:
+        self._newcomers = [newcomer for newcomer in self._newcomers if not newcomer.ticket.cancelled]
+        for depth in {cohort.depth for cohort in self.cohorts} | {newcomer.depth for newcomer in self._newcomers}:
             going = [cohort for cohort in self.cohorts if cohort.depth == depth]
-            self._advance(going, [newcomer for newcomer in newcomers if newcomer.depth == depth], depth, tokens)
+            coming = [newcomer for newcomer in self._newcomers if newcomer.depth == depth]
+            self._advance(going, coming, depth, tokens)
 
     def _advance(
         self,
@@ -214,9 +214,10 @@ class Batch:
         logits_BV, loops_B = self.passes.tokens(StateGroup(states), rows, depth)
         sizes = [len(state.valid) for state in states]
         ends = list(zip(logits_BV.split(sizes), loops_B.split(sizes), strict=True))
-        for cohort, end in zip(going, ends, strict=False):
+        for cohort, end in zip(going, ends[: len(going)], strict=True):
             cohort.logits_BV, cohort.loops_B = end
         for one, end in zip(coming, ends[len(going) :], strict=True):
+            self._newcomers.remove(one)
             self._place(Cohort([one.ticket], one.state, *end, depth))
 
     def clear(self) -> list[Ticket]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import CoreState, Fixed
+from loopwm.core import CoreState, Fixed, SharedState
 from loopwm.core.state import SLACK
-from serve.batch import MAX_PREFILL, Batch, prefill_group
+from serve.batch import MAX_PREFILL, Batch, Passes, prefill_group
 from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
 from serve.prefixes import BLOCK, PrefixCache, shared_prefix
 from serve.requests import Event, Finish, Request, Ticket
@@ -237,12 +237,18 @@ def test_a_full_queue_refuses_and_a_cancelled_request_makes_room(tiny_model, req
         assert not waiting.tokens
 
 
-def test_a_failing_batch_reaches_its_requests_and_the_engine_goes_on(tiny_model, requests, monkeypatch):
+@pytest.mark.parametrize("goes_on_from_a_world", [False, True])
+def test_a_failing_batch_reaches_its_requests_and_the_engine_goes_on(
+    tiny_model, requests, monkeypatch, goes_on_from_a_world
+):
+    seen = CoreState(1, torch.device("cpu"))
+    Passes(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
+    request = replace(requests[0], start=SharedState(seen, 1)) if goes_on_from_a_world else requests[0]
     with Engine(tiny_model, NEVER) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(type(tiny_model.model), "forward", _fail)
-            broken = Collector(requests[0])
-            engine.submit(requests[0], broken)
+            broken = Collector(request)
+            engine.submit(request, broken)
             assert broken.over.wait(30)
         assert isinstance(broken.last.error, MemoryError)
         healthy = Collector(requests[0])
