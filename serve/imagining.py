@@ -65,7 +65,7 @@ def observe(model: WorldModel, world: World, action: str, observation: str) -> W
 
 @dataclass(frozen=True)
 class Advance:
-    """One imagined step as a pass that worlds of the same depth take together, by actions of as many tokens."""
+    """One imagined step as a pass that worlds of the same depth take together."""
 
     model: WorldModel
     world: World
@@ -73,8 +73,7 @@ class Advance:
 
     @cached_property
     def key(self) -> Hashable:
-        depth = self.world.depth.for_pass(self.world.steps, range(1))
-        return Advance, depth, self.model.step_length(self.action)
+        return Advance, self.world.depth.for_pass(self.world.steps, range(1))
 
     def run(self, others: Sequence[Advance]) -> list[World]:
         every = (self, *others)

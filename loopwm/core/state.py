@@ -180,7 +180,11 @@ class CoreState:
         return other
 
     def alone(self, row: int) -> CoreState:
-        """The state of one row, without its padding."""
+        """The state of one row, without its padding, which shares nothing."""
+        return self.trimmed(row)
+
+    def trimmed(self, row: int) -> CoreState:
+        """The state of one row, without the padding of its own columns."""
         real, other = self.valid[row], self.fork()
         other._buffers = {
             slot: (key[row : row + 1, :, real], value[row : row + 1, :, real])
@@ -316,7 +320,7 @@ class SharedState(CoreState):
         return self.prefix.length + super().length
 
     def alone(self, row: int) -> CoreState:
-        own = super().alone(row)
+        own = self.trimmed(row)
         assert isinstance(own, SharedState)
         return own.whole()
 

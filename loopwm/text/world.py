@@ -160,23 +160,20 @@ class WorldModel:
     def advance_each(self, worlds: Sequence[World], actions: Sequence[str]) -> list[World]:
         """`advance` of worlds of one row each and of one depth, whatever they have seen, in one pass.
 
-        It pads no row, so that worlds stay as small as `advance` leaves them: actions are of one `step_length`. Raises
-        ValueError for other lengths or depths, FormatError as `advance` does.
+        Worlds stay as small as `advance` leaves them: padding of shorter actions goes again. Raises ValueError for
+        worlds of several depths, FormatError as `advance` does.
         """
         rules = {world.depth.for_pass(world.steps, range(1)) for world in worlds}
-        if len(rules) != 1 or len({self.step_length(action) for action in actions}) != 1:
-            raise ValueError("worlds: only those of one depth and actions of one length go together")
+        if len(rules) != 1:
+            raise ValueError("worlds: only those of one depth go together")
         for world in worlds:
             _not_ended(world)
         states = [world.state.fork() for world in worlds]
         texts = [template.render_step(action, self.state_slots) for action in actions]
         before = torch.cat([world.latent for world in worlds]), torch.cat([world.loop_state for world in worlds])
         out = self._feed(StateGroup(states), texts, rules.pop(), before)
+        states = [state if state.valid.all() else state.trimmed(0) for state in states]
         return [self._advanced(world, states[i], out, range(i, i + 1)) for i, world in enumerate(worlds)]
-
-    def step_length(self, action: str) -> int:
-        """Tokens that an imagined step by this action appends. Raises FormatError for an empty action."""
-        return self._count(template.render_step(action, self.state_slots))
 
     def _advanced(self, world: World, state: CoreState, out: _Pass, rows: range) -> World:
         """The world after a pass in which these rows were its own."""
