@@ -239,8 +239,10 @@ async def main() -> None:
         end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
         while time.monotonic() < end:
             await run("chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)], args.pid)
-        low, *_, high = sorted(rates)
-        print(f"\ncontinuations: {high} at once have {rates[high] / rates[low]:.1f} times the throughput of {low}")
+        print()
+        low, *more = sorted(rates)
+        for high in more:
+            print(f"continuations: {high} at once have {rates[high] / rates[low]:.1f} times the throughput of {low}")
         for number, (rate, held) in distinct.items():
             roof = reads * 1e9 / held
             print(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")

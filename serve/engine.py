@@ -14,6 +14,7 @@ import torch
 from loopwm.text.modeling import LoopWMForCausalLM
 from serve.batch import Batch, Passes, prefill_group
 from serve.jobs import Job, Steps
+from serve.memory import give_back
 from serve.requests import Event, Request, Ticket
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 PASSES_OF_JOBS = 4
 """Passes of queued work between two tokens of those who decode."""
+
+IDLE = 2.0
+"""Seconds without work after which memory is given back."""
 
 
 class QueueFullError(RuntimeError):
@@ -134,9 +138,17 @@ class Engine:
         self._jobs.clear()
 
     def _wait_for_work(self) -> bool:
+        """False at the end. Who waits for long gives memory back first."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._jobs or len(self._batch) or not self._running)
+            idle = not self._changed.wait_for(self._has_work, timeout=IDLE)
+        if idle:
+            give_back()
+        with self._changed:
+            self._changed.wait_for(self._has_work)
             return self._running
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._jobs or len(self._batch)) or not self._running
 
     def _work(self) -> None:
         """A few passes for those who wait now; who had one goes to the end of the line."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -320,3 +323,31 @@ def test_work_of_one_key_takes_its_passes_together_and_shares_its_failures(tiny_
         ("b", [10]),
     ]
     assert [str(result) for result in results if not isinstance(result, tuple)] == ["no such number"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, and only glibc keeps it")
+def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
+    monkeypatch.setattr("serve.engine.IDLE", 0.05)
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
+
+    def hold():
+        yield None
+        held = [torch.ones(1 << 14) for _ in range(5000)]  # 64 KiB each: below what goes back by itself
+        held_mib.append(resident())
+        del held[1:]
+        return held[0]
+
+    held_mib: list[int] = []
+    kept: list[torch.Tensor] = []
+    over = threading.Event()
+    with Engine(tiny_model, NEVER) as engine:
+        engine.work(hold(), lambda result: (kept.append(result), over.set()))
+        assert over.wait(30)
+        for _ in range(200):
+            if resident() < held_mib[0] - 200:
+                break
+            time.sleep(0.05)
+        assert resident() < held_mib[0] - 200
