@@ -15,8 +15,6 @@ freshly begun real episodes, since simulators cannot be saved; all else is as it
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -25,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from gymnasium.vector import VectorEnv
 from torch import nn
 from tqdm import tqdm
@@ -44,6 +41,7 @@ from loopwm.pixel.twisted_world import TwistedWorld
 from loopwm.training.agent_config import AgentConfig
 from loopwm.training.config import ConfigError
 from loopwm.training.provenance import provenance
+from loopwm.training.run_folder import RunFolder
 from loopwm.training.twisted import tokenized
 
 STATE = "state.pt"
@@ -117,6 +115,7 @@ class AgentTrainer:
         """env: `config.real.count` real environments of this space. Raises ConfigError for a folder of another
         configuration."""
         self.config, self.env, self.folder = config, env, folder
+        self.files = RunFolder(folder, "iteration", KEPT)
         torch.manual_seed(config.run.seed)
         self.rng = np.random.default_rng(config.run.seed)
         self.generator = torch.Generator().manual_seed(config.run.seed)
@@ -146,7 +145,7 @@ class AgentTrainer:
                 record = self._iterate()
                 bar.update(real.count * real.steps)
                 bar.set_postfix_str(_summary(record))
-                self._log(record)
+                self.files.log(self.iteration, record)
                 if self.iteration % self.config.run.save_every == 0:
                     self._save()
         self._save()
@@ -218,31 +217,18 @@ class AgentTrainer:
     # -- what lies on disk ---------------------------------------------------------------------------------------
 
     def _prepare_folder(self) -> None:
-        path = self.folder / "config.yaml"
-        text = yaml.safe_dump(json.loads(json.dumps(asdict(self.config))), sort_keys=False)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise ConfigError(f"{path}: the run folder belongs to another configuration")
-        if not path.exists():
-            (self.folder / "replay").mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            info = provenance(self.config.run.seed, 1) | {"space": asdict(self.replay.space)}
-            (self.folder / "provenance.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
-
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoints").glob("iteration-????????"))
+        self.files.check(self.config)
+        self.files.claim(self.config, provenance(self.config.run.seed, 1) | {"space": asdict(self.replay.space)})
+        (self.folder / "replay").mkdir(exist_ok=True)
 
     def _save(self) -> None:
-        final = self.folder / "checkpoints" / f"iteration-{self.iteration:08d}"
-        if final.exists():
+        if self.files.has(self.iteration):
             return
-        temporary = final.with_name(f"tmp-{final.name}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        torch.save(self.state_dict(), temporary / STATE)
-        temporary.rename(final)
-        for old in self._checkpoints()[:-KEPT]:
-            shutil.rmtree(old)
-        states = [torch.load(path / STATE, weights_only=False)["replay"] for path in self._checkpoints()]
+        folder = self.files.begin_checkpoint(self.iteration)
+        folder.mkdir(parents=True)
+        torch.save(self.state_dict(), folder / STATE)
+        self.files.finish_checkpoint(self.iteration)
+        states = [torch.load(path / STATE, weights_only=False)["replay"] for path in self.files.checkpoints()]
         prune(self.folder / "replay", states)
 
     def state_dict(self) -> dict[str, Any]:
@@ -259,9 +245,7 @@ class AgentTrainer:
 
     def _resume(self) -> None:
         """Continues from the newest checkpoint; metrics written after it are dropped."""
-        for torn in (self.folder / "checkpoints").glob("tmp-*"):
-            shutil.rmtree(torn)
-        if checkpoints := self._checkpoints():
+        if checkpoints := self.files.checkpoints():
             state = torch.load(checkpoints[-1] / STATE, weights_only=False)
             self.learner.policy.load_state_dict(state["policy"])
             self.learner.optimizer.load_state_dict(state["policy_optimizer"])
@@ -272,19 +256,7 @@ class AgentTrainer:
             self.rng.bit_generator.state = state["rng"]
             self.generator.set_state(state["generator"])
             self.iteration, self.interactions, self.episodes = state["counts"]
-        self._truncate_metrics()
-
-    def _truncate_metrics(self) -> None:
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(line + "\n" for line in lines[: self.iteration]), encoding="utf-8")
-            temporary.rename(path)
-
-    def _log(self, record: Numbers) -> None:
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"iteration": self.iteration, **record}) + "\n")
+        self.files.go_on_from(self.iteration)
 
     def _export(self) -> None:
         """`policy.pt`, and the world model in `model`."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
-import yaml
 from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -26,6 +24,7 @@ from loopwm.training.config import ConfigError
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.training.program import MicroBatch, Program, SystemConfig
 from loopwm.training.provenance import provenance
+from loopwm.training.run_folder import RunFolder
 
 Config = TypeVar("Config", bound=SystemConfig)
 
@@ -39,6 +38,7 @@ class Trainer(Generic[Config]):
     def __init__(self, config: Config, program: Callable[[Config], Program], folder: Path) -> None:
         self.config = config
         self.folder = folder
+        self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
         precision = config.run.mixed_precision
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         torch.manual_seed(config.run.seed)
@@ -153,73 +153,40 @@ class Trainer(Generic[Config]):
     # -- what lies on disk ---------------------------------------------------------------------------------------
 
     def _prepare_folder(self) -> None:
-        """Writes config and provenance, or refuses a folder that belongs to another configuration."""
-        path = self.folder / "config.yaml"
-        text = yaml.safe_dump(json.loads(json.dumps(dataclasses.asdict(self.config))), sort_keys=False)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise ConfigError(f"{path}: the run folder belongs to another configuration")
-        if self.accelerator.is_main_process and not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+        self.files.check(self.config)
+        if self.accelerator.is_main_process:
             info = provenance(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
-            (self.folder / "provenance.json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+            self.files.claim(self.config, info)
         self.accelerator.wait_for_everyone()
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoints").glob("step-????????"))
-
     def _save(self) -> None:
-        final = self.folder / "checkpoints" / f"step-{self.step:08d}"
-        if final.exists():
+        if self.files.has(self.step):
             return
-        temporary = final.with_name(f"tmp-{final.name}")
-        self.accelerator.save_state(str(temporary), safe_serialization=True)
+        folder = self.files.begin_checkpoint(self.step)
+        self.accelerator.save_state(str(folder), safe_serialization=True)
         if self.accelerator.is_main_process:
             cursor = dataclasses.asdict(self.cursor)
             progress = {"step": self.step, "cursor": cursor, "program": self.program.state_dict()}
-            (temporary / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
-            temporary.rename(final)
-            for old in self._checkpoints()[: -self.config.run.keep_checkpoints]:
-                shutil.rmtree(old)
+            (folder / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
+            self.files.finish_checkpoint(self.step)
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
         """Continues from the newest checkpoint; metrics written after it are dropped."""
-        checkpoints = self._checkpoints()
-        if checkpoints:
+        if checkpoints := self.files.checkpoints():
             self.accelerator.load_state(str(checkpoints[-1]))
             progress = json.loads((checkpoints[-1] / "progress.json").read_text(encoding="utf-8"))
             self.step, self.cursor = progress["step"], self.program.cursor_type(**progress["cursor"])
             self.program.load_state_dict(progress["program"])
         if self.accelerator.is_main_process:
-            for torn in (self.folder / "checkpoints").glob("tmp-*"):
-                shutil.rmtree(torn)
-            self._truncate_metrics()
-
-    def _truncate_metrics(self) -> None:
-        path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= self.step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        temporary.rename(path)
+            self.files.go_on_from(self.step)
 
     def _log(self, kind: str, record: dict[str, float]) -> None:
         if self.writer is None:
             return
         for name, value in record.items():
             self.writer.add_scalar(f"{kind}/{name}", value, self.step)
-        line = json.dumps({"step": self.step, "kind": kind, **record})
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError):
-        return float("inf")
+        self.files.log(self.step, {"kind": kind, **record})
 
 
 def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor]) -> None:
