@@ -20,7 +20,7 @@ from data_prep.environments.pixel_base import FrameEnvironment, Outcome
 from data_prep.environments.pixels import make_frame_environment, make_frame_vector
 from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
-from loopwm.pixel.imagined import RandomPolicy, rollout
+from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 
 SIMULATORS = {
@@ -167,7 +167,7 @@ def test_a_vector_of_them_is_played_and_kept() -> None:
     env = make_frame_vector("minatar/breakout", 3)
     (space,) = set(env.get_attr("space"))
     replay, policy = Replay(space, 1000), RandomPolicy(space.actions, np.random.default_rng(0))
-    found = rollout(env, policy, 40)
+    found = rollout(env, policy, 40, Moment.begin(env, seed=0))
     replay.add_segments(found.segments, "random", seed=0)
     assert len(replay) == 120
     assert len(found.endings) == found.segments.terminated.sum() > 0
