@@ -91,27 +91,31 @@ def advance(model: WorldModel, world: World, actions: Sequence[str], monitor: bo
 
 
 def plan(model: WorldModel, world: World, candidates: Sequence[Sequence[str]]) -> Steps[Plan]:
-    """All candidates side by side; one whose actions are done waits. Raises ValueError without prediction heads."""
-    ended: list[World | None] = [None] * len(candidates)
+    """All candidates side by side; what several begin with is imagined once. Raises ValueError without prediction
+    heads."""
     found = [Candidate([], []) for _ in candidates]
-    rows, worlds = list(range(len(candidates))), world.select([0] * len(candidates))
+    ends: list[tuple[World, int]] = [(world, 0)] * len(candidates)
+    row_of: dict[tuple[str, ...], int] = {(): 0}
     for k in range(max(map(len, candidates))):
         yield None
-        going = [i for i, row in enumerate(rows) if len(candidates[row]) > k]
-        if len(going) < len(rows):
-            rows, worlds = [rows[i] for i in going], worlds.select(going)
-        worlds = model.advance(worlds, [candidates[row][k] for row in rows])
-        _check_length(model, worlds, "candidates")
-        predictions = model.predictions(worlds)
-        for i, row in enumerate(rows):
-            found[row].rewards.append(predictions.reward[i].item())
-            found[row].continuations.append(predictions.continuation[i].item())
-            if len(candidates[row]) == k + 1:
-                ended[row] = worlds.select([i])
-    best = max(range(len(found)), key=lambda row: found[row].score)
-    chosen = ended[best]
-    assert chosen is not None
-    return Plan(found, best, chosen)
+        paths = list(dict.fromkeys(tuple(actions[: k + 1]) for actions in candidates if len(actions) > k))
+        parents = [row_of[path[:-1]] for path in paths]
+        if parents != list(range(len(world))):
+            world = world.select(parents)
+        world = model.advance(world, [path[-1] for path in paths])
+        _check_length(model, world, "candidates")
+        predictions = model.predictions(world)
+        rewards, continuations = predictions.reward.tolist(), predictions.continuation.tolist()
+        row_of = {path: row for row, path in enumerate(paths)}
+        for i, actions in enumerate(candidates):
+            if len(actions) > k:
+                row = row_of[tuple(actions[: k + 1])]
+                found[i].rewards.append(rewards[row])
+                found[i].continuations.append(continuations[row])
+                ends[i] = world, row
+    best = max(range(len(found)), key=lambda i: found[i].score)
+    end, row = ends[best]
+    return Plan(found, best, end.select([row]))
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:

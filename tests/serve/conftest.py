@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from loopwm.core import Fixed
 from loopwm.text.world import WorldModel
+from serve.__main__ import listen
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.keys import KeyRing
@@ -42,7 +42,7 @@ def serving(tokenizer) -> Serving:
         keys: KeyRing | None = None,
         grace: float = 5,
     ) -> Iterator[httpx.Client]:
-        with socket.create_server(("127.0.0.1", 0)) as listener, Engine(model, end_token, limits) as engine:
+        with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
             service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots))
             sessions = Sessions(service, WorldModel(model, tokenizer), WorldStore(worlds or WorldLimits()))

@@ -16,7 +16,7 @@ import pytest
 
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.__main__ import main
+from serve.__main__ import listen, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,6 +81,15 @@ def test_a_port_in_use_is_one_line(capsys, checkpoint):
         port = str(taken.getsockname()[1])
         assert main(["--model", str(checkpoint), "--port", port]) == 2
     assert f"port {port}: Address already in use\n" in capsys.readouterr().err
+
+
+def test_accepted_connections_send_at_once():
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as end,
+    ):
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_help_has_an_example(capsys):
