@@ -21,6 +21,7 @@ from serve import play
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.keys import KeyFileError, KeyRing, read_keys
+from serve.memory import keep_for_reuse
 from serve.prompts import PromptReader
 from serve.server import Server
 from serve.service import ModelCard, Service
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
     """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises StartError, CheckpointError."""
+    keep_for_reuse()
     threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
     # Only the engine's thread may compute on several: a second pool, even idle, makes OpenMP's threads sleep between
     # any two operations, and passes take twice as long.

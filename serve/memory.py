@@ -1,14 +1,33 @@
-"""Memory that is free goes back to the system: glibc keeps what worlds held, gigabytes after a busy hour."""
+"""Memory under a running service: kept for reuse while there is work, given back when there is none.
+
+Left to itself, glibc maps and unmaps large tensors, whose pages then are cleared anew at every join of a batch; and what
+worlds held stays with its threads' pools for ever. Does nothing where the C library is another one.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
+ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1
+"""Parameters of glibc's mallopt: pools, bytes that are mapped on their own, free bytes at the end that are returned."""
+
+
+def keep_for_reuse() -> None:
+    """To be called before there are threads."""
+    if (libc := _glibc()) is not None:
+        for parameter, value in ((ARENA_MAX, 1), (MMAP_THRESHOLD, 1 << 25), (TRIM_THRESHOLD, (1 << 31) - 1)):
+            libc.mallopt(parameter, value)
+
 
 def give_back() -> None:
-    """Takes some 50 ms a gigabyte. Does nothing where the C library is another one."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    """Takes some 50 ms a gigabyte."""
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None
