@@ -1,7 +1,7 @@
 """Memory under a running service: kept for reuse while there is work, given back when there is none.
 
-Left to itself, glibc maps and unmaps large tensors, whose pages then are cleared anew at every join of a batch; and what
-worlds held stays with its threads' pools for ever. Does nothing where the C library is another one.
+Left to itself, glibc maps and unmaps large tensors, whose pages then are cleared anew at every join of a batch; and
+what worlds held stays with its threads' pools for ever. Does nothing where the C library is another one.
 """
 
 from __future__ import annotations
