@@ -37,13 +37,12 @@ EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in th
 KEYS_HELP = """lines of a name and the SHA-256 of a key, one of which requests then need; by default none. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds that a thread keeps the interpreter while another waits, a tenth of Python's own."""
+
 
 class StartError(Exception):
     """Why the service can not start, in one line."""
-
-
-SWITCH_INTERVAL = 0.0005
-"""Seconds, a tenth of Python's own."""
 
 
 def build_parser() -> argparse.ArgumentParser:

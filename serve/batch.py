@@ -1,7 +1,7 @@
 """The running batch: requests join it and leave it at any token.
 
-Rows that go on from one prefix form a cohort, which keeps and reads the prefix once; all others keep what is theirs.
-Those of one depth take one pass for each token, whatever they go on from.
+Rows that go on from one prefix, which is kept once, form cohorts, each of which reads it once; all others keep what is
+theirs. Those of one depth take one pass for each token, whatever they go on from.
 
 Shape suffixes: B rows, L new columns, V vocabulary.
 """

@@ -176,8 +176,8 @@ class WorldModel:
         return [self._advanced(world, states[i], out, range(i, i + 1)) for i, world in enumerate(worlds)]
 
     def _advanced(self, world: World, state: CoreState, out: _Pass, rows: range) -> World:
-        """The world after a pass in which these rows were its own."""
-        latent, loop_state = (x[rows.start : rows.stop] for x in self._slots(out))
+        """The world after a pass in which these rows were its own, of which it keeps nothing else."""
+        latent, loop_state = (x[rows.start : rows.stop].clone() for x in self._slots(out))
         loops = tuple((*past, out.loops[row]) for past, row in zip(world.loops, rows, strict=True))
         return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1, loops=loops)
 
@@ -374,8 +374,8 @@ class WorldModel:
     ) -> _Pass:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
-        So the first needs no mask, and later ones end in the same column. `before`: latents
-        and loop states (B, M, D), which the slots at the end of the texts take over.
+        So the first needs no mask, and later ones end in the same column. `before`: latents and loop states
+        (B, M, D), which the slots at the end of the texts take over.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
