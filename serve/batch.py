@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup
+from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, quick_products
 from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from serve.prefixes import PrefixCache, shared_prefix
 from serve.requests import Event, Finish, Request, Scores, Ticket
@@ -42,7 +42,8 @@ class Passes:
         out = self.run(state, rows, depth)
         assert out.last_hidden_state is not None
         assert out.loops is not None
-        return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
+        with quick_products(len(rows)):
+            return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
 
     def run(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
         """Appends each row's new tokens, padded in front."""
@@ -50,7 +51,8 @@ class Passes:
         tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
         valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
         positions, mask = state.extend(valid_BL.to(self.device))
-        out: LoopWMOutput = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
+        with quick_products(tokens_BL.numel()):
+            out: LoopWMOutput = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
         return out
 
 
@@ -58,26 +60,29 @@ class Cohort:
     """Rows of one depth, with one prefix or none. state: after what they have said; logits_BV, loops_B: what came of
     their last tokens."""
 
-    def __init__(
-        self, tickets: Sequence[Ticket], state: CoreState, logits_BV: Tensor, loops_B: Tensor, depth: ExitRule
-    ) -> None:
+    def __init__(self, tickets: Sequence[Ticket], state: CoreState, depth: ExitRule) -> None:
         self.tickets = list(tickets)
-        self.depth = depth
         self.state = state
-        self.logits_BV = logits_BV
-        self.loops_B = loops_B
+        self.depth = depth
+        self.logits_BV = torch.empty(0)
+        self.loops_B = torch.empty(0)
 
-    def accepts(self, other: Cohort) -> bool:
-        """Whether the other's rows share this prefix, so that reading it once serves them too."""
-        if not isinstance(self.state, SharedState) or not isinstance(other.state, SharedState):
+    def accepts(self, state: CoreState, depth: ExitRule) -> bool:
+        """Whether rows of this state share the prefix, so that reading it once serves them too."""
+        if not isinstance(self.state, SharedState) or not isinstance(state, SharedState):
             return False
-        return self.state.prefix is other.state.prefix and self.depth == other.depth
+        return self.state.prefix is state.prefix and self.depth == depth
 
     def join(self, other: Cohort) -> None:
-        self.tickets += other.tickets
-        self.state = self.state.join(other.state)
+        """Rows that are as far: both have logits."""
+        self.take(other.tickets, [other.state])
         self.logits_BV = torch.cat((self.logits_BV, other.logits_BV))
         self.loops_B = torch.cat((self.loops_B, other.loops_B))
+
+    def take(self, tickets: Sequence[Ticket], states: Sequence[CoreState]) -> None:
+        """Rows whose next token comes with that of the others."""
+        self.state = self.state.absorb(*states)
+        self.tickets += tickets
 
     def deliver(self, end_token: int) -> list[int]:
         """Chooses and delivers a token for every row. Rows that are finished or cancelled leave; tokens of the rest."""
@@ -169,7 +174,12 @@ class Batch:
         state, logits_BV, loops_B = self._prefill(requests)
         if len(tickets) == 1 and not isinstance(state, SharedState):
             self.cache.put(requests[0].prompt, requests[0].depth.limit, state.fork())
-        return self._place(Cohort(tickets, state, logits_BV, loops_B, requests[0].depth))
+        new = Cohort(tickets, state, requests[0].depth)
+        new.logits_BV, new.loops_B = logits_BV, loops_B
+        for cohort in self.cohorts:
+            if cohort.accepts(state, new.depth):
+                return cohort.join(new)
+        return self.cohorts.append(new)
 
     def _continue(self, tickets: Sequence[Ticket]) -> None:
         """Requests that go on from worlds: the last token of their prompts runs with the next one of all others."""
@@ -181,44 +191,39 @@ class Batch:
                 self.passes.tokens(state, [request.prompt[:-1]], request.depth)
             self._newcomers.append(Newcomer(ticket, state))
 
-    def _place(self, new: Cohort) -> None:
-        """Joins cohorts of about one size, so that every row is copied a few times only, however many come."""
-        for cohort in self.cohorts:
-            if len(cohort.tickets) <= 2 * len(new.tickets) and cohort.accepts(new):
-                self.cohorts.remove(cohort)
-                cohort.join(new)
-                return self._place(cohort)
-        return self.cohorts.append(new)
-
     @torch.inference_mode()
     def step(self) -> None:
         """One token for every row."""
         tokens = {cohort: cohort.deliver(self._end_token) for cohort in self.cohorts}
         self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
         self._newcomers = [newcomer for newcomer in self._newcomers if not newcomer.ticket.cancelled]
-        for depth in {cohort.depth for cohort in self.cohorts} | {newcomer.depth for newcomer in self._newcomers}:
-            going = [cohort for cohort in self.cohorts if cohort.depth == depth]
-            coming = [newcomer for newcomer in self._newcomers if newcomer.depth == depth]
-            self._advance(going, coming, depth, tokens)
+        while self._newcomers:
+            cohort, alike = self._cohort_for(self._newcomers[0])
+            tokens[cohort] = tokens.get(cohort, []) + [newcomer.token for newcomer in alike]
+            self._newcomers = [newcomer for newcomer in self._newcomers if newcomer not in alike]
+        for depth in {cohort.depth for cohort in self.cohorts}:
+            self._advance([cohort for cohort in self.cohorts if cohort.depth == depth], depth, tokens)
 
-    def _advance(
-        self,
-        going: Sequence[Cohort],
-        coming: Sequence[Newcomer],
-        depth: ExitRule,
-        tokens: Mapping[Cohort, list[int]],
-    ) -> None:
+    def _cohort_for(self, first: Newcomer) -> tuple[Cohort, list[Newcomer]]:
+        """Where a newcomer now is, and the others who came there with it."""
+        known = [cohort for cohort in self.cohorts if cohort.accepts(first.state, first.depth)]
+        cohort = known[0] if known else Cohort([first.ticket], first.state, first.depth)
+        others = [n for n in self._newcomers if n is not first and cohort.accepts(n.state, n.depth)]
+        alike = [first, *others]
+        coming = alike if known else others
+        if coming:
+            cohort.take([n.ticket for n in coming], [n.state for n in coming])
+        if not known:
+            self.cohorts.append(cohort)
+        return cohort, alike
+
+    def _advance(self, cohorts: Sequence[Cohort], depth: ExitRule, tokens: Mapping[Cohort, list[int]]) -> None:
         """The pass of all rows of a depth."""
-        states = [cohort.state for cohort in going] + [newcomer.state for newcomer in coming]
-        rows = [[token] for cohort in going for token in tokens[cohort]] + [[one.token] for one in coming]
-        logits_BV, loops_B = self.passes.tokens(StateGroup(states), rows, depth)
-        sizes = [len(state.valid) for state in states]
-        ends = list(zip(logits_BV.split(sizes), loops_B.split(sizes), strict=True))
-        for cohort, end in zip(going, ends[: len(going)], strict=True):
-            cohort.logits_BV, cohort.loops_B = end
-        for one, end in zip(coming, ends[len(going) :], strict=True):
-            self._newcomers.remove(one)
-            self._place(Cohort([one.ticket], one.state, *end, depth))
+        rows = [[token] for cohort in cohorts for token in tokens[cohort]]
+        logits_BV, loops_B = self.passes.tokens(StateGroup([cohort.state for cohort in cohorts]), rows, depth)
+        sizes = [len(cohort.tickets) for cohort in cohorts]
+        for cohort, logits, loops in zip(cohorts, logits_BV.split(sizes), loops_B.split(sizes), strict=True):
+            cohort.logits_BV, cohort.loops_B = logits, loops
 
     def clear(self) -> list[Ticket]:
         """Empties the batch and returns who was in it."""

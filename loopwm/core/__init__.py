@@ -14,6 +14,7 @@ from loopwm.core.halting import (
     as_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
+from loopwm.core.products import quick_products
 from loopwm.core.state import CoreState, Planes, SharedState, new_state
 from loopwm.core.state_group import StateGroup
 
@@ -40,5 +41,6 @@ __all__ = [
     "causal_attention",
     "new_state",
     "prefix_attention",
+    "quick_products",
     "rotary_angles",
 ]

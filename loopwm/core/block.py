@@ -76,19 +76,27 @@ def prefix_attention(
     q: (B, H, L, E); k, v: (B, H, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
     prefix_k, prefix_v: (1, H, P, E), seen by every query. Returns (B, L, H * E).
     """
-    (rows, heads, length, width), scale = q.shape, q.shape[-1] ** -0.5
+    (rows, _, length, width), precise = q.shape, torch.promote_types(v.dtype, torch.float32)
     if mask is None:
         mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - length)
-    own_BHLS = (q @ k.mT * scale).masked_fill(~mask, -math.inf)
-    queries = q.transpose(0, 1).reshape(heads, rows * length, width)
-    shared_HNP = queries @ prefix_k[0].mT * scale
-    shared_BHLP = shared_HNP.unflatten(1, (rows, length)).transpose(0, 1)
-    precise = torch.promote_types(v.dtype, torch.float32)
-    weights = torch.cat((shared_BHLP, own_BHLS), -1).softmax(-1, dtype=precise).to(v.dtype)
-    shared_BHLP, own_BHLS = weights.split((prefix_k.shape[2], k.shape[2]), -1)
-    shared_HNE = shared_BHLP.transpose(0, 1).flatten(1, 2) @ prefix_v[0]
-    out_BHLE = own_BHLS @ v + shared_HNE.unflatten(1, (rows, length)).transpose(0, 1)
-    return out_BHLE.transpose(1, 2).flatten(2)
+
+    def by_row(x_HNi: Tensor) -> Tensor:
+        return x_HNi.unflatten(1, (rows, length)).transpose(0, 1)
+
+    def by_head(x_BHLi: Tensor) -> Tensor:
+        return x_BHLi.transpose(0, 1).flatten(1, 2)
+
+    q = q * width**-0.5
+    own_BHLS = (q @ k.mT).to(precise).masked_fill(~mask, -math.inf)
+    shared_HNP = (by_head(q) @ prefix_k[0].mT).to(precise)
+    # One softmax over both: they share its maximum and its denominator, and are never copied into one tensor. In place,
+    # since memory that is fresh costs more than arithmetic.
+    top_BHL1 = torch.maximum(own_BHLS.amax(-1, keepdim=True), by_row(shared_HNP.amax(-1, keepdim=True)))
+    own_BHLS.sub_(top_BHL1).exp_()
+    shared_HNP.sub_(by_head(top_BHL1)).exp_()
+    total_BHL1 = own_BHLS.sum(-1, keepdim=True) + by_row(shared_HNP.sum(-1, keepdim=True))
+    out_BHLE = own_BHLS.to(v.dtype) @ v + by_row(shared_HNP.to(v.dtype) @ prefix_v[0])
+    return (out_BHLE / total_BHL1).to(v.dtype).transpose(1, 2).flatten(2)
 
 
 class RMSNorm(nn.RMSNorm):

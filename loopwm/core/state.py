@@ -6,6 +6,7 @@ keeps rows of different length in one batch without moving keys.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
@@ -31,17 +32,44 @@ def new_state(planes: Planes, batch: int, device: torch.device, loop_slots: Sequ
     return CoreState(batch, device)
 
 
+_claiming = threading.Lock()
+"""Forks of one state may go on in several threads."""
+
+
+class _Buffer:
+    """Keys and values (rows, H, columns, E) that forks share, with room for more of both.
+
+    rows: that are in use. used: columns that one of the forks has written.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, used: int, rows: int | None = None) -> None:
+        self.key, self.value, self.used = key, value, used
+        self.rows = len(key) if rows is None else rows
+
+    def claim(self, start: int, end: int) -> bool:
+        """Whether who sees the columns before `start` may write those up to `end`: the first who asks, if there is
+        room."""
+        with _claiming:
+            granted = self.used == start and end <= self.key.shape[2]
+            if granted:
+                self.used = end
+        return granted
+
+    def columns(self, length: int) -> tuple[Tensor, Tensor]:
+        return self.key[: self.rows, :, :length], self.value[: self.rows, :, :length]
+
+
 class CoreState:
     """Keys and values per slot, each (B, H, S, E), the columns that are real, and each row's next position.
 
-    Forks share buffers. Only the state that allocated a buffer may write into the free columns behind its own; every
-    other copies before its first write. Columns once written never change, so a fork is cheap and independent.
+    Forks share buffers. The first that goes on writes into the free columns behind what they share, every other copies
+    before its first write. Columns once written never change, so a fork is cheap and independent.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[int, _Buffer] = {}
         self._lengths: dict[int, int] = {}
-        self._owned: set[int] = set()
+        self._allocated: set[int] = set()
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         self.next_position = torch.zeros(batch, dtype=torch.long, device=device)
 
@@ -79,14 +107,13 @@ class CoreState:
         start = self._lengths.get(slot, 0)
         end = start + key.shape[2]
         if slot not in self._buffers:
-            self._buffers[slot] = (key, value)
+            self._buffers[slot] = _Buffer(key, value, end)
         elif key.requires_grad:
             old_key, old_value = self.columns(slot)
-            self._buffers[slot] = (torch.cat((old_key, key), 2), torch.cat((old_value, value), 2))
+            self._buffers[slot] = _Buffer(torch.cat((old_key, key), 2), torch.cat((old_value, value), 2), end)
         else:
-            self._reserve(slot, end)
-            for buffer, new in zip(self._buffers[slot], (key, value), strict=True):
-                buffer[:, :, start:end] = new
+            buffer = self._writable(slot, start, end)
+            buffer.key[: buffer.rows, :, start:end], buffer.value[: buffer.rows, :, start:end] = key, value
         self._lengths[slot] = end
         return self.columns(slot)
 
@@ -119,24 +146,16 @@ class CoreState:
 
     def columns(self, slot: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a used slot (B, H, S, E)."""
-        key, value = self._buffers[slot]
-        length = self._lengths[slot]
-        return key[:, :, :length], value[:, :, :length]
+        return self._buffers[slot].columns(self._lengths[slot])
 
-    def _reserve(self, slot: int, end: int) -> None:
-        """Makes the slot's buffer this state's own with room for `end` columns."""
-        buffers = self._buffers[slot]
-        if slot in self._owned and buffers[0].shape[2] >= end:
-            return
-        start = self._lengths[slot]
-
-        def grown(old: Tensor) -> Tensor:
-            new = old.new_empty(*old.shape[:2], end + SLACK, old.shape[3])
-            new[:, :, :start] = old[:, :, :start]
-            return new
-
-        self._buffers[slot] = (grown(buffers[0]), grown(buffers[1]))
-        self._owned.add(slot)
+    def _writable(self, slot: int, start: int, end: int) -> _Buffer:
+        """The slot's buffer, or a larger copy where others have gone on in it or room is short."""
+        buffer = self._buffers[slot]
+        if not buffer.claim(start, end):
+            key, value = (_with_room(old, end, len(buffer.key)) for old in buffer.columns(start))
+            buffer = self._buffers[slot] = _Buffer(key, value, end, buffer.rows)
+            self._allocated.add(slot)
+        return buffer
 
     def _empty(self) -> CoreState:
         return CoreState(0, self.valid.device)
@@ -151,32 +170,56 @@ class CoreState:
     def select(self, rows: Tensor) -> CoreState:
         """The state of the given rows (int64 (n,), repeats allowed)."""
         other = self.fork()
-        other._buffers = {slot: (pair[0][rows], pair[1][rows]) for slot, pair in self._buffers.items()}
-        other._owned = set(other._buffers)
+        for slot, length in self._lengths.items():
+            key, value = (_with_room(old[rows], length, len(rows)) for old in self.columns(slot))
+            other._buffers[slot] = _Buffer(key, value, length)
+        other._allocated = set(other._buffers)
         other.valid, other.next_position = self.valid[rows], self.next_position[rows]
         return other
 
     def move(self, rows: Sequence[int]) -> CoreState:
         """The state of the given rows, made of this one: neither it nor a fork of it may be used any more.
 
-        What is owned stays where it is: only a row that changes its place is copied, over one that is given up. Raises
-        ValueError if it were copied over one that is still to come.
+        What it has allocated stays where it is: only a row that changes its place is copied, over one that is given
+        up. Columns that are left without use at the beginning are given up, too. Raises ValueError if a row were copied
+        over one that is still to come.
         """
         if any(place != row < len(rows) for place, row in enumerate(rows)):
             raise ValueError(f"rows: {rows} move onto one another")
-        rows_of_self = torch.tensor(rows, dtype=torch.long, device=self.valid.device)
+        index = torch.tensor(rows, dtype=torch.long, device=self.valid.device)
+        other, valid = self.fork(), self.valid[index]
+        unused = _unused(valid)
+        for slot, buffer in self._buffers.items():
+            length = self._lengths[slot] - unused
+            if slot in self._allocated:
+                sides = [_moved(side, rows)[:, :, unused:] for side in (buffer.key, buffer.value)]
+            else:
+                sides = [_with_room(side[index, :, unused:], length, len(rows)) for side in self.columns(slot)]
+            other._buffers[slot], other._lengths[slot] = _Buffer(*sides, length, len(rows)), length
+        other._allocated = set(other._buffers)
+        other.valid, other.next_position = valid[:, unused:], self.next_position[index]
+        return other
+
+    def absorb(self, *others: CoreState) -> CoreState:
+        """One state of all batches, as `join` makes it, but made of this one: neither it nor a fork of it may be used
+        any more.
+
+        Rows are copied into room that this one has allocated; where it is short, all are copied to where there is
+        twice as much.
+        """
+        count, columns = sum(len(x.valid) for x in (self, *others)), self.valid.shape[1]
+        fits = all(x.valid.shape[1] <= columns for x in others) and all(
+            slot in self._allocated and count <= len(buffer.key) for slot, buffer in self._buffers.items()
+        )
+        if not fits:
+            return self._joined(others, room=2 * count)
         other = self.fork()
-        for slot, pair in self._buffers.items():
-            if slot not in self._owned:
-                other._buffers[slot] = (pair[0][rows_of_self], pair[1][rows_of_self])
-                continue
-            for buffer in pair:
-                for place, row in enumerate(rows):
-                    if place != row:
-                        buffer[place] = buffer[row]
-            other._buffers[slot] = (pair[0][: len(rows)], pair[1][: len(rows)])
-        other._owned = set(other._buffers)
-        other.valid, other.next_position = self.valid[rows_of_self], self.next_position[rows_of_self]
+        other.valid, other.next_position = _joined_rows((self, *others), columns)
+        for slot, buffer in self._buffers.items():
+            for side, *parts in zip((buffer.key, buffer.value), *(x.columns(slot) for x in others), strict=True):
+                _place_rows(side, parts, buffer.rows, self._lengths[slot])
+            other._buffers[slot] = _Buffer(buffer.key, buffer.value, self._lengths[slot], count)
+        other._allocated = set(other._buffers)
         return other
 
     def alone(self, row: int) -> CoreState:
@@ -186,29 +229,34 @@ class CoreState:
     def trimmed(self, row: int) -> CoreState:
         """The state of one row, without the padding of its own columns."""
         real, other = self.valid[row], self.fork()
-        other._buffers = {
-            slot: (key[row : row + 1, :, real], value[row : row + 1, :, real])
-            for slot, (key, value) in ((slot, self.columns(slot)) for slot in self._lengths)
-        }
-        other._owned = set(other._buffers)
-        other._lengths = dict.fromkeys(self._lengths, int(real.sum()))
+        length = int(real.sum())
+        for slot in self._lengths:
+            key, value = (side[row : row + 1, :, real] for side in self.columns(slot))
+            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length), length
+        other._allocated = set(other._buffers)
         other.valid, other.next_position = self.valid[row : row + 1, real], self.next_position[row : row + 1]
         return other
 
-    def join(self, other: CoreState) -> CoreState:
-        """One state of both batches, these rows first; the shorter one is padded on the left.
+    def join(self, *others: CoreState) -> CoreState:
+        """One state of all batches, these rows first; shorter ones are padded on the left.
 
-        Both must have used the same slots.
+        All must have used the same slots.
         """
-        columns = max(self.valid.shape[1], other.valid.shape[1])
+        return self._joined(others, room=sum(len(x.valid) for x in (self, *others)))
+
+    def _joined(self, others: Sequence[CoreState], room: int) -> CoreState:
+        states = (self, *others)
+        columns = max(x.valid.shape[1] for x in states)
         joined = self._empty()
-        joined.valid = torch.cat([F.pad(x.valid, (columns - x.valid.shape[1], 0)) for x in (self, other)])
-        joined.next_position = torch.cat((self.next_position, other.next_position))
+        joined.valid, joined.next_position = _joined_rows(states, columns)
         for slot in self._lengths:
-            sides = zip(self.columns(slot), other.columns(slot), strict=True)
-            key, value = (_stack_rows(pair, columns) for pair in sides)
-            joined._buffers[slot], joined._lengths[slot] = (key, value), columns
-        joined._owned = set(joined._buffers)
+            key, value = (
+                _place_rows(_room_like(parts[0], room, columns), parts, 0, columns)
+                for parts in zip(*(x.columns(slot) for x in states), strict=True)
+            )
+            joined._buffers[slot] = _Buffer(key, value, columns, len(joined.valid))
+            joined._lengths[slot] = columns
+        joined._allocated = set(joined._buffers)
         return joined
 
     def crop(self, columns: int) -> CoreState:
@@ -228,10 +276,9 @@ class CoreState:
         if columns < 0 or dropped < 0:
             raise ValueError(f"cannot keep {columns} of {self.valid.shape[1]} columns")
         other = self.fork()
-        other._buffers = {
-            slot: (key[:, :, dropped:], value[:, :, dropped:]) for slot, (key, value) in self._buffers.items()
-        }
-        other._lengths = {slot: length - dropped for slot, length in self._lengths.items()}
+        for slot, length in self._lengths.items():
+            key, value = (side[:, :, dropped:] for side in self.columns(slot))
+            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length - dropped), length - dropped
         other.valid = self.valid[:, dropped:]
         return other
 
@@ -251,7 +298,7 @@ class CoreState:
         for name, key in named.items():
             if name.startswith("key."):
                 slot = int(name.removeprefix("key."))
-                state._buffers[slot] = (key, named[f"value.{slot}"])
+                state._buffers[slot] = _Buffer(key, named[f"value.{slot}"], key.shape[2])
                 state._lengths[slot] = key.shape[2]
         return state
 
@@ -327,11 +374,19 @@ class SharedState(CoreState):
     def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
         return max(super().depth(loop_slots), self.prefix.depth(loop_slots))
 
-    def join(self, other: CoreState) -> CoreState:
-        """As in every state. Raises ValueError if the other does not share the same prefix."""
-        if not isinstance(other, SharedState) or other.prefix is not self.prefix:
+    def join(self, *others: CoreState) -> CoreState:
+        """As in every state. Raises ValueError if one does not share the same prefix."""
+        self._check_prefix(others)
+        return super().join(*others)
+
+    def absorb(self, *others: CoreState) -> CoreState:
+        """As in every state. Raises ValueError if one does not share the same prefix."""
+        self._check_prefix(others)
+        return super().absorb(*others)
+
+    def _check_prefix(self, others: Sequence[CoreState]) -> None:
+        if any(not isinstance(other, SharedState) or other.prefix is not self.prefix for other in others):
             raise ValueError("states can be joined only if they share one prefix")
-        return super().join(other)
 
     def whole(self) -> CoreState:
         """The same rows with the prefix repeated for each."""
@@ -365,14 +420,43 @@ def _last_loops(loops: Sequence[tuple[Tensor, ...]], loops_B: Tensor) -> tuple[T
     return key, value
 
 
-def _stack_rows(parts: Sequence[Tensor], columns: int) -> Tensor:
-    """Parts (B_i, H, S_i, E) as one buffer (sum B_i, H, columns + SLACK, E), each padded on the left to `columns`.
+def _room_like(columns: Tensor, rows: int, length: int) -> Tensor:
+    """Memory for so many rows and columns like these (B, H, S, E), and SLACK columns more."""
+    return columns.new_empty(rows, columns.shape[1], length + SLACK, columns.shape[3])
+
+
+def _with_room(columns: Tensor, length: int, rows: int) -> Tensor:
+    """A copy of columns (B, H, S, E) with room for others."""
+    buffer = _room_like(columns, rows, length)
+    buffer[: len(columns), :, : columns.shape[2]] = columns
+    return buffer
+
+
+def _moved(buffer: Tensor, rows: Sequence[int]) -> Tensor:
+    """The buffer with these rows at its beginning."""
+    for place, row in enumerate(rows):
+        if place != row:
+            buffer[place] = buffer[row]
+    return buffer
+
+
+def _unused(valid_BS: Tensor) -> int:
+    """Columns before the first that is real in any row."""
+    used = valid_BS.any(0).nonzero()
+    return int(used[0]) if len(used) else valid_BS.shape[1]
+
+
+def _joined_rows(states: Sequence[CoreState], columns: int) -> tuple[Tensor, Tensor]:
+    """`valid` and `next_position` of all rows, shorter ones padded on the left."""
+    valid = torch.cat([F.pad(x.valid, (columns - x.valid.shape[1], 0)) for x in states])
+    return valid, torch.cat([x.next_position for x in states])
+
+
+def _place_rows(buffer: Tensor, parts: Sequence[Tensor], row: int, columns: int) -> Tensor:
+    """Writes parts (B_i, H, S_i, E) into a buffer from this row on, each padded on the left to `columns`.
 
     The padding is zeros: masked columns must not hold NaN, which zero weights would not erase.
     """
-    _, heads, _, width = parts[0].shape
-    buffer = parts[0].new_empty(sum(map(len, parts)), heads, columns + SLACK, width)
-    row = 0
     for part in parts:
         rows, start = buffer[row : row + len(part)], columns - part.shape[2]
         rows[:, :, :start] = 0

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, StateGroup, new_state
+from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, StateGroup, new_state, quick_products
 from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
 from loopwm.core.state import LastPlaneState
 from loopwm.text import format as template
@@ -168,12 +168,17 @@ class WorldModel:
             raise ValueError("worlds: only those of one depth go together")
         for world in worlds:
             _not_ended(world)
-        states = [world.state.fork() for world in worlds]
-        texts = [template.render_step(action, self.state_slots) for action in actions]
-        before = torch.cat([world.latent for world in worlds]), torch.cat([world.loop_state for world in worlds])
+        families = _families([world.state for world in worlds])
+        order = [i for family in families for i in family]
+        states = [_joined([worlds[i].state for i in family]) for family in families]
+        texts = [template.render_step(actions[i], self.state_slots) for i in order]
+        before = torch.cat([worlds[i].latent for i in order]), torch.cat([worlds[i].loop_state for i in order])
         out = self._feed(StateGroup(states), texts, rules.pop(), before)
-        states = [state if state.valid.all() else state.trimmed(0) for state in states]
-        return [self._advanced(world, states[i], out, range(i, i + 1)) for i, world in enumerate(worlds)]
+        ends = {
+            i: _row(state, row) for family, state in zip(families, states, strict=True) for row, i in enumerate(family)
+        }
+        rows = {i: range(row, row + 1) for row, i in enumerate(order)}
+        return [self._advanced(world, ends[i], out, rows[i]) for i, world in enumerate(worlds)]
 
     def _advanced(self, world: World, state: CoreState, out: _Pass, rows: range) -> World:
         """The world after a pass in which these rows were its own, of which it keeps nothing else."""
@@ -401,9 +406,10 @@ class WorldModel:
         """Runs (B, L) new tokens, which leave the loop by what their state slots say, or by their last token."""
         positions, mask = state.extend(valid)
         columns = min(tokens.shape[1], self.state_slots)
-        out = self.model.model(
-            tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
-        )
+        with quick_products(tokens.numel()):
+            out = self.model.model(
+                tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
+            )
         return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
 
 
@@ -412,6 +418,24 @@ def _shareable(history: CoreState) -> CoreState:
     if len(history.valid) > 1 or isinstance(history, LastPlaneState):
         return history
     return SharedState(history.alone(0), 1)
+
+
+def _families(states: Sequence[CoreState]) -> list[list[int]]:
+    """Which of these go on from one prefix, and can read it together."""
+    families: dict[int, list[int]] = {}
+    for i, state in enumerate(states):
+        families.setdefault(id(state.prefix if isinstance(state, SharedState) else state), []).append(i)
+    return list(families.values())
+
+
+def _joined(states: Sequence[CoreState]) -> CoreState:
+    first, *others = states
+    return first.join(*others) if others else first.fork()
+
+
+def _row(state: CoreState, row: int) -> CoreState:
+    """The state of one row without padding: the state itself where that is all there is."""
+    return state if len(state.valid) == 1 and state.valid.all() else state.trimmed(row)
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:

@@ -381,12 +381,53 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
             torch.testing.assert_close(shared.whole().columns(slot), repeated.columns(slot))
         one, others = shared.select(torch.tensor([1])), shared.select(torch.tensor([3, 0]))
         joined, expected = one.join(others), repeated.select(torch.tensor([1, 3, 0]))
-        outs = [run(state, x[:3, 8:9], torch.ones(3, 1) > 0, Fixed(2)) for state in (joined, expected)]
-        torch.testing.assert_close(*outs)
+        absorbed = one.fork().absorb(others)
+        outs = [run(state, x[:3, 8:9], torch.ones(3, 1) > 0, Fixed(2)) for state in (joined, absorbed, expected)]
+        torch.testing.assert_close(outs[0], outs[2])
+        torch.testing.assert_close(outs[1], outs[2])
     with pytest.raises(ValueError, match="share one prefix"):
         one.join(SharedState(prefix.fork(), 1))
+    with pytest.raises(ValueError, match="share one prefix"):
+        one.absorb(SharedState(prefix.fork(), 1))
     with pytest.raises(ValueError, match="one row without padding"):
         SharedState(repeated, 2)
+
+
+def test_rows_that_come_and_go_keep_their_columns():
+    """Any order of arrivals, departures and appends leaves each row what it is on plain lists, and nothing of rows that
+    are gone: neither columns nor, after a while, memory."""
+    rng = random.Random(0)
+    state, expected, number = CoreState(0, torch.device("cpu")), [], 0
+    state.update(*torch.zeros(2, 0, 1, 0, 1), 0)
+
+    def arrived(length: int) -> tuple[CoreState, list[float]]:
+        values = [float(number + i) for i in range(length)]
+        new = CoreState(1, torch.device("cpu"))
+        new.extend(torch.ones(1, length, dtype=torch.bool))
+        new.update(*torch.tensor(values).expand(2, 1, 1, length).unsqueeze(-1), 0)
+        return new, values
+
+    for _ in range(400):
+        coming = [arrived(rng.randint(1, 5)) for _ in range(rng.choice([0, 0, 1, 2]))]
+        if coming:
+            state = state.absorb(*(new for new, _ in coming))
+            expected += [values for _, values in coming]
+        stay = [row for row in range(len(expected)) if rng.random() > 0.1]
+        stay = stay[-8:]
+        order = [row for row in stay if row < len(stay)]
+        late = iter(row for row in stay if row >= len(stay))
+        order = [row if row in order else next(late) for row in range(len(stay))]
+        state, expected = state.move(order), [expected[row] for row in order]
+        number += 10
+        state.extend(torch.ones(len(order), 1, dtype=torch.bool))
+        state.update(*torch.full((2, len(order), 1, 1, 1), float(number)), 0)
+        for values in expected:
+            values.append(float(number))
+        for row, values in enumerate(expected):
+            assert keys(state)[row, 0, state.valid[row], 0].tolist() == values
+        assert state.valid.shape[1] == max(map(len, expected), default=1)
+        assert keys(state).isfinite().all()
+        assert keys(state).untyped_storage().nbytes() <= 4 * 2 * 16 * (100 + 64)
 
 
 def test_states_side_by_side_are_what_each_is_alone():

@@ -174,10 +174,11 @@ def test_copies_can_be_observed_and_saved_like_the_world_they_came_from(world_mo
 
 
 def test_worlds_that_step_together_become_what_each_becomes_alone(world_model):
-    """Worlds of other histories and numbers of steps, one of them a copy that shares what it has seen."""
+    """Worlds of other histories and numbers of steps, some of them copies that share what they have seen."""
     first, second = (world_model.encode([context], depth=2) for context in (SHORT, LONG))
-    worlds = [first, world_model.advance(second, ["wait"]), first.select([0])]
-    actions = ["look around", "wait", "pick up the thermometer in the kitchen"]
+    copy = first.select([0])
+    worlds = [first, world_model.advance(second, ["wait"]), copy, world_model.advance(copy, ["go to the kitchen"])]
+    actions = ["look around", "wait", "pick up the thermometer in the kitchen", "wait"]
     together = world_model.advance_each(worlds, actions)
     for world, action, stepped in zip(worlds, actions, together, strict=True):
         alone = world_model.advance(world, [action])
