@@ -23,7 +23,7 @@ def quick_products(vectors: int = FEW) -> Iterator[None]:
     if vectors < FEW or not _onednn_is_quicker():
         yield
         return
-    matmul = torch.backends.mkldnn.matmul
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # a property of a module
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
     try:

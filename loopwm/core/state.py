@@ -192,10 +192,10 @@ class CoreState:
         for slot, buffer in self._buffers.items():
             length = self._lengths[slot] - unused
             if slot in self._allocated:
-                sides = [_moved(side, rows)[:, :, unused:] for side in (buffer.key, buffer.value)]
+                key, value = (_moved(side, rows)[:, :, unused:] for side in (buffer.key, buffer.value))
             else:
-                sides = [_with_room(side[index, :, unused:], length, len(rows)) for side in self.columns(slot)]
-            other._buffers[slot], other._lengths[slot] = _Buffer(*sides, length, len(rows)), length
+                key, value = (_with_room(side[index, :, unused:], length, len(rows)) for side in self.columns(slot))
+            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length, len(rows)), length
         other._allocated = set(other._buffers)
         other.valid, other.next_position = valid[:, unused:], self.next_position[index]
         return other
