@@ -8,7 +8,7 @@ Shape suffixes: B rows, L new columns, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -155,12 +155,20 @@ class Newcomer:
 class Batch:
     """All cohorts. Owned by one thread."""
 
-    def __init__(self, model: LoopWMForCausalLM, end_token: int, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        model: LoopWMForCausalLM,
+        end_token: int,
+        cache_bytes: int = CACHE_BYTES,
+        delivered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """delivered: called when all rows have got their tokens, before the next ones are computed."""
         self.cohorts: list[Cohort] = []
         self._newcomers: list[Newcomer] = []
         self.cache = PrefixCache(cache_bytes)
         self.passes = Passes(model)
         self._end_token = end_token
+        self._delivered = delivered
 
     def __len__(self) -> int:
         return sum(len(cohort.tickets) for cohort in self.cohorts) + len(self._newcomers)
@@ -195,6 +203,7 @@ class Batch:
     def step(self) -> None:
         """One token for every row."""
         tokens = {cohort: cohort.deliver(self._end_token) for cohort in self.cohorts}
+        self._delivered()
         self.cohorts = [cohort for cohort in self.cohorts if cohort.tickets]
         self._newcomers = [newcomer for newcomer in self._newcomers if not newcomer.ticket.cancelled]
         while self._newcomers:

@@ -15,6 +15,7 @@ from loopwm.text.modeling import LoopWMForCausalLM
 from serve.batch import Batch, Passes, prefill_group
 from serve.jobs import Job, Steps
 from serve.memory import give_back
+from serve.outbox import Outbox
 from serve.requests import Event, Request, Ticket
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ class Engine:
         """threads: of the processor, for the engine's own thread; None for torch's default."""
         self.limits = limits or Limits()
         self._threads = threads
-        self._batch = Batch(model, end_token)
+        self.outbox = Outbox()
+        self._batch = Batch(model, end_token, delivered=self.outbox.send)
         self._waiting: list[Ticket] = []
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
@@ -211,7 +213,7 @@ class Engine:
             self._waiting = [ticket for ticket in self._waiting if ticket not in taken]
             return taken
 
-    @staticmethod
-    def _fail(tickets: list[Ticket], error: Exception) -> None:
+    def _fail(self, tickets: list[Ticket], error: Exception) -> None:
         for ticket in tickets:
             ticket.deliver(Event(error=error))
+        self.outbox.send()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerFast
@@ -293,8 +294,7 @@ class TextStream:
 
     def _deliver(self, event: Event) -> None:
         self._meter.hear(event)
-        with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        self._engine.outbox.put(self._loop, partial(self._events.put_nowait, event))
 
 
 async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
