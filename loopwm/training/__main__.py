@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
+from loopwm.core import quick_products
 from loopwm.training.config import ConfigError, TrainingConfig, read_sections, typed
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
@@ -74,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         system = sections.get("system", "text")
         if system not in SYSTEMS:
             raise ConfigError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
-        SYSTEMS[system](sections, arguments.out).run(arguments.max_minutes)
+        with quick_products():
+            SYSTEMS[system](sections, arguments.out).run(arguments.max_minutes)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
