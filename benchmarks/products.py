@@ -1,4 +1,4 @@
-"""Matrix products in float32: torch's own choice of library against `quick_products`, at the sizes of the shipped model.
+"""Matrix products in float32: torch's choice of library against `quick_products`, at the shipped model's sizes.
 
 python benchmarks/products.py
 """
@@ -41,9 +41,8 @@ def main() -> None:
             with quick_products(vectors):
                 quick = microseconds(lambda x=x, w=w: F.linear(x, w))
                 error = (F.linear(x, w).double() - x.double() @ w.double().T).abs().max().item()
-            print(
-                f"| {inputs} | {outputs} | {vectors} | {plain:.0f} | {quick:.0f} | {plain / quick:.2f} | {error:.1e} |"
-            )
+            sizes = f"{inputs} | {outputs} | {vectors}"
+            print(f"| {sizes} | {plain:.0f} | {quick:.0f} | {plain / quick:.2f} | {error:.1e} |")
 
 
 if __name__ == "__main__":
