@@ -76,27 +76,22 @@ def prefix_attention(
     q: (B, H, L, E); k, v: (B, H, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
     prefix_k, prefix_v: (1, H, P, E), seen by every query. Returns (B, L, H * E).
     """
-    (rows, _, length, width), precise = q.shape, torch.promote_types(v.dtype, torch.float32)
+    (rows, _, length, width), shared = q.shape, prefix_k.shape[2]
     if mask is None:
         mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - length)
-
-    def by_row(x_HNi: Tensor) -> Tensor:
-        return x_HNi.unflatten(1, (rows, length)).transpose(0, 1)
 
     def by_head(x_BHLi: Tensor) -> Tensor:
         return x_BHLi.transpose(0, 1).flatten(1, 2)
 
+    def by_row(x_HNi: Tensor) -> Tensor:
+        return x_HNi.unflatten(1, (rows, length)).transpose(0, 1)
+
     q = q * width**-0.5
-    own_BHLS = (q @ k.mT).to(precise).masked_fill(~mask, -math.inf)
-    shared_HNP = (by_head(q) @ prefix_k[0].mT).to(precise)
-    # One softmax over both: they share its maximum and its denominator, and are never copied into one tensor. In place,
-    # since memory that is fresh costs more than arithmetic.
-    top_BHL1 = torch.maximum(own_BHLS.amax(-1, keepdim=True), by_row(shared_HNP.amax(-1, keepdim=True)))
-    own_BHLS.sub_(top_BHL1).exp_()
-    shared_HNP.sub_(by_head(top_BHL1)).exp_()
-    total_BHL1 = own_BHLS.sum(-1, keepdim=True) + by_row(shared_HNP.sum(-1, keepdim=True))
-    out_BHLE = own_BHLS.to(v.dtype) @ v + by_row(shared_HNP.to(v.dtype) @ prefix_v[0])
-    return (out_BHLE / total_BHL1).to(v.dtype).transpose(1, 2).flatten(2)
+    own_HNS = by_head((q @ k.mT).masked_fill(~mask, -math.inf))
+    scores_HNK = torch.cat((by_head(q) @ prefix_k[0].mT, own_HNS), -1)
+    weights_HNK = scores_HNK.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
+    out_BHLE = by_row(weights_HNK[..., shared:]) @ v + by_row(weights_HNK[..., :shared] @ prefix_v[0])
+    return out_BHLE.transpose(1, 2).flatten(2)
 
 
 class RMSNorm(nn.RMSNorm):
