@@ -22,6 +22,7 @@ import asyncio
 import gzip
 import itertools
 import json
+import math
 import random
 import statistics
 import time
@@ -35,6 +36,11 @@ import httpx
 import torch
 
 ACTIONS = ("look around", "wait", "open cupboard", "go to kitchen", "pick up thermometer", "inventory")
+
+REPEATS = 5
+"""Measurements of continuations at every number at once, in turn: a ratio of two is no better than its worse half."""
+
+PLANNED_WORLDS = 6
 
 LEAST = 32
 """Requests of a measurement, at least."""
@@ -157,9 +163,10 @@ def _resident(pid: int | None) -> str:
 
 
 async def continuations(load: Load, window: dict[str, Any], at_once: int) -> float:
-    number = load.number(at_once)
-    world = await load.create(window)
-    forks = (await load.client.post(f"/v1/worlds/{world}/fork", json={"count": number})).json()["data"]
+    world, forks = await load.create(window), []
+    while len(forks) < load.number(at_once):
+        response = await load.client.post(f"/v1/worlds/{world}/fork", json={"count": LEAST})
+        forks += response.raise_for_status().json()["data"]
     works = [partial(load.step, fork["id"], ACTIONS[i % 6], SHORT) for i, fork in enumerate(forks)]
     rate = await run("continuations", at_once, works, load.pid)
     for name in [world, *(fork["id"] for fork in forks)]:
@@ -184,7 +191,8 @@ async def _world_bytes(client: httpx.AsyncClient) -> float:
     return float(next(line for line in lines if line.startswith("loopwm:world_bytes")).split()[1])
 
 
-async def plan(load: Load) -> None:
+async def plan(load: Load) -> float:
+    """How many times as long 32 candidates take as one; NaN where the checkpoint cannot score them."""
     world = await load.create(load.take(1)[0])
     seconds, rng = [], random.Random(0)
     for candidates in ([list(ACTIONS[:5])], [rng.choices(ACTIONS, k=5) for _ in range(32)]):
@@ -192,9 +200,14 @@ async def plan(load: Load) -> None:
         response = await load.client.post(f"/v1/worlds/{world}/plan", json={"candidates": candidates, "decode": False})
         seconds.append(time.perf_counter() - start)
         if response.status_code != 200:
-            print(f"\nplan: {response.json()['error']['message']}")
-            return
-    print(f"\nplan: 1 x 5 {seconds[0]:.3f} s, 32 x 5 {seconds[1]:.3f} s, ratio {seconds[1] / seconds[0]:.2f}")
+            print(f"plan: {response.json()['error']['message']}")
+            return math.nan
+    print(f"plan: 1 x 5 {seconds[0]:.3f} s, 32 x 5 {seconds[1]:.3f} s")
+    return seconds[1] / seconds[0]
+
+
+def _times(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}) times"
 
 
 def bandwidth() -> float:
@@ -230,7 +243,9 @@ async def main() -> None:
         print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         one = load.take(1)[0]
-        rates = {number: await continuations(load, one, number) for number in args.concurrency}
+        rounds = [
+            {number: await continuations(load, one, number) for number in args.concurrency} for _ in range(REPEATS)
+        ]
         distinct = {number: await warm(load, number) for number in args.concurrency}
         for name, work in (("worlds, cold", load.cold), ("chat", load.chat)):
             for number in args.concurrency:
@@ -240,13 +255,15 @@ async def main() -> None:
         while time.monotonic() < end:
             await run("chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)], args.pid)
         print()
-        low, *more = sorted(rates)
+        low, *more = sorted(args.concurrency)
         for high in more:
-            print(f"continuations: {high} at once have {rates[high] / rates[low]:.1f} times the throughput of {low}")
+            ratios = sorted(rates[high] / rates[low] for rates in rounds)
+            print(f"continuations: {high} at once have {_times(ratios)} the throughput of {low}")
         for number, (rate, held) in distinct.items():
             roof = reads * 1e9 / held
             print(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
-        await plan(load)
+        ratios = sorted([await plan(load) for _ in range(PLANNED_WORLDS)])
+        print(f"plan: 32 x 5 takes {_times(ratios)} what 1 x 5 takes")
 
 
 if __name__ == "__main__":
