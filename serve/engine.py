@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ PASSES_OF_JOBS = 4
 
 IDLE = 2.0
 """Seconds without work after which memory is given back."""
+
+BUSY = 10.0
+"""Seconds of work after which it is given back, too: what prompts of all lengths leave between them adds up."""
 
 
 class QueueFullError(RuntimeError):
@@ -58,6 +62,7 @@ class Engine:
         self._waiting: list[Ticket] = []
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
+        self._given_back = time.monotonic()
         self._running = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -132,6 +137,7 @@ class Engine:
             self._admit(self._take(self.limits.max_batch - len(self._batch)))
             self._step()
             self._work()
+            self._give_back_after(BUSY)
         stopped = EngineStoppedError("the service is shutting down")
         self._fail([*self._batch.clear(), *self._waiting], stopped)
         for job in self._jobs:
@@ -144,10 +150,15 @@ class Engine:
         with self._changed:
             idle = not self._changed.wait_for(self._has_work, timeout=IDLE)
         if idle:
-            give_back()
+            self._give_back_after(0)
         with self._changed:
             self._changed.wait_for(self._has_work)
             return self._running
+
+    def _give_back_after(self, seconds: float) -> None:
+        if time.monotonic() - self._given_back >= seconds:
+            give_back()
+            self._given_back = time.monotonic()
 
     def _has_work(self) -> bool:
         return bool(self._waiting or self._jobs or len(self._batch)) or not self._running
