@@ -19,7 +19,8 @@ FEW = 16
 
 @contextmanager
 def quick_products(vectors: int = FEW) -> Iterator[None]:
-    """For matrices times this many vectors at a time, by default enough of them. A setting of the whole process, as it was before afterwards."""
+    """For matrices times this many vectors at a time, by default enough of them. A setting of the whole
+    process, as it was before afterwards."""
     if vectors < FEW or not _onednn_is_quicker():
         yield
         return
