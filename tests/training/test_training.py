@@ -15,6 +15,7 @@ import torch
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.tokenizer import tokenizer_hash
 from loopwm.text.tree import IGNORED
+from loopwm.training.__main__ import main
 from loopwm.training.config import ObjectiveConfig, load_config
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor
 from loopwm.training.rows import Cursor, horizons
@@ -41,7 +42,7 @@ def one_thread():
 def finished(config_file, one_thread, tmp_path_factory) -> Path:
     """An uninterrupted run of 12 steps."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    Trainer(load_config(config_file), TextProgram, folder).run()
+    assert main(["--config", str(config_file), "--out", str(folder)]) == 0
     return folder
 
 
@@ -191,9 +192,10 @@ def test_two_processes_train_as_one(config_file, finished, tmp_path):
 
 def test_max_minutes_stops_saves_and_leaves_a_run_that_goes_on(config_file, finished, tmp_path):
     folder = tmp_path / "short"
-    Trainer(load_config(config_file), TextProgram, folder).run(max_minutes=0.0)
+    arguments = ["--config", str(config_file), "--out", str(folder)]
+    assert main([*arguments, "--max-minutes", "0"]) == 0
     assert (folder / "model" / "config.json").exists()
-    Trainer(load_config(config_file), TextProgram, folder).run()
+    assert main(arguments) == 0
     assert losses(folder) == pytest.approx(losses(finished), abs=1e-6)
 
 
