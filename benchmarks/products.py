@@ -1,4 +1,5 @@
-"""Matrix products in float32: torch's choice of library against `quick_products`, at the shipped model's sizes.
+"""Matrix products in float32: torch's choice of library against `quick_products`, at the shipped model's sizes, and
+what these would do to attention if `attention_products` did not take it out of them.
 
 python benchmarks/products.py
 """
@@ -12,10 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.core import quick_products
+from loopwm.core import attention_products, quick_products
 
 SHAPES = ((256, 256), (256, 1024), (1024, 256), (256, 2048))
 """Inputs and outputs of the model's linear layers."""
+
+ATTENTION = ((1, 800), (8, 800), (300, 300), (1000, 1000))
+"""Queries and keys of a row of 4 heads of width 64."""
 
 REPEATS = 300
 
@@ -43,6 +47,16 @@ def main() -> None:
                 error = (F.linear(x, w).double() - x.double() @ w.double().T).abs().max().item()
             sizes = f"{inputs} | {outputs} | {vectors}"
             print(f"| {sizes} | {plain:.0f} | {quick:.0f} | {plain / quick:.2f} | {error:.1e} |")
+    print("\n| queries | keys | torch's choice, us | quick_products, us | attention_products within them, us |")
+    print("| --- | --- | --- | --- | --- |")
+    for queries, keys in ATTENTION:
+        q, k, v = (torch.randn(1, 4, length, 64) for length in (queries, keys, keys))
+        plain = microseconds(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v))
+        with quick_products():
+            quick = microseconds(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v))
+            with attention_products(queries):
+                chosen = microseconds(lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v))
+        print(f"| {queries} | {keys} | {plain:.0f} | {quick:.0f} | {chosen:.0f} |")
 
 
 if __name__ == "__main__":

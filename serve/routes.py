@@ -56,7 +56,7 @@ async def _leave(request: Request) -> None:
         pass
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 

@@ -81,12 +81,12 @@ class PlanBody(Body):
     max_tokens: int | None = Field(None, ge=1)
 
 
-def _sessions(request: Request) -> Sessions:
+async def _sessions(request: Request) -> Sessions:
     sessions: Sessions = request.app.state.sessions
     return sessions
 
 
-def _owner(request: Request) -> str:
+async def _owner(request: Request) -> str:
     """Whose worlds these are: the name of the key, the same for all where the service asks for none."""
     owner: str = request.scope.get("key_name", "")
     return owner

@@ -14,7 +14,7 @@ from loopwm.core.halting import (
     as_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.products import quick_products
+from loopwm.core.products import attention_products, quick_products
 from loopwm.core.state import CoreState, Planes, SharedState, new_state
 from loopwm.core.state_group import StateGroup
 
@@ -38,6 +38,7 @@ __all__ = [
     "StateGroup",
     "Trace",
     "as_rule",
+    "attention_products",
     "causal_attention",
     "new_state",
     "prefix_attention",

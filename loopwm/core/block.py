@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from loopwm.core.products import quick_products
+
 
 class Attend(Protocol):
     """Attention behind a slot number: caching, masks and backends live in the implementation."""
@@ -88,9 +90,13 @@ def prefix_attention(
 
     q = q * width**-0.5
     own_HNS = by_head((q @ k.mT).masked_fill(~mask, -math.inf))
-    scores_HNK = torch.cat((by_head(q) @ prefix_k[0].mT, own_HNS), -1)
+    with quick_products(rows * length):
+        shared_HNP = by_head(q) @ prefix_k[0].mT
+    scores_HNK = torch.cat((shared_HNP, own_HNS), -1)
     weights_HNK = scores_HNK.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
-    out_BHLE = by_row(weights_HNK[..., shared:]) @ v + by_row(weights_HNK[..., :shared] @ prefix_v[0])
+    with quick_products(rows * length):
+        shared_HNE = weights_HNK[..., :shared] @ prefix_v[0]
+    out_BHLE = by_row(weights_HNK[..., shared:]) @ v + by_row(shared_HNE)
     return out_BHLE.transpose(1, 2).flatten(2)
 
 

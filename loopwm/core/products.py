@@ -7,7 +7,7 @@ bfloat16 may be used inside; without matrix units (AMX) oneDNN computes in float
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -17,16 +17,27 @@ FEW = 16
 """Vectors below which finding oneDNN's kernel takes longer than it saves."""
 
 
-@contextmanager
-def quick_products(vectors: int = FEW) -> Iterator[None]:
+LONG = 768
+"""Queries a row from which torch cuts attention into blocks that are large enough for oneDNN."""
+
+
+def quick_products(vectors: int = FEW) -> AbstractContextManager[None]:
     """For matrices times this many vectors at a time, by default enough of them. A setting of the whole
     process, as it was before afterwards."""
-    if vectors < FEW or not _onednn_is_quicker():
-        yield
-        return
+    return _precision("bf16") if vectors >= FEW and _onednn_is_quicker() else nullcontext()
+
+
+def attention_products(queries: int) -> AbstractContextManager[None]:
+    """Within `quick_products`, for attention of this many queries a row: finding oneDNN's kernel for every small block
+    of it takes up to fifteen times as long as the products."""
+    return _precision("none") if queries < LONG and _onednn_is_quicker() else nullcontext()
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # a property of a module
     before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
+    matmul.fp32_precision = name
     try:
         yield
     finally:

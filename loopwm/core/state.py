@@ -58,6 +58,11 @@ class _Buffer:
     def columns(self, length: int) -> tuple[Tensor, Tensor]:
         return self.key[: self.rows, :, :length], self.value[: self.rows, :, :length]
 
+    def nbytes(self, length: int) -> int:
+        """Of these columns."""
+        _, heads, _, width = self.key.shape
+        return 2 * self.rows * heads * length * width * self.key.element_size()
+
 
 class CoreState:
     """Keys and values per slot, each (B, H, S, E), the columns that are real, and each row's next position.
@@ -304,7 +309,7 @@ class CoreState:
 
     def nbytes(self) -> int:
         """Bytes of the keys and values in use."""
-        return sum(x.numel() * x.element_size() for slot in self._buffers for x in self.columns(slot))
+        return sum(buffer.nbytes(self._lengths[slot]) for slot, buffer in self._buffers.items())
 
 
 class LastPlaneState(CoreState):

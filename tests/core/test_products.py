@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from loopwm.core import products, quick_products
+from loopwm.core import attention_products, products, quick_products
 
 
 @pytest.mark.parametrize("vectors", [1, 64])
@@ -23,3 +23,17 @@ def test_processors_with_matrix_units_keep_the_library_that_rounds_nothing(monke
         products._onednn_is_quicker.cache_clear()
         assert products._onednn_is_quicker() == quicker
     products._onednn_is_quicker.cache_clear()
+
+
+def test_attention_leaves_the_quick_products_unless_it_is_long(monkeypatch):
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    monkeypatch.setattr(products, "_onednn_is_quicker", lambda: True)
+    with quick_products():
+        quick = matmul.fp32_precision
+        with attention_products(products.LONG - 1):
+            assert matmul.fp32_precision == "none"
+        with attention_products(products.LONG):
+            assert matmul.fp32_precision == quick != "none"
+        assert matmul.fp32_precision == quick
+    assert matmul.fp32_precision == before
