@@ -7,8 +7,11 @@ Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), 
 - chat: streamed completions of different windows, nothing shared;
 - continuations: one kept world, forked, one of six actions in each fork, answers cut at 32 tokens lest the longest
   alone decide;
-- worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in worlds kept before;
-- plan: 32 candidates of 5 actions against one candidate (checkpoints with prediction heads).
+- worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in as many worlds kept
+  before, which the service must have room for (128 of them are 4 GB: --world-bytes);
+- plan: 32 candidates of 5 actions against one candidate. The service's checkpoint must have prediction heads, however
+  little they know: python -m loopwm.training --config configs/text-small.yaml --out runs/heads run.steps=1
+  model.overrides.prediction_heads=true
 
 The ratio of `continuations` to one at a time is what sharing a world is worth. For different worlds the roof is memory:
 a token of every world reads the world's keys and values, whose bytes the service tells. How fast memory can be read is
@@ -176,7 +179,7 @@ async def continuations(load: Load, window: dict[str, Any], at_once: int) -> flo
 
 async def warm(load: Load, at_once: int) -> tuple[float, float]:
     """Tokens a second, and bytes that a world holds in the mean."""
-    windows = load.take(load.number(at_once))
+    windows = load.take(max(LEAST, at_once))
     worlds = [await load.create(window) for window in windows]
     held = await _world_bytes(load.client) / len(worlds)
     works = [partial(load.step, world, window["actions"][0]) for world, window in zip(worlds, windows, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from loopwm.text.format import SPECIAL_TOKENS, FormatError
 from serve.engine import Engine
 from serve.jobs import Steps
 from serve.metrics import Meter, Metrics
+from serve.outbox import Outbox
 from serve.prompts import Prompt, PromptReader
 from serve.requests import Event, Finish, Request, Scores
 from serve.sampling import Sampling
@@ -235,9 +236,8 @@ class TextStream:
         self._detokenizer = detokenizer
         self._scanner = scanner
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
         self._engine = engine
-        self._ticket = engine.submit(request, self._deliver)
+        self._ticket = engine.submit(request, _delivery(self._events, meter, engine.outbox))
 
     def cancel(self) -> None:
         self._engine.cancel(self._ticket)
@@ -292,9 +292,17 @@ class TextStream:
                 self.finish = event.finish
                 return
 
-    def _deliver(self, event: Event) -> None:
-        self._meter.hear(event)
-        self._engine.outbox.put(self._loop, partial(self._events.put_nowait, event))
+
+def _delivery(events: asyncio.Queue[Event], meter: Meter, outbox: Outbox) -> Callable[[Event], None]:
+    """From the engine's thread to the queue of a stream. It must not hold the stream, which holds the request: a world
+    would stay in memory until the garbage collector finds the circle."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(event: Event) -> None:
+        meter.hear(event)
+        outbox.put(loop, partial(events.put_nowait, event))
+
+    return deliver
 
 
 async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:

@@ -272,18 +272,17 @@ class LoopWMModel(LoopWMPreTrainedModel):
             assert position_ids is not None, "a StateGroup tells them"
             angles = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
             attend = cache.attend(partial(self._slot_attention, **kwargs))
-            return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _quick(attend))
+            return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _apart(attend))
         if position_ids is None:
             position_ids = _positions(embeds, attention_mask, cache)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
         if isinstance(attention_mask, TreeMask):
-            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _quick(_row_attention(cache)))
+            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _apart(_row_attention(cache)))
         mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
         attend = self._slot_attention(cache, **kwargs)
-        # Other caches come from libraries that compile the pass, which a setting of the process would break.
-        return _Inputs(
-            embeds, AttentionInputs(cos, sin, mask), _quick(attend) if isinstance(cache, CoreState) else attend
-        )
+        if isinstance(cache, CoreState):  # other caches are of libraries that compile the pass: no settings within it
+            attend = _apart(attend)
+        return _Inputs(embeds, AttentionInputs(cos, sin, mask), attend)
 
     def _final(self, latent: Tensor, inputs: _Inputs) -> Tensor:
         final = self.norm(latent)
@@ -332,7 +331,9 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return attend
 
 
-def _quick(attention: Attend) -> Attend:
+def _apart(attention: Attend) -> Attend:
+    """The same, apart from `quick_products`."""
+
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         with attention_products(q.shape[2]):
             return attention(slot, q, k, v, mask)
