@@ -12,6 +12,7 @@ Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), 
 - plan: 32 candidates of 5 actions against one candidate. The service's checkpoint must have prediction heads, however
   little they know: python -m loopwm.training --config configs/text-small.yaml --out runs/heads run.steps=1
   model.overrides.prediction_heads=true
+  Such a one is good for --workloads plan alone: it does not end its answers.
 
 The ratio of `continuations` to one at a time is what sharing a world is worth. For different worlds the roof is memory:
 a token of every world reads the world's keys and values, whose bytes the service tells. How fast memory can be read is
@@ -214,14 +215,65 @@ def _times(ratios: Sequence[float]) -> str:
 
 
 def bandwidth() -> float:
-    """Gigabytes a second that this machine reads, the best of five sums of a gigabyte."""
+    """Bytes a second that this process reads, the best of five sums of a gigabyte."""
     data = torch.ones(1 << 28)
     times = []
     for _ in range(5):
         start = time.perf_counter()
         data.sum()
         times.append(time.perf_counter() - start)
-    return data.numel() * 4 / min(times) / 1e9
+    return data.numel() * 4 / min(times)
+
+
+# Each workload prints its rows of the table and returns what is to be said below it.
+
+
+async def all_continuations(load: Load, numbers: Sequence[int]) -> list[str]:
+    window = load.take(1)[0]
+    turns = [{number: await continuations(load, window, number) for number in numbers} for _ in range(REPEATS)]
+    low, *more = sorted(numbers)
+    ratios = {high: sorted(rates[high] / rates[low] for rates in turns) for high in more}
+    return [f"continuations: {high} at once have {_times(ratios[high])} the throughput of {low}" for high in more]
+
+
+async def all_warm(load: Load, numbers: Sequence[int]) -> list[str]:
+    told = []
+    for number in numbers:
+        reads = bandwidth()
+        rate, held = await warm(load, number)
+        roof = reads / held
+        told.append(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
+    return told
+
+
+async def all_cold(load: Load, numbers: Sequence[int]) -> list[str]:
+    for number in numbers:
+        works = [partial(load.cold, window) for window in load.take(load.number(number))]
+        await run("worlds, cold", number, works, load.pid)
+    return []
+
+
+async def all_chats(load: Load, numbers: Sequence[int]) -> list[str]:
+    for number in numbers:
+        works = [partial(load.chat, window) for window in load.take(load.number(number))]
+        await run("chat", number, works, load.pid)
+    return []
+
+
+async def all_plans(load: Load, numbers: Sequence[int]) -> list[str]:
+    ratios = [await plan(load)]
+    while not math.isnan(ratios[0]) and len(ratios) < PLANNED_WORLDS:
+        ratios.append(await plan(load))
+    return [f"plan: 32 x 5 takes {_times(ratios)} what 1 x 5 takes"]
+
+
+WORKLOADS = {
+    "continuations": all_continuations,
+    "warm": all_warm,
+    "cold": all_cold,
+    "chat": all_chats,
+    "plan": all_plans,
+}
 
 
 async def main() -> None:
@@ -229,6 +281,7 @@ async def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--windows", type=Path, required=True, help="window file, .jsonl.gz")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=4, help="requests for each of those at once")
     parser.add_argument("--pid", type=int, help="of the service, for its memory")
     parser.add_argument("--minutes", type=float, default=0, help="then chat at the second concurrency for so long")
@@ -236,8 +289,6 @@ async def main() -> None:
     with gzip.open(args.windows, "rt", encoding="utf-8") as file:
         windows = [json.loads(line) for line in file]
     random.Random(0).shuffle(windows)
-    reads = bandwidth()
-    print(f"memory: {reads:.1f} GB/s read by this process\n")
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=args.url, timeout=1200, trust_env=False, limits=limits) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
@@ -245,28 +296,11 @@ async def main() -> None:
         await load.chat(load.take(1)[0])
         print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        one = load.take(1)[0]
-        rounds = [
-            {number: await continuations(load, one, number) for number in args.concurrency} for _ in range(REPEATS)
-        ]
-        distinct = {number: await warm(load, number) for number in args.concurrency}
-        for name, work in (("worlds, cold", load.cold), ("chat", load.chat)):
-            for number in args.concurrency:
-                works = [partial(work, window) for window in load.take(load.number(number))]
-                await run(name, number, works, args.pid)
+        told = [line for name in args.workloads for line in await WORKLOADS[name](load, args.concurrency)]
         end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
         while time.monotonic() < end:
             await run("chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)], args.pid)
-        print()
-        low, *more = sorted(args.concurrency)
-        for high in more:
-            ratios = sorted(rates[high] / rates[low] for rates in rounds)
-            print(f"continuations: {high} at once have {_times(ratios)} the throughput of {low}")
-        for number, (rate, held) in distinct.items():
-            roof = reads * 1e9 / held
-            print(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
-        ratios = sorted([await plan(load) for _ in range(PLANNED_WORLDS)])
-        print(f"plan: 32 x 5 takes {_times(ratios)} what 1 x 5 takes")
+        print("", *told, sep="\n")
 
 
 if __name__ == "__main__":
