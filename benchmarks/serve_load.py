@@ -44,7 +44,7 @@ ACTIONS = ("look around", "wait", "open cupboard", "go to kitchen", "pick up the
 REPEATS = 5
 """Measurements of continuations at every number at once, in turn: a ratio of two is no better than its worse half."""
 
-PLANNED_WORLDS = 6
+PLANNED_WORLDS = 30
 
 LEAST = 32
 """Requests of a measurement, at least."""

@@ -21,7 +21,7 @@ from serve import play
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.keys import KeyFileError, KeyRing, read_keys
-from serve.memory import keep_for_reuse
+from serve.memory import keep_for_reuse, settle
 from serve.prompts import PromptReader
 from serve.server import Server
 from serve.service import ModelCard, Service
@@ -129,6 +129,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
         for told_to_end in (signal.SIGINT, signal.SIGTERM):
             signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
+        settle()
         Server(app, engine, args.grace).run([listener])
 
 

@@ -7,6 +7,7 @@ what worlds held stays with its threads' pools for ever. Does nothing where the 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1
@@ -18,6 +19,13 @@ def keep_for_reuse() -> None:
     if (libc := _glibc()) is not None:
         for parameter, value in ((ARENA_MAX, 1), (MMAP_THRESHOLD, 1 << 25), (TRIM_THRESHOLD, (1 << 31) - 1)):
             libc.mallopt(parameter, value)
+
+
+def settle() -> None:
+    """To be called once all is loaded. What there is now stays: else every full garbage collection looks through it
+    and everybody waits, 0.3 s with torch and transformers."""
+    gc.collect()
+    gc.freeze()
 
 
 def give_back() -> None:
