@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwm.core import Fixed
+from loopwm.core import CoreState, Fixed
 from loopwm.text.world import WorldModel
 from serve.__main__ import listen
 from serve.app import create_app
@@ -74,6 +75,11 @@ def chat() -> dict[str, Any]:
         {"role": "user", "content": "look in cupboard"},
     ]
     return {"model": "tiny", "messages": messages, "max_tokens": 12}
+
+
+def live_states() -> int:
+    """States that somebody holds, or nobody but the garbage collector has to find out."""
+    return sum(issubclass(type(thing), CoreState) for thing in gc.get_objects())
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:

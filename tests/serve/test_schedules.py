@@ -19,6 +19,7 @@ from serve.prefixes import BLOCK
 from serve.requests import Event, Request, Ticket
 from serve.sampling import Sampling, choose
 from serve.worlds import WorldGoneError, WorldLimits, WorldStore
+from tests.serve.conftest import live_states
 from tests.text.conftest import random_model
 
 SCHEDULES = 300
@@ -84,11 +85,6 @@ class Asked:
         assert event.error is None
         assert event.token is not None
         self.heard.append((event.token, event.loops))
-
-
-def live_states() -> int:
-    gc.collect()
-    return sum(issubclass(type(thing), CoreState) for thing in gc.get_objects())
 
 
 class Schedule:
@@ -182,6 +178,7 @@ def test_every_random_schedule_answers_as_single_requests_do_and_leaves_no_state
     reference = Reference(library)
     evicted = left_early = shared = 0
     with torch.inference_mode():
+        gc.collect()
         baseline = live_states()
         for seed in range(SCHEDULES):
             schedule = Schedule(seed, library, reference)
@@ -193,5 +190,6 @@ def test_every_random_schedule_answers_as_single_requests_do_and_leaves_no_state
             shared += sum(asked.ticket.request.start is not None for asked in schedule.asked)
             if seed % 50 == 0:
                 del schedule
+                gc.collect()  # what was asked and its ticket hold each other here
                 assert live_states() == baseline
     assert min(evicted, left_early, shared) > SCHEDULES / 10, (evicted, left_early, shared)

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwm.core import CoreState, Fixed, Gate
+from loopwm.core import Fixed, Gate
 from loopwm.text.format import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
 from serve.worlds import WorldBusyError, WorldGoneError, WorldLimits, WorldNotFoundError, WorldStore
-from tests.serve.conftest import wait_until
+from tests.serve.conftest import live_states, wait_until
 from tests.serve.test_http import events
 from tests.text.conftest import random_model
 
@@ -52,10 +52,6 @@ def step(client: httpx.Client, name: str, *actions: str, **fields: Any) -> dict[
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
     return found
-
-
-def live_states() -> int:
-    return sum(issubclass(type(thing), CoreState) for thing in gc.get_objects())
 
 
 def texts(library: WorldModel, context: Context, actions: list[str], depth: Any = None) -> list[str]:
