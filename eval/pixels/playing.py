@@ -37,7 +37,8 @@ REPLAYED = 4
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes of a policy in the real environment. score: Crafter's, None elsewhere; reward: mean of a step."""
+    """Episodes of a policy in the real environment. score: Crafter's, None elsewhere; reward: mean of a step; ends:
+    share of steps after which an episode is over, cut ones left out."""
 
     episodes: int
     steps: int
@@ -45,6 +46,7 @@ class Played:
     low: float
     high: float
     reward: float
+    ends: float
     score: float | None
     achievements: tuple[float, ...]
     """Share of episodes that reached each."""
@@ -58,7 +60,7 @@ def crafter_score(rates: Sequence[float]) -> float:
 def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed: int) -> Played:
     """The first `episodes` to begin, so that long ones count as much as short ones."""
     moment = Moment.begin(env, seed)
-    running, rewards, count = np.zeros(env.num_envs), 0.0, 0
+    running, rewards, ends, count = np.zeros(env.num_envs), 0.0, 0, 0
     begun, order = env.num_envs, np.arange(env.num_envs)
     returns: dict[int, float] = {}
     reached: dict[int, NDArray[np.bool_]] = {}
@@ -68,6 +70,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
             moment, s = found.moment, found.segments
             told = {(ending.env, ending.step): ending.info for ending in found.endings}
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
+            ends += int(s.terminated.sum())
             for step in range(STEPS):
                 running += s.reward[:, step]
                 for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]).tolist():
@@ -81,7 +84,8 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
     low, high = interval95(values[:, None])[:, 0].tolist()
     rates = np.mean([reached[n] for n in range(episodes)], 0).tolist() if reached else []
     score = crafter_score(rates) if rates else None
-    return Played(episodes, count, float(values.mean()), low, high, rewards / count, score, tuple(rates))
+    reward, ends_a_step = rewards / count, ends / count
+    return Played(episodes, count, float(values.mean()), low, high, reward, ends_a_step, score, tuple(rates))
 
 
 @dataclass(frozen=True)
@@ -118,25 +122,27 @@ def read_config(folder: Path) -> AgentConfig:
         raise EvalError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def imagined_reward(agent: Trained, replay: Replay, rollouts: int, seed: int) -> float:
-    """Mean reward of a step of the policy in worlds imagined from places of its own play."""
+def play_imagined(agent: Trained, replay: Replay, rollouts: int, seed: int) -> tuple[float, float]:
+    """Mean reward of a step of the policy, and share of steps that end an episode, in worlds imagined from places of
+    its own play."""
     assert agent.world is not None
     c = agent.config.imagination
     grid = agent.world.tokenizer.grid
     world = TwistedWorld(agent.world, c.decoder.decoder(grid, c.centre.region(grid)))
     env = ImaginedVectorEnv(world, replay, c.count, c.burn_in, horizon=c.steps + 1)
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-    rewards = []
+    rewards, ends = [], []
     for _ in tqdm(range(rollouts), unit="rollout", desc="imagined"):
         begun = Moment.begin(env, int(rng.integers(2**31)))
         found = rollout(env, Player(agent.policy, c.count, generator), c.steps, begun)
         rewards.append(float(found.segments.reward.mean()))
-    return float(np.mean(rewards))
+        ends.append(float(found.segments.terminated.mean()))
+    return float(np.mean(rewards)), float(np.mean(ends))
 
 
 def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
-    """Returns of a finished run's agent and of random play; where it has a world, the reward it imagines, from places
-    of its own evaluation play, beside the real one."""
+    """Returns of a finished run's agent and of random play; where it has a world, the rewards and ends it imagines,
+    from places of its own evaluation play, beside the real ones."""
     config = read_config(folder)
     try:
         env, space = real_environments(config.real.environment, config.real.count)
@@ -152,7 +158,7 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
         again = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
         replay = Replay(space, config.real.count * REPLAYED * STEPS)
         replay.add_segments(rollout(env, again, REPLAYED * STEPS, Moment.begin(env, seed)).segments, "agent", seed)
-        imagined = imagined_reward(agent, replay, rollouts, seed)
-        results["imagined_reward"] = imagined
-        results["reward_gap"] = imagined - results["agent"]["reward"]
+        reward, ends = play_imagined(agent, replay, rollouts, seed)
+        results |= {"imagined_reward": reward, "imagined_ends": ends}
+        results |= {"reward_gap": reward - results["agent"]["reward"], "ends_gap": ends - results["agent"]["ends"]}
     return results

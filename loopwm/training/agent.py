@@ -176,7 +176,8 @@ class AgentTrainer:
         self.interactions += found.segments.action.size
         self.replay.add_segments(found.segments, "agent", seed)
         record = self._tell_episodes(found)
-        record |= _means("real", [self.learner.update(data, real.epochs, real.minibatches, self.generator)])
+        update = self.learner.update(data, real.epochs, real.minibatches, self.generator)
+        record |= _means("real", [update | _a_step(found)])
         if self.world is not None:
             for frames in (found.segments.obs, found.segments.next_obs):
                 growth = self.world.grow(frames)
@@ -210,7 +211,7 @@ class AgentTrainer:
             begun = Moment.begin(env, int(self.rng.integers(2**31)))
             data, found = play(env, Player(learner.policy, c.count, self.generator), c.steps, begun)
             update = learner.update(data, c.epochs, c.minibatches, self.generator)
-            numbers.append(update | {"reward": float(found.segments.reward.mean())})
+            numbers.append(update | _a_step(found))
         learner.config = real_config
         return numbers
 
@@ -265,6 +266,13 @@ class AgentTrainer:
         temporary.rename(self.folder / "policy.pt")
         if self.world is not None:
             self.world.checkpoint().save(self.folder / "model")
+
+
+def _a_step(found: Rollout) -> Numbers:
+    """Reward of a step in the mean, and how many end an episode: where imagination differs from the real environment,
+    policies learn what does not hold."""
+    s = found.segments
+    return {"reward": float(s.reward.mean()), "ends": float(s.terminated.mean())}
 
 
 def _means(prefix: str, records: list[Numbers]) -> Numbers:

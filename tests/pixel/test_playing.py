@@ -48,7 +48,9 @@ def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeyp
     results = evaluate(tmp_path / "run", 6, 2, 0)
     assert results["agent"]["episodes"] == results["random"]["episodes"] == 6
     assert 0 <= results["agent"]["low"] <= results["agent"]["mean_return"] <= results["agent"]["high"] <= 1
-    assert results["reward_gap"] == pytest.approx(results["imagined_reward"] - results["agent"]["reward"])
+    for name in ("reward", "ends"):
+        assert results[f"{name}_gap"] == pytest.approx(results[f"imagined_{name}"] - results["agent"][name])
+    assert 0 < results["agent"]["ends"] < 1
     assert results["agent"]["score"] is None
 
 
