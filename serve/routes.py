@@ -56,6 +56,9 @@ async def _leave(request: Request) -> None:
         pass
 
 
+# Dependencies are coroutines, since FastAPI sends plain functions to threads, which cost more than they do.
+
+
 async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
