@@ -19,7 +19,7 @@ from eval.errors import EvalError
 from loopwm.pixel.acting import Player
 from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
 from loopwm.pixel.frames import FrameSpace
-from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Policy, RandomPolicy, rollout
+from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
 from loopwm.pixel.policy import ActorCritic
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.twisted_world import TwistedWorld
@@ -30,6 +30,9 @@ from loopwm.training.real_world import real_environments
 ACHIEVEMENTS = "achievements"
 STEPS = 64
 """Of each environment between looks at how many episodes have ended."""
+
+LEAD = 25
+"""Steps of the agent before a stretch of real play."""
 
 REPLAYED = 4
 """Such stretches of play that imagination starts from."""
@@ -122,27 +125,51 @@ def read_config(folder: Path) -> AgentConfig:
         raise EvalError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def play_imagined(agent: Trained, replay: Replay, rollouts: int, seed: int) -> tuple[float, float]:
-    """Mean reward of a step of the policy, and share of steps that end an episode, in worlds imagined from places of
-    its own play."""
+@dataclass(frozen=True)
+class Stretch:
+    """Play from given places, at most as long as is imagined. reward: until the first end, in the mean; ended: share
+    that came to one. In a world that forgives what really ends an episode, nobody learns to avoid it."""
+
+    reward: float
+    ended: float
+
+    @classmethod
+    def of(cls, found: Sequence[Rollout]) -> Stretch:
+        reward, terminated = (
+            np.concatenate([getattr(rollout.segments, name) for rollout in found]) for name in ("reward", "terminated")
+        )
+        alive = terminated.cumsum(1) - terminated == 0
+        return cls(float((reward * alive).sum(1).mean()), float(terminated.any(1).mean()))
+
+
+def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int, seed: int) -> list[Rollout]:
+    """Play in worlds imagined from places of the replay."""
     assert agent.world is not None
     c = agent.config.imagination
     grid = agent.world.tokenizer.grid
     world = TwistedWorld(agent.world, c.decoder.decoder(grid, c.centre.region(grid)))
     env = ImaginedVectorEnv(world, replay, c.count, c.burn_in, horizon=c.steps + 1)
-    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-    rewards, ends = [], []
-    for _ in tqdm(range(rollouts), unit="rollout", desc="imagined"):
-        begun = Moment.begin(env, int(rng.integers(2**31)))
-        found = rollout(env, Player(agent.policy, c.count, generator), c.steps, begun)
-        rewards.append(float(found.segments.reward.mean()))
-        ends.append(float(found.segments.terminated.mean()))
-    return float(np.mean(rewards)), float(np.mean(ends))
+    rng = np.random.default_rng(seed)
+    return [
+        rollout(env, policy, c.steps, Moment.begin(env, int(rng.integers(2**31))))
+        for _ in tqdm(range(rollouts), unit="rollout", desc="imagined")
+    ]
+
+
+def play_on(
+    env: VectorEnv[Any, Any, Any], agent: Policy, policy: Policy, steps: int, rollouts: int, seed: int
+) -> list[Rollout]:
+    """Real play of a policy from where the agent has got to after LEAD steps."""
+    found = []
+    for i in tqdm(range(rollouts), unit="rollout", desc="real"):
+        place = rollout(env, agent, LEAD, Moment.begin(env, seed + i)).moment
+        found.append(rollout(env, policy, steps, place))
+    return found
 
 
 def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
     """Returns of a finished run's agent and of random play; where it has a world, the rewards and ends it imagines,
-    from places of its own evaluation play, beside the real ones."""
+    from places of its own evaluation play, beside the real ones, and stretches of both policies from such places."""
     config = read_config(folder)
     try:
         env, space = real_environments(config.real.environment, config.real.count)
@@ -155,10 +182,17 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
     player = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
     results["agent"] = asdict(play_real(env, player, episodes, seed))
     if agent.world is not None:
+        chances = torch.Generator().manual_seed(seed)
         again = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
         replay = Replay(space, config.real.count * REPLAYED * STEPS)
         replay.add_segments(rollout(env, again, REPLAYED * STEPS, Moment.begin(env, seed)).segments, "agent", seed)
-        reward, ends = play_imagined(agent, replay, rollouts, seed)
+        imagined = play_imagined(agent, Player(agent.policy, config.imagination.count, chances), replay, rollouts, seed)
+        reward = float(np.mean([found.segments.reward for found in imagined]))
+        ends = float(np.mean([found.segments.terminated for found in imagined]))
         results |= {"imagined_reward": reward, "imagined_ends": ends}
         results |= {"reward_gap": reward - results["agent"]["reward"], "ends_gap": ends - results["agent"]["ends"]}
+        blind = play_imagined(agent, chance, replay, rollouts, seed)
+        for name, policy, seen in (("agent", again, imagined), ("random", chance, blind)):
+            played = play_on(env, again, policy, config.imagination.steps, rollouts, seed)
+            results[f"{name}_stretch"] = {"real": asdict(Stretch.of(played)), "imagined": asdict(Stretch.of(seen))}
     return results
