@@ -31,11 +31,8 @@ ACHIEVEMENTS = "achievements"
 STEPS = 64
 """Of each environment between looks at how many episodes have ended."""
 
-LEAD = 25
-"""Steps of the agent before a stretch of real play."""
-
-REPLAYED = 4
-"""Such stretches of play that imagination starts from."""
+REPLAYED = 4 * STEPS
+"""Of each environment, by the agent: the play whose places stretches start from, imagined and real."""
 
 
 @dataclass(frozen=True)
@@ -159,17 +156,17 @@ def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int,
 def play_on(
     env: VectorEnv[Any, Any, Any], agent: Policy, policy: Policy, steps: int, rollouts: int, seed: int
 ) -> list[Rollout]:
-    """Real play of a policy from where the agent has got to after LEAD steps."""
-    found = []
-    for i in tqdm(range(rollouts), unit="rollout", desc="real"):
-        place = rollout(env, agent, LEAD, Moment.begin(env, seed + i)).moment
-        found.append(rollout(env, policy, steps, place))
+    """Real play of a policy from any place of the agent's, as replays have them."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in tqdm(range(rollouts), unit="rollout", desc="real"):
+        lead, begun = int(rng.integers(1, REPLAYED)), Moment.begin(env, int(rng.integers(2**31)))
+        found.append(rollout(env, policy, steps, rollout(env, agent, lead, begun).moment))
     return found
 
 
 def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
     """Returns of a finished run's agent and of random play; where it has a world, the rewards and ends it imagines,
-    from places of its own evaluation play, beside the real ones, and stretches of both policies from such places."""
+    from places of its own evaluation play, beside the real ones."""
     config = read_config(folder)
     try:
         env, space = real_environments(config.real.environment, config.real.count)
@@ -182,17 +179,33 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
     player = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
     results["agent"] = asdict(play_real(env, player, episodes, seed))
     if agent.world is not None:
-        chances = torch.Generator().manual_seed(seed)
         again = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
-        replay = Replay(space, config.real.count * REPLAYED * STEPS)
-        replay.add_segments(rollout(env, again, REPLAYED * STEPS, Moment.begin(env, seed)).segments, "agent", seed)
-        imagined = play_imagined(agent, Player(agent.policy, config.imagination.count, chances), replay, rollouts, seed)
-        reward = float(np.mean([found.segments.reward for found in imagined]))
-        ends = float(np.mean([found.segments.terminated for found in imagined]))
-        results |= {"imagined_reward": reward, "imagined_ends": ends}
-        results |= {"reward_gap": reward - results["agent"]["reward"], "ends_gap": ends - results["agent"]["ends"]}
-        blind = play_imagined(agent, chance, replay, rollouts, seed)
-        for name, policy, seen in (("agent", again, imagined), ("random", chance, blind)):
-            played = play_on(env, again, policy, config.imagination.steps, rollouts, seed)
-            results[f"{name}_stretch"] = {"real": asdict(Stretch.of(played)), "imagined": asdict(Stretch.of(seen))}
+        results |= _real_and_imagined(agent, env, space, again, chance, rollouts, seed)
+        results |= {f"{name}_gap": results[f"imagined_{name}"] - results["agent"][name] for name in ("reward", "ends")}
+    return results
+
+
+def _real_and_imagined(
+    agent: Trained,
+    env: VectorEnv[Any, Any, Any],
+    space: FrameSpace,
+    player: Player,
+    chance: Policy,
+    rollouts: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The agent's reward and ends of an imagined step, and stretches of the agent and of chance in both worlds."""
+    c = agent.config.imagination
+    replay = Replay(space, env.num_envs * REPLAYED)
+    replay.add_segments(rollout(env, player, REPLAYED, Moment.begin(env, seed)).segments, "agent", seed)
+    dreamer = Player(agent.policy, c.count, torch.Generator().manual_seed(seed))
+    imagined = play_imagined(agent, dreamer, replay, rollouts, seed)
+    results: dict[str, Any] = {
+        "imagined_reward": float(np.mean([found.segments.reward for found in imagined])),
+        "imagined_ends": float(np.mean([found.segments.terminated for found in imagined])),
+    }
+    blind = play_imagined(agent, chance, replay, rollouts, seed)
+    for name, policy, seen in (("agent", player, imagined), ("random", chance, blind)):
+        played = play_on(env, player, policy, c.steps, rollouts, seed)
+        results[f"{name}_stretch"] = {"real": asdict(Stretch.of(played)), "imagined": asdict(Stretch.of(seen))}
     return results
