@@ -3,7 +3,8 @@
     {"env", "task", "variation" (int, or a game's name), "split", "policy", "goal", "hidden_state" (or null),
      "steps": [{"action": null, "observation", "score", "done", "look", "inventory"}, {"action": "open door", ...}]}
 
-Step 0 holds the first observation and no action. `look`, `inventory` and `hidden_state` may be null.
+Step 0 holds the first observation and no action. `look`, `inventory` and `hidden_state` may be null. The episode's
+`hidden_state` is that of step 0; a later step has one of its own where it was sampled, and no such field elsewhere.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Step:
     done: bool
     look: str | None = None
     inventory: str | None = None
+    hidden_state: str | None = None
+    """After the step, where it was sampled; that of step 0 stands in the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,10 @@ class Episode:
         """What was played: environment, task, variation, split."""
         return self.env, self.task, self.variation, self.split
 
+    def hidden_state_at(self, step: int) -> str | None:
+        """The hidden state after a step; null where it was not sampled."""
+        return self.hidden_state if step == 0 else self.steps[step].hidden_state
+
 
 _OPTIONAL_TEXT = (str, type(None))
 _EPISODE_FIELDS: dict[str, tuple[type, ...]] = {
@@ -64,7 +71,7 @@ _EPISODE_FIELDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _STEP_FIELDS: dict[str, tuple[type, ...]] = {
     "action": _OPTIONAL_TEXT, "observation": (str,), "score": (int, float), "done": (bool,),
-    "look": _OPTIONAL_TEXT, "inventory": _OPTIONAL_TEXT,
+    "look": _OPTIONAL_TEXT, "inventory": _OPTIONAL_TEXT, "hidden_state": _OPTIONAL_TEXT,
 }  # fmt: skip
 
 
@@ -108,7 +115,11 @@ def _checked(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], p
 
 def format_episode(episode: Episode) -> str:
     """The episode as one line of JSON."""
-    return json.dumps(asdict(episode), ensure_ascii=False, separators=(",", ":"))
+    record = asdict(episode)
+    for step in record["steps"]:
+        if step["hidden_state"] is None:
+            del step["hidden_state"]
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 def episode_files(paths: Iterable[Path]) -> list[Path]:
