@@ -3,24 +3,25 @@
 Which variations are played, and what chance does in an episode, depend on the seed alone, and a file appears complete
 or not at all. So a run that was killed and started again yields the same files: chunks whose file exists are skipped.
 `plan.json` holds what was asked for; a run with other options refuses the folder. How the work is spread, over
-processes, machines (`--shard`) or a Dask cluster (`--dask`), changes nothing in the files.
+processes, machines (`--shard`) or a Dask cluster (`--dask`), changes nothing in the files. Episodes that failed stand
+in `failed/`, and are tried again when the command is; `manifest.json` says what the folder holds and what played it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import islice
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from threading import local
 from typing import Any
 
 from tqdm import tqdm
@@ -29,15 +30,19 @@ from data_prep.collect_frames import FrameOrder, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from data_prep.environments.pixels import FRAME_ENVIRONMENTS, is_frame_environment
-from data_prep.episodes import Episode, write_episodes
+from data_prep.episodes import Episode, Step, write_episodes
 from data_prep.errors import DataError
-from data_prep.files import atomic_write
-from data_prep.policies import POLICIES, Policy
+from data_prep.files import atomic_write, write_lines
+from data_prep.policies import POLICIES, Play
+from data_prep.provenance import checkout
+from data_prep.solutions import solve
 
 CHUNK = 10
 """Episodes a file, few enough that a kill loses little."""
 
 PLAN = "plan.json"
+MANIFEST = "manifest.json"
+FAILED = "failed"
 
 SOLVERS = ("gold", "expert")
 """Policies that play a solution; an environment has one of them."""
@@ -54,6 +59,8 @@ class Order:
     max_steps: int
     seed: int
     tasks: tuple[str, ...]
+    hidden_every: int = 4
+    """Steps from one recorded hidden state to the next."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ def plan_chunks(order: Order, environment: Environment) -> list[Chunk]:
         chosen = _choose_variations(order, task, list(environment.variations(task, order.split)))
         for first in range(0, len(chosen), CHUNK):
             chunks.append(Chunk(task, first, tuple(chosen[first : first + CHUNK])))
-    return chunks
+    return sorted(chunks, key=lambda chunk: chunk.first)  # all tasks in turn: what was played so far is a fair part
 
 
 def _choose_variations(order: Order, task: str, variations: list[int | str]) -> list[int | str]:
@@ -125,28 +132,44 @@ def _choose_variations(order: Order, task: str, variations: list[int | str]) -> 
 
 
 def play(
-    environment: Environment, policy: Policy, task: str, variation: int | str, split: str, max_steps: int, rng: Random
+    environment: Environment, order: Order, task: str, variation: int | str, gold: Sequence[str], rng: Random
 ) -> Episode:
-    """One episode of at most `max_steps` actions. Raises SimulatorError."""
-    gold = environment.gold_actions(task, variation) if policy.needs_gold else []
+    """One episode that follows, or strays from, a solution.
+
+    Raises SimulatorError, also if the environment turns out to play another world by the end.
+    """
     steps = [environment.reset(task, variation)]
     goal, hidden_state = environment.goal(), environment.hidden_state()
-    for action in islice(policy.act(environment, gold, rng), max_steps):
-        steps.append(environment.step(action))
-        if steps[-1].done:
-            break
-    return Episode(environment.name, task, variation, split, policy.name, goal, tuple(steps), hidden_state)
+    actions = POLICIES[order.policy].act(environment, gold, rng)
+    action = next(actions, None)
+    while action is not None:
+        steps.append(_recorded(environment, environment.step(action), len(steps), order.hidden_every))
+        action = None if steps[-1].done or len(steps) > order.max_steps else _next(actions, steps[-1])
+    if environment.loaded() != (task, variation) or environment.goal() != goal:
+        raise SimulatorError("another world was played in its place")
+    return Episode(environment.name, task, variation, order.split, order.policy, goal, tuple(steps), hidden_state)
+
+
+def _next(actions: Play, step: Step) -> str | None:
+    try:
+        return actions.send(step)
+    except StopIteration:
+        return None
+
+
+def _recorded(environment: Environment, step: Step, index: int, hidden_every: int) -> Step:
+    return step if index % hidden_every else replace(step, hidden_state=environment.hidden_state())
 
 
 class Player:
     """Plays chunks in one environment of its own."""
 
-    def __init__(self, order: Order, out: Path) -> None:
-        self.order, self.out = order, out
+    def __init__(self, order: Order, out: Path, solutions: Path | None) -> None:
+        self.order, self.out, self.solutions = order, out, solutions
         self.environment = make_environment(order.env)
 
     def play_chunk(self, chunk: Chunk) -> Tally:
-        """Plays and writes one chunk; an episode that fails twice is left out."""
+        """Plays and writes one chunk; an episode that fails twice is left out, and written down as failed."""
         episodes, failures = [], []
         for i, variation in enumerate(chunk.variations):
             if self.environment.exhausted():
@@ -155,7 +178,12 @@ class Player:
                 episodes.append(self._play_or_retry(chunk.task, variation, chunk.first + i))
             except SimulatorError as error:
                 failures.append(f"{chunk.task}, variation {variation}: {error}")
+        failed = failures_file(self.out, chunk)
+        if failures:
+            write_lines(failed, failures)
         write_episodes(self.out / chunk.file_name, episodes)
+        if not failures:
+            failed.unlink(missing_ok=True)
         return Tally(len(episodes), sum(len(episode.steps) - 1 for episode in episodes), tuple(failures))
 
     def _play_or_retry(self, task: str, variation: int | str, index: int) -> Episode:
@@ -171,9 +199,14 @@ class Player:
         self.environment = make_environment(self.order.env)
 
     def _play(self, task: str, variation: int | str, index: int) -> Episode:
-        order = self.order
+        order, needs_gold = self.order, POLICIES[self.order.policy].needs_gold
         rng = Random(f"{order.seed}/{order.policy}/{task}/{index}")
-        return play(self.environment, POLICIES[order.policy], task, variation, order.split, order.max_steps, rng)
+        gold = solve(self.environment, task, variation, self.solutions) if needs_gold else []
+        return play(self.environment, order, task, variation, gold, rng)
+
+
+def failures_file(out: Path, chunk: Chunk) -> Path:
+    return out / FAILED / f"{chunk.task}-{chunk.first:05d}.txt"
 
 
 def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
@@ -196,18 +229,18 @@ def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
     return chunks
 
 
-def collect(order: Order, out: Path, executor: Executor, shard: Shard) -> Tally:
-    """Plays all chunks of the shard that have no file yet. `executor`'s workers must see the folder `out`.
+def collect(order: Order, out: Path, executor: Executor, shard: Shard, solutions: Path | None = None) -> Tally:
+    """Plays all chunks of the shard that have no file yet, or had failures. `executor`'s workers must see the folders.
 
     Raises DataError if a worker process dies; what was collected stays.
     """
     chunks = shard.of(load_or_make_plan(order, out))
-    todo = [chunk for chunk in chunks if not (out / chunk.file_name).exists()]
+    todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
     total = Tally()
     started = time.monotonic()
     asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
     with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
-        for tally in _play_all(order, out, todo, executor):
+        for tally in _play_all(executor, order, out, solutions, todo):
             total.episodes += tally.episodes
             total.transitions += tally.transitions
             total.failures += tally.failures
@@ -216,8 +249,10 @@ def collect(order: Order, out: Path, executor: Executor, shard: Shard) -> Tally:
     return total
 
 
-def _play_all(order: Order, out: Path, chunks: list[Chunk], executor: Executor) -> Iterator[Tally]:
-    futures = [executor.submit(_play_in_worker, order, out, chunk) for chunk in chunks]
+def _play_all(
+    executor: Executor, order: Order, out: Path, solutions: Path | None, chunks: list[Chunk]
+) -> Iterator[Tally]:
+    futures = [executor.submit(_play_in_worker, order, out, solutions, chunk) for chunk in chunks]
     try:
         for future in as_completed(futures):
             yield future.result()
@@ -248,14 +283,44 @@ def dask_executor(scheduler: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False)
 
 
-@cache
-def _worker_player(order: Order, out: Path) -> Player:
-    """The worker process's own; its simulator ends with the process."""
-    return Player(order, out)
+_of_thread = local()
+"""The players of a thread: two episodes at once in one simulator would be told each other's worlds."""
 
 
-def _play_in_worker(order: Order, out: Path, chunk: Chunk) -> Tally:
-    return _worker_player(order, out).play_chunk(chunk)
+def _play_in_worker(order: Order, out: Path, solutions: Path | None, chunk: Chunk) -> Tally:
+    """The simulators end with the process."""
+    players: dict[Any, Player] = _of_thread.__dict__.setdefault("players", {})
+    key = order, out, solutions
+    if key not in players:
+        players[key] = Player(*key)
+    return players[key].play_chunk(chunk)
+
+
+def write_manifest(order: Order, out: Path) -> None:
+    """What the folder holds by now, and what played it."""
+    environment = make_environment(order.env)
+    try:
+        simulator = environment.version()
+    finally:
+        environment.close()
+    chunks = load_or_make_plan(order, out)
+    done = [chunk for chunk in chunks if (out / chunk.file_name).exists()]
+    texts = [lzma.decompress((out / chunk.file_name).read_bytes()) for chunk in done]
+    failed = [line for chunk in done for line in _failures(failures_file(out, chunk))]
+    manifest = {
+        "simulator": simulator,
+        **checkout(),
+        "chunks": {"asked": len(chunks), "done": len(done)},
+        "episodes": sum(text.count(b"\n") for text in texts),
+        "transitions": sum(text.count(b'{"action":"') for text in texts),
+        "failed": failed,
+    }
+    with atomic_write(out / MANIFEST) as file:
+        file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+
+
+def _failures(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -270,6 +335,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")
     parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all); not of frames")
     parser.add_argument("--max-steps", type=int, help="cut episodes after this many actions; None: 160, frames never")
+    parser.add_argument("--hidden-every", type=int, help="steps from one hidden state to the next; None: 4, of text")
+    parser.add_argument(
+        "--solutions", type=Path, metavar="FOLDER", help="keeps solutions asked for once; not of frames"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator; not of frames")
     parser.add_argument(
         "--shard", default="1/1", metavar="I/N", help="this part only, for several machines; not of frames"
@@ -279,12 +348,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
 
 
-TEXT_ONLY: dict[str, Any] = {"episodes_per_task": None, "tasks": [], "workers": 1, "shard": "1/1", "dask": None}
+TEXT_ONLY: dict[str, Any] = {
+    "episodes_per_task": None, "tasks": [], "hidden_every": None, "solutions": None, "workers": 1, "shard": "1/1",
+    "dask": None,
+}  # fmt: skip
 """Options that say nothing about frames, and what they are when they are not given."""
 
 
 def run(args: argparse.Namespace) -> None:
-    for name in ("episodes_per_task", "episodes", "steps", "max_steps", "workers"):
+    for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise DataError(f"{_option(name)}: at least 1")
@@ -319,12 +391,14 @@ def _run_text(args: argparse.Namespace) -> None:
     order = Order(
         env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),
+        hidden_every=args.hidden_every or 4,
     )  # fmt: skip
     shard = Shard.parse(args.shard)
     workers: AbstractContextManager[Executor] = dask_executor(args.dask) if args.dask else local_executor(args.workers)
     started = time.monotonic()
     with workers as executor:
-        total = collect(order, args.out, executor, shard)
+        total = collect(order, args.out, executor, shard, args.solutions)
+    write_manifest(order, args.out)
     seconds = time.monotonic() - started
     for failure in total.failures:
         print(f"failed: {failure}", file=sys.stderr)

@@ -1,79 +1,226 @@
-"""Who plays: a policy yields the next action as long as it is asked."""
+"""Who plays: a policy yields the next action and is sent the step that came of it, as long as it is asked."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from data_prep.environments.base import Environment
+from data_prep.episodes import Step
 
 DETOUR_RATES = (0.15, 0.5)
 """Least and greatest share of detours in a noisy episode; each episode draws its own."""
 
-INVALID = ("open unicorn", "go to moon", "pick up nothing at all", "use the force", "look at unicorn")
+DETOURS = {"near": 4, "valid": 3, "look": 2, "repeat": 1, "idle": 1, "wrong": 2}
+"""Kinds of detour and their weights. near: valid and about what the path is about; wrong: may be refused."""
+
+RUN_DETOURS = {"near": 1, "look": 1, "repeat": 1, "idle": 2}
+"""The same within a run of equal actions, where the world moves by itself."""
+
+FORKS = {"near": 6, "valid": 2, "look": 1}
+"""Kinds of action that take another's place in a fork."""
+
+LONGEST_RUN = 4
+"""Most actions of one detour that repeats or idles."""
+
+NONSENSE = ("open unicorn", "go to moon", "pick up nothing at all", "use the force", "look at unicorn")
 FATAL = ("focus",)
-"""Verbs that end an episode when they go wrong; random actions avoid them."""
+"""Verbs that end an episode when they go wrong; only a fatal slip uses them."""
+
+FATAL_SHARE = 0.07
+"""Noisy episodes with a fatal slip, where there is one to make; some come out harmless."""
+
+CARELESS = 0.3
+"""Share of detours after which the path goes on as if nothing had happened, for a while."""
+
+LONGEST_CARELESS = 5
+FORK_GAPS = (2, 6)
+"""Least and most steps of the path between a fork's end and the next one."""
+
+_LEAD = 3
+"""Steps of the path ahead that say what it is about."""
+
+_COMMON_WORDS = frozenset(
+    ("a", "at", "door", "for", "from", "in", "into", "of", "on", "substance", "the", "to", "with")
+)
+_CHOICE = re.compile(r"^(\d+):", re.MULTILINE)
+
+Play = Generator[str, Step, None]
+"""Yields actions, is sent steps."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`act` yields actions, given the environment, the gold path and a random source of its own.
+    """`act` plays, given the environment, the gold path and a random source of its own.
 
     `repeatable`: a variation may be played more than once, since chance makes the episodes differ.
     """
 
     name: str
-    act: Callable[[Environment, Sequence[str], Random], Iterator[str]]
+    act: Callable[[Environment, Sequence[str], Random], Play]
     needs_gold: bool
     repeatable: bool
 
 
 @runtime_checkable
 class Replanner(Protocol):
-    """An environment whose solution can be found anew after a detour."""
+    """An environment that finds a way back to its path, or a new one, after a detour."""
 
-    def plan(self) -> list[str]: ...
+    def mark(self) -> Any:
+        """What `plan` needs to know of the place where the path is left."""
+        ...
 
-
-def act_gold(environment: Environment, gold: Sequence[str], rng: Random) -> Iterator[str]:
-    yield from gold
-
-
-def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Iterator[str]:
-    """The gold path with detours; where a detour broke it, the path is found anew or else goes on regardless."""
-    rate = rng.uniform(*DETOUR_RATES)
-    last = environment.looks[0]
-    path = list(gold)
-    while path:
-        strayed = False
-        while rng.random() < rate:
-            last, strayed = _detour(environment, last, rng), True
-            yield last
-        if strayed and isinstance(environment, Replanner):
-            path = environment.plan()
-        last = path.pop(0)
-        yield last
+    def plan(self, mark: Any, rest: Sequence[str]) -> list[str]:
+        """A path from here. `rest` led on from the marked place."""
+        ...
 
 
-def act_random(environment: Environment, gold: Sequence[str], rng: Random) -> Iterator[str]:
+def act_gold(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    # not `yield from`: a list cannot be sent steps
+    for action in gold:  # noqa: UP028
+        yield action
+
+
+def act_random(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     while True:
         yield random_action(environment, rng)
 
 
-def _detour(environment: Environment, last: str, rng: Random) -> str:
-    kind = rng.choices(("valid", "look", "repeat", "invalid"), weights=(6, 2, 1, 1))[0]
-    if kind == "valid":
-        return random_action(environment, rng)
-    return {"look": rng.choice(environment.looks), "repeat": last, "invalid": rng.choice(INVALID)}[kind]
+def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """The gold path with detours, after which the path is found again, or goes on regardless for a while."""
+    rate = rng.uniform(*DETOUR_RATES)
+    slip = rng.randrange(len(gold)) if gold and rng.random() < FATAL_SHARE else -1
+    path, walk = list(gold), _Walk(environment, rng)
+    played = 0
+    while path:
+        if rng.random() < rate:
+            mark = walk.mark()
+            while True:
+                yield from walk.detour(gold, path)
+                if rng.random() >= rate:
+                    break
+            if rng.random() < CARELESS:
+                yield from walk.follow(path[: rng.randint(1, LONGEST_CARELESS)])
+            path = walk.resume(mark, path)
+        if played == slip:
+            yield from walk.fatal_slip(gold)
+        if path:
+            yield from walk.follow([path.pop(0)])
+        played += 1
+
+
+def act_fork(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """The gold path; here and there another action takes the next one's place, the path goes on, and is found again."""
+    path, walk = list(gold), _Walk(environment, rng)
+    until_fork = rng.randint(*FORK_GAPS) - 1
+    while path:
+        if until_fork > 0:
+            yield from walk.follow([path.pop(0)])
+            until_fork -= 1
+            continue
+        mark = walk.mark()
+        yield from walk.follow([walk.other_action(path)])
+        yield from walk.follow(path[1 : 1 + rng.randint(1, LONGEST_CARELESS)])
+        path = walk.resume(mark, path)
+        until_fork = rng.randint(*FORK_GAPS)
+
+
+class _Walk:
+    """One play's way through an environment: where it left its path, and what was done last."""
+
+    def __init__(self, environment: Environment, rng: Random) -> None:
+        self.environment, self.rng = environment, rng
+        self.last = environment.looks[0]
+        self.asked: list[str] = []
+        """Numbers that the environment offers to choose from, now."""
+
+    def mark(self) -> Any:
+        return self.environment.mark() if isinstance(self.environment, Replanner) else None
+
+    def resume(self, mark: Any, path: list[str]) -> list[str]:
+        return self.environment.plan(mark, path) if isinstance(self.environment, Replanner) else path
+
+    def follow(self, actions: Iterable[str]) -> Play:
+        """Plays actions. A number is only said when one is asked for, and then something is said."""
+        for action in actions:
+            if self.asked and not action.isdecimal():
+                yield from self._play(self.rng.choice(self.asked))
+            if self.asked or not action.isdecimal():
+                yield from self._play(action)
+
+    def _play(self, action: str) -> Play:
+        step = yield action
+        self.last = action
+        self.asked = _CHOICE.findall(step.observation) if step.observation.startswith("Ambiguous request") else []
+
+    def detour(self, gold: Sequence[str], path: Sequence[str]) -> Play:
+        in_run = len(path) > 1 and path[0] == path[1]
+        weights = RUN_DETOURS if in_run else DETOURS
+        yield from self.follow(self._draw(weights)(gold, path))
+
+    def _draw(self, weights: Mapping[str, int]) -> Callable[[Sequence[str], Sequence[str]], list[str]]:
+        kinds = {
+            "near": self._near, "valid": self._valid, "look": self._look, "repeat": self._repeat, "idle": self._idle,
+            "wrong": self._wrong,
+        }  # fmt: skip
+        return kinds[self.rng.choices(list(weights), weights=list(weights.values()))[0]]
+
+    def _near(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        return [near_action(self.environment, path, self.rng)]
+
+    def _valid(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        return [random_action(self.environment, self.rng)]
+
+    def _look(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        return [self.rng.choice(self.environment.looks)]
+
+    def _repeat(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        return [self.last] * self.rng.randint(1, LONGEST_RUN)
+
+    def _idle(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        idles = self.environment.idles or self.environment.looks
+        return [self.rng.choice(idles)] * self.rng.randint(1, LONGEST_RUN)
+
+    def _wrong(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        """A step of the path at the wrong time, or else nonsense."""
+        steps = [action for action in gold if action.split()[0] not in FATAL and not action.isdecimal()]
+        return [self.rng.choice(steps if steps and self.rng.random() < 0.8 else NONSENSE)]
+
+    def fatal_slip(self, gold: Sequence[str]) -> Play:
+        """Something that the path does not do, with a verb that may end the episode."""
+        slips = [a for a in sorted(self.environment.valid_actions()) if a.split()[0] in FATAL and a not in gold]
+        if slips:
+            yield from self.follow([self.rng.choice(slips)])
+
+    def other_action(self, path: Sequence[str]) -> str:
+        """In place of the next step of the path: a valid action, mostly about what the path is about, or a look."""
+        for _ in range(8):
+            (other,) = self._draw(FORKS)(path, path)
+            if other != path[0]:
+                return other
+        return self.environment.looks[0]
 
 
 def random_action(environment: Environment, rng: Random) -> str:
     """A valid action: the verb is drawn first, or actions with two objects would crowd out the rest."""
+    return _of_any_verb(environment, environment.valid_actions(), rng)
+
+
+def near_action(environment: Environment, path: Sequence[str], rng: Random) -> str:
+    """A valid action that shares a word of a name with the next steps of the path; any valid one where none does."""
+    words = {word for action in path[:_LEAD] for word in action.split()[1:]} - _COMMON_WORDS
+    valid = environment.valid_actions()
+    near = [action for action in valid if not words.isdisjoint(action.split()[1:])]
+    return _of_any_verb(environment, near or valid, rng)
+
+
+def _of_any_verb(environment: Environment, actions: Iterable[str], rng: Random) -> str:
     by_verb = defaultdict(list)
-    for action in sorted(environment.valid_actions()):
+    for action in sorted(actions):
         by_verb[action.split()[0]].append(action)
     verbs = [verb for verb in by_verb if verb not in FATAL]
     return rng.choice(by_verb[rng.choice(verbs)]) if verbs else environment.looks[0]
@@ -85,6 +232,7 @@ POLICIES = {
         Policy("gold", act_gold, needs_gold=True, repeatable=False),
         Policy("expert", act_gold, needs_gold=True, repeatable=False),
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
+        Policy("fork", act_fork, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

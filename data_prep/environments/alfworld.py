@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
@@ -46,17 +48,21 @@ class AlfWorld:
 
     name = "alfworld"
     looks: tuple[str, ...] = ("look", "inventory")
+    idles: tuple[str, ...] = ()
     solver = "expert"
 
     def __init__(self) -> None:
         if missing := [package for package in PACKAGES if find_spec(package) is None]:
             raise DataError(f"alfworld: the package {missing[0]} is not installed; pip install 'loopwm[alfworld]'")
         self._engine = _Engine()
-        self._game = self._task = ""
+        self._game = self._kind = self._task = ""
         self._goal: expert.Goal | None = None
         self._seen: set[str] = set()
         self._first: dict[str, Any] | None = None
         """The first step of the game loaded, until another step is taken."""
+
+    def version(self) -> dict[str, str]:
+        return {package: metadata.version(package) for package in ("alfworld", "textworld")}
 
     def tasks(self) -> list[str]:
         return list(TASKS)
@@ -71,10 +77,16 @@ class AlfWorld:
         return [name for name in _original_games(_data_folder(), split) if name.split("/")[1].startswith(f"{task}-")]
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
-        self._load(str(variation))
-        return self.plan()
+        self._load(task, str(variation))
+        return self.plan(None, ())
 
-    def plan(self) -> list[str]:
+    def loaded(self) -> tuple[str, str]:
+        return self._kind, self._game
+
+    def mark(self) -> None:
+        """A new plan needs nothing of the place where the old one was left."""
+
+    def plan(self, mark: None, rest: Sequence[str]) -> list[str]:
         """A way to win from here, for a player who knows what was seen so far.
 
         Raises SimulatorError if there is none.
@@ -83,7 +95,7 @@ class AlfWorld:
         return expert.make_plan(self._engine.call("facts"), self._goal, self._seen, self._game)
 
     def reset(self, task: str, variation: int | str) -> Step:
-        self._load(str(variation))
+        self._load(task, str(variation))
         assert self._first is not None
         return _step(None, self._first)
 
@@ -109,8 +121,9 @@ class AlfWorld:
     def close(self) -> None:
         self._engine.close()
 
-    def _load(self, name: str) -> None:
+    def _load(self, task: str, name: str) -> None:
         """Starts a game anew, unless it has just been started."""
+        self._kind = task
         if self._first is not None and name == self._game:
             return
         self._first = None

@@ -18,8 +18,15 @@ class Environment(Protocol):
     looks: tuple[str, ...]
     """Commands that only look."""
 
+    idles: tuple[str, ...]
+    """Commands that do nothing but let time pass."""
+
     solver: str
     """Name of the policy that plays the environment's own solution: gold, or expert if it searches as a player."""
+
+    def version(self) -> dict[str, str]:
+        """The simulator's packages with their versions, and what was changed in them."""
+        ...
 
     def tasks(self) -> list[str]:
         """All tasks, in the simulator's order."""
@@ -40,6 +47,10 @@ class Environment(Protocol):
         ...
 
     def goal(self) -> str: ...
+
+    def loaded(self) -> tuple[str, int | str]:
+        """Task and variation of the world that answers now."""
+        ...
 
     def hidden_state(self) -> str | None:
         """What the agent cannot see, now; null where the environment does not tell."""

@@ -1,7 +1,23 @@
 """ScienceWorld: the JVM simulator in the `scienceworld` package, spoken to directly over py4j.
 
 The package's own `ScienceWorldEnv.step` also computes every valid action, which costs several times the step itself;
-here each call does only what it says. Simplifications are off.
+here each call does only what it says, and in one round trip: `Probe`, a class of ours in the simulator's JVM, asks its
+objects (source and class file: `scienceworld_probe/loopwm`). Simplifications are off.
+
+The hidden state is the look of every room, and after it what looking does not tell, one fact a line, sorted:
+
+    a closed cupboard in kitchen holds: a tin cup (containing nothing), a drawer
+    anode of battery is connected to terminal 1 of blue wire
+    apple tree in flower pot 3: reproducing, 2 ticks, 9 without water
+    inclined plane with a cloth surface: angle 45, friction 0.3
+    temperature 10: flower pot 1, jug, shovel
+    unknown E: blue seed color is dominant, brown seed color is recessive
+    unknown substance C: melting point 115, conducts electricity
+    waiting for a number
+    wood block on inclined plane with a cloth surface: 37.52 percent down
+
+Temperatures, in whole degrees Celsius, are of what can be moved in the agent's room and hands; of substances to a
+tenth, since their states turn on them. No object tells the state of the random numbers that move animals and mix genes.
 
 The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds would differ from run to run:
 its objects hash by identity, some classes draw random numbers when they are first used, and asking for valid actions
@@ -12,17 +28,19 @@ variation and actions alone.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from data_prep.environments.base import SimulatorError
 from data_prep.environments.class_patch import add_hash_code
-from data_prep.environments.scienceworld_hidden import describe_hidden_state
+from data_prep.environments.scienceworld_repair import Arrangement, Thing, parse_doors, repair
 from data_prep.episodes import Step
 from data_prep.errors import DataError
 
@@ -31,6 +49,10 @@ JAVA_OPTIONS = (
     "-Xmx2g",
 )
 OBJECT_CLASS = "scienceworld/struct/EnvObject.class"
+PROBE = Path(__file__).with_name("scienceworld_probe")
+SEPARATOR = "\x1e"
+"""Between the parts of the probe's answers."""
+
 CALL_SECONDS = 120.0
 """A call that takes longer means that the simulator hangs; the slowest known, a gold path in genetics, takes 10."""
 
@@ -66,6 +88,7 @@ class ScienceWorld:
 
     name = "scienceworld"
     looks: tuple[str, ...] = ("look around", "inventory")
+    idles: tuple[str, ...] = ("wait1", "wait")
     solver = "gold"
 
     def __init__(self) -> None:
@@ -80,12 +103,13 @@ class ScienceWorld:
             _patch_classes(Path(JAR_PATH), Path(classes))
             # die_on_exit: the JVM ends when this process does, even by kill -9
             port, self._process = launch_gateway(
-                classpath=os.pathsep.join((classes, JAR_PATH)), java_path=find_java(),
+                classpath=os.pathsep.join((classes, str(PROBE), JAR_PATH)), java_path=find_java(),
                 javaopts=list(JAVA_OPTIONS), cwd=BASEPATH, die_on_exit=True, return_proc=True,
             )  # fmt: skip
             parameters = GatewayParameters(auto_field=True, port=port, read_timeout=CALL_SECONDS)
             self._gateway: Any = JavaGateway(gateway_parameters=parameters)
             self._server: Any = self._start_interface()
+            self._probe: Any = self._gateway.jvm.loopwm.Probe(self._server)
 
     def _start_interface(self) -> Any:
         """The simulator's own interface. It makes objects, so from here on the patched class is loaded."""
@@ -95,6 +119,10 @@ class ScienceWorld:
             return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
         except Py4JError as error:
             raise DataError(f"scienceworld: the simulator did not start (java: {self._process.poll()})") from error
+
+    def version(self) -> dict[str, str]:
+        patched = hashlib.sha256((PROBE / "loopwm" / "Probe.class").read_bytes()).hexdigest()
+        return {"scienceworld": metadata.version("scienceworld"), "hash_code": "by uuid", "probe": patched}
 
     def tasks(self) -> list[str]:
         return self._tasks
@@ -118,16 +146,25 @@ class ScienceWorld:
         return self._call(self._server.freeActionTaskDesc)
 
     def hidden_state(self) -> str | None:
-        return self._call(lambda: describe_hidden_state(self._gateway.jvm, self._interface().universe()))
+        return self._call(self._probe.hiddenState)
 
     def step(self, action: str) -> Step:
         return self._step(action, action)
 
     def valid_actions(self) -> list[str]:
-        numbers = self._call(_RandomNumbers, self._gateway.jvm)
-        actions = list(self._call(self._server.getValidActionObjectCombinations))
-        self._call(numbers.restore)
-        return actions
+        return self._call(self._probe.validActions).split(SEPARATOR)
+
+    def loaded(self) -> tuple[str, int]:
+        task, variation = self._call(self._probe.loaded).split(SEPARATOR)
+        return task, int(variation)
+
+    def mark(self) -> Arrangement:
+        room, *parts = self._call(self._probe.arrangement).split(SEPARATOR)
+        things = {parts[i]: Thing(*parts[i + 1 : i + 6]) for i in range(0, len(parts), 6)}
+        return Arrangement(room, things, parse_doors(self.hidden_state() or ""))
+
+    def plan(self, mark: Arrangement, rest: Sequence[str]) -> list[str]:
+        return [*repair(mark, self.mark()), *rest]
 
     def exhausted(self) -> bool:
         runtime = self._call(self._gateway.jvm.java.lang.Runtime.getRuntime)
@@ -139,9 +176,6 @@ class ScienceWorld:
         self._process.kill()
         self._process.wait()
 
-    def _interface(self) -> Any:
-        return self._server.agentInterface().get()
-
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
         if task not in self._loaded:
             self._call(self._server.load, task, variation, "", False)
@@ -151,16 +185,9 @@ class ScienceWorld:
             raise SimulatorError(f"{task}, variation {variation}: {problem}")
 
     def _step(self, command: str, action: str | None) -> Step:
-        server = self._server
-        observation = self._call(server.step, command)
-        return Step(
-            action=action,
-            observation=observation,
-            score=round(100 * self._call(server.getScore)),
-            done=self._call(server.getCompleted),
-            look=self._call(server.freeActionLook),
-            inventory=self._call(server.freeActionInventory),
-        )
+        observation, score, done, look, inventory = self._call(self._probe.step, command).split(SEPARATOR)
+        ended = done == "true" or int(score) < 0  # as in the package's own `step`
+        return Step(action, observation, int(score), ended, look, inventory)
 
     def _call(self, method: Callable[..., T], *arguments: object) -> T:
         from py4j.protocol import Py4JError
@@ -169,19 +196,3 @@ class ScienceWorld:
             return method(*arguments)
         except Py4JError as error:
             raise SimulatorError(str(error).splitlines()[0]) from error
-
-
-class _RandomNumbers:
-    """The state of Scala's global random numbers, to be restored."""
-
-    def __init__(self, jvm: Any) -> None:
-        self._holder = jvm.java.lang.Class.forName("scala.util.Random$").getField("MODULE$").get(None)
-        self._field = jvm.java.lang.Class.forName("scala.util.Random").getDeclaredField("self")
-        self._field.setAccessible(True)
-        written = jvm.java.io.ByteArrayOutputStream()
-        jvm.java.io.ObjectOutputStream(written).writeObject(self._field.get(self._holder))
-        source = jvm.java.io.ByteArrayInputStream(written.toByteArray())
-        self._copy = jvm.java.io.ObjectInputStream(source).readObject()
-
-    def restore(self) -> None:
-        self._field.set(self._holder, self._copy)

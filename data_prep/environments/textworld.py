@@ -5,6 +5,7 @@ A variation is the number; splits are ranges of numbers. A game is compiled when
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,7 @@ class TextWorld:
 
     name = "textworld"
     looks: tuple[str, ...] = ("look", "inventory")
+    idles: tuple[str, ...] = ("wait",)
     solver = "gold"
 
     def __init__(self) -> None:
@@ -36,6 +38,10 @@ class TextWorld:
         self._folder = TemporaryDirectory()  # removed with the last reference
         self._env: Any = None
         self._state: Any = None
+        self._loaded = ("", -1)
+
+    def version(self) -> dict[str, str]:
+        return {"textworld": metadata.version("textworld")}
 
     def tasks(self) -> list[str]:
         return list(QUESTS)
@@ -56,6 +62,9 @@ class TextWorld:
 
     def goal(self) -> str:
         return str(self._state.objective)
+
+    def loaded(self) -> tuple[str, int]:
+        return self._loaded
 
     def hidden_state(self) -> str | None:
         return "\n".join(sorted(f"{fact.name}: {', '.join(fact.names)}" for fact in self._state.facts))
@@ -88,6 +97,7 @@ class TextWorld:
             self.close()
             self._env = textworld.start(options.path, textworld.EnvInfos(**dict.fromkeys(INFOS, True)))
             self._state = self._env.reset()
+            self._loaded = (task, int(variation))
         except (OSError, CouldNotCompileGameError, QuestGenerationError) as error:
             raise SimulatorError(f"{task}, variation {variation}: {error}") from error
 

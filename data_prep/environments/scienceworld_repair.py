@@ -1,0 +1,103 @@
+"""What leads a ScienceWorld back to where a gold path was left.
+
+Rooms, places, lids, switches and connections are compared with what they were; what was eaten, mixed or burnt is gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+INVENTORY = "inventory"
+
+_PLACE = re.compile(r"^This (?:room|outside location) is called the (.+?)\. ", re.MULTILINE)
+_DOOR = re.compile(r"^\tA door to the (.+) \(that is (open|closed)\)$", re.MULTILINE)
+
+Doors = Mapping[str, Mapping[str, bool]]
+"""Room, then the room a door leads to: whether it is open."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something that can be moved, shut ("open", "closed") or switched ("on", "off"); empty where it cannot."""
+
+    name: str
+    container: str
+    lid: str
+    switch: str
+    connections: str
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where the agent and the things are. `things` by the simulator's ids."""
+
+    room: str
+    things: Mapping[str, Thing]
+    doors: Doors
+
+
+def parse_doors(rooms: str) -> Doors:
+    """The doors in the looks of rooms."""
+    doors: dict[str, dict[str, bool]] = {}
+    _, *parts = _PLACE.split(rooms)
+    for room, look in zip(parts[::2], parts[1::2], strict=True):
+        doors[room] = {target: state == "open" for target, state in _DOOR.findall(look)}
+    return doors
+
+
+def repair(before: Arrangement, now: Arrangement) -> list[str]:
+    """Actions that bring back what was before, as far as names tell things apart."""
+    actions = list(_walk(now.doors, now.room, before.room))
+    for key, was in before.things.items():
+        found = now.things.get(key)
+        if found is not None and found != was:
+            actions += _put_right(was, found, before.room)
+    for target, was_open in before.doors.get(before.room, {}).items():
+        is_open = now.doors.get(before.room, {}).get(target, was_open)
+        if is_open != was_open and target != now.room:
+            actions.append(f"{'open' if was_open else 'close'} door to {target}")
+    return actions
+
+
+def _walk(doors: Doors, start: str, goal: str) -> Iterator[str]:
+    """The shortest way between rooms, doors opened where they are shut."""
+    came_from = {start: start}
+    queue = deque([start])
+    while queue and goal not in came_from:
+        room = queue.popleft()
+        for target in doors.get(room, ()):
+            if target not in came_from:
+                came_from[target] = room
+                queue.append(target)
+    if goal not in came_from:
+        return
+    way = [goal]
+    while way[-1] != start:
+        way.append(came_from[way[-1]])
+    way.reverse()
+    for room, target in pairwise(way):
+        if not doors[room][target]:
+            yield f"open door to {target}"
+        yield f"go to {target}"
+
+
+def _put_right(was: Thing, now: Thing, room: str) -> Iterator[str]:
+    if was.connections < now.connections:
+        yield f"disconnect {was.name}"
+    if was.container != now.container:
+        if was.container == INVENTORY:
+            yield f"pick up {was.name}"
+        elif was.container == room:
+            if now.container != INVENTORY:
+                yield f"pick up {was.name}"
+            yield f"drop {was.name}"
+        else:
+            yield f"move {was.name} to {was.container}"
+    if was.lid != now.lid:
+        yield f"{'open' if was.lid == 'open' else 'close'} {was.name}"
+    if was.switch != now.switch:
+        yield f"{'activate' if was.switch == 'on' else 'deactivate'} {was.name}"

@@ -1,0 +1,56 @@
+"""Solutions that an environment was asked for once and need not be asked for again: ScienceWorld takes up to a minute.
+
+`packed/solutions-ENV.jsonl.xz` holds those that came with the project, one {"task", "variation", "actions"} a line; a
+folder holds new ones, `ENV/TASK/VARIATION.json` each. A solution follows from task and variation alone.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from data_prep.environments.base import Environment
+from data_prep.errors import DataError
+from data_prep.files import atomic_write, open_text
+
+PACKED = Path(__file__).with_name("packed")
+
+
+def solve(environment: Environment, task: str, variation: int | str, folder: Path | None) -> list[str]:
+    """The environment's solution, from what is kept or else asked for, and then kept in the folder.
+
+    Raises SimulatorError if there is none, DataError for a file that is no solution.
+    """
+    packed = _packed(environment.name).get((task, variation))
+    if packed is not None:
+        return list(packed)
+    if folder is None:
+        return environment.gold_actions(task, variation)
+    path = folder / environment.name / task / f"{str(variation).replace('/', '_')}.json"
+    if path.is_file():
+        return _read(path)
+    actions = environment.gold_actions(task, variation)
+    with atomic_write(path) as file:
+        file.write(json.dumps(actions).encode() + b"\n")
+    return actions
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        actions = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: not a solution ({error})") from error
+    if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
+        raise DataError(f"{path}: not a solution (a list of actions is expected)")
+    return actions
+
+
+@cache
+def _packed(env: str) -> dict[tuple[str, int | str], tuple[str, ...]]:
+    path = PACKED / f"solutions-{env}.jsonl.xz"
+    if not path.is_file():
+        return {}
+    with open_text(path) as file:
+        records = [json.loads(line) for line in file]
+    return {(record["task"], record["variation"]): tuple(record["actions"]) for record in records}
