@@ -31,7 +31,7 @@ NONSENSE = ("open unicorn", "go to moon", "pick up nothing at all", "use the for
 FATAL = ("focus",)
 """Verbs that end an episode when they go wrong; only a fatal slip uses them."""
 
-FATAL_SHARE = 0.07
+FATAL_SHARE = 0.04
 """Noisy episodes with a fatal slip, where there is one to make; some come out harmless."""
 
 CARELESS = 0.3
