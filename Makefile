@@ -5,6 +5,7 @@
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
+# make probe   compile what the collector asks inside ScienceWorld's JVM (needs a JDK)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 
-.PHONY: serve test lint test-vllm test-games test-openenv test-browser conformance
+.PHONY: probe serve test lint test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -40,6 +41,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,envs,pixel,crafter,minatar,dask,dev]'
 	touch $@
+
+# What the collector asks inside ScienceWorld's JVM (needs a JDK); the class file is part of the project.
+PROBE := data_prep/environments/scienceworld_probe/loopwm
+probe: $(VENV)/.installed
+	javac -g:none --release 11 -cp $$($(BIN)/python -c 'from scienceworld.constants import JAR_PATH; print(JAR_PATH)') \
+	  $(PROBE)/Probe.java
+	sha256sum $(PROBE)/Probe.java | cut -d' ' -f1 > $(PROBE)/Probe.sha256
 
 test-games: $(VENV)/.games
 	$(BIN)/python -m pytest tests/data_prep/test_alfworld.py tests/data_prep/test_textworld.py $(PYTEST_ARGS)

@@ -51,20 +51,21 @@ def parse_doors(rooms: str) -> Doors:
 
 def repair(before: Arrangement, now: Arrangement) -> list[str]:
     """Actions that bring back what was before, as far as names tell things apart."""
-    actions = list(_walk(now.doors, now.room, before.room))
+    way = _shortest_way(now.doors, now.room, before.room)
+    actions = [action for room, target in pairwise(way) for action in _pass(now.doors, room, target)]
     for key, was in before.things.items():
         found = now.things.get(key)
         if found is not None and found != was:
             actions += _put_right(was, found, before.room)
     for target, was_open in before.doors.get(before.room, {}).items():
-        is_open = now.doors.get(before.room, {}).get(target, was_open)
-        if is_open != was_open and target != now.room:
+        is_open = target in way or now.doors[before.room][target]
+        if is_open != was_open:
             actions.append(f"{'open' if was_open else 'close'} door to {target}")
     return actions
 
 
-def _walk(doors: Doors, start: str, goal: str) -> Iterator[str]:
-    """The shortest way between rooms, doors opened where they are shut."""
+def _shortest_way(doors: Doors, start: str, goal: str) -> list[str]:
+    """Rooms from start to goal, both included; the goal alone where there is no way."""
     came_from = {start: start}
     queue = deque([start])
     while queue and goal not in came_from:
@@ -73,16 +74,16 @@ def _walk(doors: Doors, start: str, goal: str) -> Iterator[str]:
             if target not in came_from:
                 came_from[target] = room
                 queue.append(target)
-    if goal not in came_from:
-        return
     way = [goal]
-    while way[-1] != start:
+    while way[-1] != came_from.get(way[-1], way[-1]):
         way.append(came_from[way[-1]])
-    way.reverse()
-    for room, target in pairwise(way):
-        if not doors[room][target]:
-            yield f"open door to {target}"
-        yield f"go to {target}"
+    return way[::-1]
+
+
+def _pass(doors: Doors, room: str, target: str) -> Iterator[str]:
+    if not doors[room][target]:
+        yield f"open door to {target}"
+    yield f"go to {target}"
 
 
 def _put_right(was: Thing, now: Thing, room: str) -> Iterator[str]:

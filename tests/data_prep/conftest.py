@@ -12,7 +12,19 @@ from random import Random
 
 import pytest
 
+from data_prep.collect import Order, play
+from data_prep.environments.base import Environment
 from data_prep.episodes import Episode, Step, write_episodes
+from data_prep.policies import POLICIES
+
+
+def play_once(
+    environment: Environment, policy: str, task: str, variation: int | str, split: str, max_steps: int, seed: int = 0
+) -> Episode:
+    """One episode by a policy, its solution asked of the environment."""
+    order = Order(environment.name, split, policy, 1, max_steps, seed, ())
+    gold = environment.gold_actions(task, variation) if POLICIES[policy].needs_gold else []
+    return play(environment, order, task, variation, gold, Random(seed))
 
 
 def check_that_kills_change_nothing(options: list[str], folder: Path, seed: int) -> None:
@@ -31,8 +43,12 @@ def check_that_kills_change_nothing(options: list[str], folder: Path, seed: int)
         process.wait()
     subprocess.run([*command, str(killed)], check=True, capture_output=True)
     assert kills > 0
-    assert {path.name for path in killed.glob("[!.]*")} == {path.name for path in whole.iterdir()}
-    assert all((killed / path.name).read_bytes() == path.read_bytes() for path in whole.iterdir())
+    assert contents(killed) == contents(whole)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, but what a kill left half-written."""
+    return {path.name: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
 
 
 def make_episode(task: str = "boil", variation: int | str = 0, length: int = 8, **changes: object) -> Episode:

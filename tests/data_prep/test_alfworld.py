@@ -17,7 +17,6 @@ from random import Random
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.collect import play
 from data_prep.environments import alfworld as module
 from data_prep.environments.alfworld import PACKAGES, AlfWorld
 from data_prep.environments.alfworld_expert import World, make_plan, parse_goal
@@ -26,11 +25,11 @@ from data_prep.environments.alfworld_hidden import describe, listed
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.errors import DataError
-from data_prep.policies import POLICIES, random_action
+from data_prep.policies import random_action
 from data_prep.windows import Cut, cut_window
 from loopwm.text.format import REGIMES, render_context, window_context
 
-from .conftest import check_that_kills_change_nothing
+from .conftest import check_that_kills_change_nothing, play_once
 
 needs_engine = pytest.mark.skipif(
     any(find_spec(package) is None for package in PACKAGES),
@@ -69,7 +68,7 @@ def alfworld() -> Iterator[AlfWorld]:
 
 @pytest.fixture(scope="session")
 def noisy(alfworld: AlfWorld) -> Episode:
-    return play(alfworld, POLICIES["noisy-expert"], "pick_two_obj_and_place", SMALL, "built", 40, Random(2))
+    return play_once(alfworld, "noisy-expert", "pick_two_obj_and_place", SMALL, "built", 40, seed=2)
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def replayed(environment: AlfWorld, episode: Episode) -> tuple[Step, ...]:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_built_game_is_won_by_its_plan(alfworld: AlfWorld, task: str) -> None:
     name = SMALL if task in SMALL else Random(task).choice(list_games(task))
-    episode = play(alfworld, POLICIES["expert"], task, name, "built", 200, Random(0))
+    episode = play_once(alfworld, "expert", task, name, "built", 200)
     assert [step.done for step in episode.steps] == [False] * (len(episode.steps) - 1) + [True]
     assert (episode.steps[-1].score, episode.policy) == (100, "expert")
     assert not [step for step in episode.steps if step.observation == "Nothing happens."]
@@ -151,7 +150,7 @@ def test_the_same_actions_bring_the_same_steps(alfworld: AlfWorld, noisy: Episod
     fresh = AlfWorld()
     try:
         assert replayed(fresh, noisy) == noisy.steps
-        again = play(fresh, POLICIES["noisy-expert"], noisy.task, noisy.variation, "built", 40, Random(2))
+        again = play_once(fresh, "noisy-expert", noisy.task, noisy.variation, "built", 40, seed=2)
         assert again == noisy
     finally:
         fresh.close()

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pytest
 
-from data_prep import collect, environments
+from data_prep import collect, environments, policies
 from data_prep.__main__ import main
-from data_prep.collect import Order, play
-from data_prep.environments.base import SimulatorError
+from data_prep.collect import Order, Shard
+from data_prep.environments.base import Environment, SimulatorError
 from data_prep.environments.scienceworld import ScienceWorld, find_java
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.policies import POLICIES
 
-from .conftest import check_that_kills_change_nothing
+from .conftest import check_that_kills_change_nothing, contents, play_once
 
 TASK = "find-non-living-thing"
 
@@ -26,8 +31,14 @@ class Toy:
 
     name = "toy"
     looks: tuple[str, ...] = ("look around", "inventory")
+    idles: tuple[str, ...] = ("wait",)
     solver = "gold"
     broke_before = False
+    broken = 12
+    solved: ClassVar[list[int | str]] = []
+
+    def version(self) -> dict[str, str]:
+        return {"toy": "1"}
 
     def tasks(self) -> list[str]:
         return ["walk", "run"]
@@ -39,20 +50,24 @@ class Toy:
         return list(range(25)) if split == "train" else [25, 26]
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
+        self.solved.append(variation)
         return ["north", "north", "stop", "never reached"]
 
     def reset(self, task: str, variation: int | str) -> Step:
-        self.variation = variation
+        self.task, self.variation = task, variation
         return Step(None, f"{task} {variation}", 0, False)
 
     def goal(self) -> str:
         return "stop"
 
+    def loaded(self) -> tuple[str, int | str]:
+        return self.task, self.variation
+
     def hidden_state(self) -> str | None:
         return "a hidden room"
 
     def step(self, action: str) -> Step:
-        if self.variation == 12 or (self.variation == 7 and not Toy.broke_before):
+        if self.variation == self.broken or (self.variation == 7 and not Toy.broke_before):
             Toy.broke_before = True
             raise SimulatorError("broke down")
         return Step(action, f"you {action}", 100 if action == "stop" else 0, action == "stop")
@@ -69,16 +84,13 @@ class Toy:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "broke_before", False)
+    monkeypatch.setattr(Toy, "solved", [])
     monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Toy)
 
 
 def collect_toy(out: Path, *options: str) -> int:
     defaults = ["--split", "train", "--policy", "noisy-expert", "--episodes-per-task", "25"]
     return main(["collect", "toy", *defaults, "--out", str(out), *options])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.usefixtures("toy")
@@ -173,13 +185,145 @@ def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
         assert set(variations) == {25, 26}
 
 
-def test_noise_keeps_the_gold_path_and_never_draws_a_fatal_verb() -> None:
-    gold: Sequence[str] = [f"gold {i}" for i in range(200)]
-    played = list(POLICIES["noisy-expert"].act(Toy(), gold, Random(0)))
-    assert [action for i, action in enumerate(played) if action in gold and played.index(action) == i] == gold
-    assert 0.15 < 1 - len(gold) / len(played) < 0.55
-    assert {"look around", "north", "south"} <= set(played)
-    assert not any(action.startswith("focus") for action in played)
+def acted(policy: str, gold: Sequence[str], seed: int, environment: Environment | None = None) -> list[str]:
+    """What a policy does where every step is told the same."""
+    actions = POLICIES[policy].act(environment or Toy(), gold, Random(seed))
+    played = [next(actions)]
+    with suppress(StopIteration):
+        while True:
+            played.append(actions.send(Step(played[-1], "you did", 0, False)))
+    return played
+
+
+GOLD: Sequence[str] = [f"gold {i}" for i in range(200)]
+
+
+def test_noise_keeps_the_gold_path_and_strays_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "CARELESS", 0)
+    played = acted("noisy-expert", GOLD, seed=0)
+    rest = iter(played)
+    assert all(action in rest for action in GOLD)  # in this order
+    assert 0.15 < 1 - len(GOLD) / len(played) < 0.8
+    assert {"look around", "north", "south", "wait"} <= set(played)
+
+
+def test_only_a_share_of_noisy_episodes_slips_fatally() -> None:
+    slips = [sum(a == "focus on north" for a in acted("noisy-expert", GOLD[:20], seed)) for seed in range(400)]
+    assert set(slips) == {0, 1}
+    assert 0.02 < sum(slips) / len(slips) < 0.06
+
+
+class Marked(Toy):
+    """Every place has a mark, from which its path is found again."""
+
+    marks = 0
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def plan(self, mark: int, rest: Sequence[str]) -> list[str]:
+        return [f"back to {mark}", *rest]
+
+
+def test_in_a_fork_another_action_takes_the_next_ones_place_and_the_path_goes_on_before_it_is_found_again() -> None:
+    environment = Marked()
+    played = acted("fork", GOLD, seed=3, environment=environment)
+    assert environment.marks > 20
+    for mark in range(1, environment.marks + 1):
+        back = played.index(f"back to {mark}")
+        replaced = GOLD.index(played[back + 1])
+        start = max(i for i in range(back) if played[i] not in GOLD)
+        assert played[start - 1] == GOLD[replaced - 1]
+        assert played[start + 1 : back] == GOLD[replaced + 1 : replaced + 1 + back - start - 1]
+        assert back - start - 1 <= policies.LONGEST_CARELESS
+    kept = [action for action in played if action in GOLD]
+    assert list(dict.fromkeys(sorted(kept, key=GOLD.index))) == GOLD
+
+
+def test_a_number_is_said_when_one_is_asked_for_and_only_then() -> None:
+    actions = POLICIES["noisy-expert"].act(Toy(), ["pick up red cup", "0", "go north"], Random(1))
+    asked, wrong = False, 0
+    action: str | None = next(actions)
+    with suppress(StopIteration):
+        while action is not None:
+            wrong += action.isdecimal() != asked
+            asked = "cup" in action
+            told = "Ambiguous request: Please enter the number:\n0:\ta\n1:\tb\n" if asked else "done"
+            action = actions.send(Step(action, told, 0, False))
+    assert wrong == 0
+
+
+@pytest.mark.usefixtures("toy")
+def test_threads_play_worlds_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Toy):
+        def step(self, action: str) -> Step:
+            time.sleep(0.001)
+            return super().step(action)
+
+    order = Order("toy", "train", "noisy-expert", 25, 160, 0, ())
+    monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Slow)
+    for threads in (1, 2):
+        with ThreadPoolExecutor(threads) as executor:
+            collect.collect(order, tmp_path / str(threads), executor, Shard())
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_episode_that_another_world_answered_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Taken(Toy):
+        def step(self, action: str) -> Step:
+            self.variation = 24
+            return super().step(action)
+
+    monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Taken)
+    assert collect_toy(tmp_path, "--tasks", "walk", "--episodes-per-task", "3") == 0
+    assert capsys.readouterr().err.count(": another world was played in its place\n") == 3
+
+
+@pytest.mark.usefixtures("toy")
+def test_failed_episodes_are_counted_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert collect_toy(tmp_path, "--tasks", "walk") == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_bytes())
+    assert manifest["failed"] == ["walk, variation 12: broke down"]
+    assert manifest["episodes"] == 24
+    monkeypatch.setattr(Toy, "broken", None)
+    assert collect_toy(tmp_path, "--tasks", "walk") == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_bytes())
+    assert (manifest["failed"], manifest["episodes"], manifest["simulator"]) == ([], 25, {"toy": "1"})
+    episodes = [e for path in episode_files([tmp_path]) for e in read_episodes(path)]
+    assert manifest["transitions"] == sum(len(e.steps) - 1 for e in episodes)
+    assert collect_toy(tmp_path / "whole", "--tasks", "walk") == 0
+    assert contents(tmp_path / "whole").items() <= contents(tmp_path).items()
+
+
+@pytest.mark.usefixtures("toy")
+def test_hidden_states_are_recorded_at_every_nth_step(tmp_path: Path) -> None:
+    assert collect_toy(tmp_path, "--tasks", "walk", "--hidden-every", "2") == 0
+    for episode in (e for path in episode_files([tmp_path]) for e in read_episodes(path)):
+        found = [episode.hidden_state_at(i) for i in range(len(episode.steps))]
+        assert found == [None if i % 2 else "a hidden room" for i in range(len(found))]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_solution_is_asked_for_once(tmp_path: Path) -> None:
+    for policy in ("gold", "noisy-expert"):
+        options = ["--policy", policy, "--tasks", "walk", "--solutions", str(tmp_path / "solutions")]
+        assert collect_toy(tmp_path / policy, *options) == 0
+    assert sorted(Toy.solved) == list(range(25))
+    assert collect_toy(tmp_path / "alone", "--policy", "noisy-expert", "--tasks", "walk") == 0
+    assert contents(tmp_path / "alone") == contents(tmp_path / "noisy-expert")
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_broken_solution_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "solutions" / "toy" / "walk" / "3.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"no": "list"}')
+    assert collect_toy(tmp_path / "out", "--tasks", "walk", "--solutions", str(tmp_path / "solutions")) == 2
+    assert f"error: {path}: not a solution" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -220,7 +364,7 @@ def test_splits_of_the_simulator_do_not_overlap(simulator: ScienceWorld) -> None
 
 
 def test_gold_play_reaches_the_full_score_and_looks_are_free(simulator: ScienceWorld) -> None:
-    episode = play(simulator, POLICIES["gold"], TASK, 3, "train", 160, Random(0))
+    episode = play_once(simulator, "gold", TASK, 3, "train", 160)
     assert [step.done for step in episode.steps] == [False] * (len(episode.steps) - 1) + [True]
     assert episode.steps[-1].score == 100
     assert episode.goal.startswith("Task Description:\nYour task is to find")
@@ -273,12 +417,12 @@ def test_an_episode_does_not_depend_on_what_was_played_before(simulator: Science
     """In a fresh simulator and in a used one; also that the actions bring the observations again."""
 
     def noisy() -> Episode:
-        return play(environment, POLICIES["noisy-expert"], "test-conductivity", 33, "train", 8, Random(0))
+        return play_once(environment, "noisy-expert", "test-conductivity", 33, "train", 8)
 
     environment = ScienceWorld()
     try:
         fresh = noisy()
-        play(environment, POLICIES["gold"], "chemistry-mix", 3, "train", 8, Random(0))
+        play_once(environment, "gold", "chemistry-mix", 3, "train", 8)
         assert noisy() == fresh
     finally:
         environment.close()

@@ -12,6 +12,8 @@ import pytest
 
 from data_prep.__main__ import main
 
+from .conftest import contents
+
 OPTIONS = ("--split", "train", "--policy", "noisy-expert", "--episodes-per-task", "12", "--max-steps", "4")
 TASKS = ("find-non-living-thing", "lifespan-longest-lived")
 
@@ -37,5 +39,14 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
         assert collect(tmp_path / "dask", "--dask", cluster.scheduler_address) == 0
         killer.join()
     assert collect(tmp_path / "alone") == 0
-    files = {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir()}
-    assert files == {path.name: path.read_bytes() for path in (tmp_path / "dask").iterdir() if path.name[0] != "."}
+    assert contents(tmp_path / "dask") == contents(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_threads_of_a_worker_play_worlds_of_their_own(tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None) as cluster:
+        assert collect(tmp_path / "threads", "--dask", cluster.scheduler_address) == 0
+    assert collect(tmp_path / "alone") == 0
+    assert contents(tmp_path / "threads") == contents(tmp_path / "alone")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
 from data_prep import counterfactual, windows
 from data_prep.__main__ import main
-from data_prep.collect import play
-from data_prep.environments.scienceworld import ScienceWorld
+from data_prep.environments.scienceworld import PROBE, ScienceWorld
 from data_prep.episodes import Episode, write_episodes
 from data_prep.errors import DataError
-from data_prep.policies import POLICIES
 from data_prep.replay import replay
 from data_prep.windows import Cut, cut_window, read_windows
+
+from .conftest import play_once
 
 TASK = "find-non-living-thing"
 ROOMS = ("art studio", "bathroom", "bedroom", "foundry", "greenhouse", "hallway", "kitchen", "living room", "workshop")
@@ -25,7 +25,7 @@ ROOMS = ("art studio", "bathroom", "bedroom", "foundry", "greenhouse", "hallway"
 
 @pytest.fixture(scope="module")
 def episode(simulator: ScienceWorld) -> Episode:
-    return play(simulator, POLICIES["gold"], TASK, 3, "train", 160, Random(0))
+    return play_once(simulator, "gold", TASK, 3, "train", 160)
 
 
 @pytest.fixture
@@ -65,6 +65,51 @@ def test_the_hidden_state_is_that_of_now_and_reading_it_costs_no_step(
         assert found.look.strip() in (states[-1] or "")
     assert states[0] == episode.hidden_state
     assert len(set(states)) > 1
+
+
+def test_the_hidden_state_tells_what_looking_does_not(simulator: ScienceWorld) -> None:
+    def lines_after(*actions: str) -> set[str]:
+        for action in actions:
+            simulator.step(action)
+        return set((simulator.hidden_state() or "").splitlines())
+
+    simulator.reset("boil", 0)
+    lines = lines_after("open door to kitchen", "go to kitchen")
+    held = "a closed cupboard in kitchen holds: "
+    assert [line for line in lines if line.startswith(held) and "a metal pot (containing nothing)" in line]
+    assert [line for line in lines if line.startswith("temperature 10: ") and "thermometer" in line.split(": ")[1]]
+    assert not [line for line in lines_after("open cupboard") if line.startswith(held)]
+    assert "waiting for a number" not in lines
+    simulator.reset("inclined-plane-friction-named-surfaces", 547)
+    lines_after("open door to workshop", "go to workshop", "move block to inclined plane with a cloth surface")
+    lines_after("look at inclined plane with a cloth surface")
+
+
+def test_a_score_below_zero_ends_the_episode_as_in_the_package(simulator: ScienceWorld) -> None:
+    simulator.reset("boil", 0)
+    for action in ("open door to kitchen", "go to kitchen"):
+        assert not simulator.step(action).done
+    end = simulator.step("focus on sink")
+    assert (end.score, end.done) == (-100, True)
+
+
+def test_a_path_is_found_again_after_straying(simulator: ScienceWorld) -> None:
+    simulator.reset("boil", 0)
+    for action in ("open door to kitchen", "go to kitchen", "open cupboard", "pick up metal pot"):
+        simulator.step(action)
+    mark = simulator.mark()
+    astray = ["move metal pot to stove", "activate stove", "open fridge", "pick up lighter", "open door to outside"]
+    for action in (*astray, "go to outside", "pick up axe", "go to kitchen", "close door to hallway", "go to outside"):
+        assert "No known action" not in simulator.step(action).observation
+    for action in simulator.plan(mark, ()):
+        simulator.step(action)
+    assert simulator.plan(mark, ["then on"]) == ["then on"]
+    assert simulator.mark() == mark
+
+
+def test_the_probe_is_compiled_from_its_source() -> None:
+    folder = PROBE / "loopwm"
+    assert (folder / "Probe.sha256").read_text().strip() == sha256((folder / "Probe.java").read_bytes()).hexdigest()
 
 
 def test_a_history_that_never_was_is_refused(simulator: ScienceWorld, episode: Episode) -> None:
