@@ -45,11 +45,18 @@ class Suite:
     mix: Mapping[str, int]
 
 
+DEV_WINDOWS = 300
+"""Windows of a suite to tune on."""
+
 SUITES = {
     "scienceworld-500": Suite("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"]),
     "scienceworld-500-noisy": Suite("scienceworld", "test", "noisy-expert", 5, PAPER_MIX["scienceworld"]),
     "alfworld-500": Suite("alfworld", "valid_seen", "expert", 5, PAPER_MIX["alfworld"]),
     "alfworld-500-noisy": Suite("alfworld", "valid_seen", "noisy-expert", 5, PAPER_MIX["alfworld"]),
+    "scienceworld-dev": Suite("scienceworld", "dev", "gold", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
+    "scienceworld-dev-noisy": Suite("scienceworld", "dev", "noisy-expert", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
+    "alfworld-dev": Suite("alfworld", "dev", "expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
+    "alfworld-dev-noisy": Suite("alfworld", "dev", "noisy-expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
 }
 
 

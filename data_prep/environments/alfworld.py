@@ -21,9 +21,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
+from zlib import crc32
 
 from data_prep.environments import alfworld_expert as expert
-from data_prep.environments.alfworld_games import TASKS, build_game, list_games
+from data_prep.environments.alfworld_games import TASKS, build_game, list_dev_games, list_games
 from data_prep.environments.alfworld_hidden import describe
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Step
@@ -33,6 +34,10 @@ FOLDERS = {"train": ("train", "valid_train"), "valid_seen": ("valid_seen",), "va
 """Splits of original games, and their folders. Any of a split's folders will do."""
 
 BUILT = "built"
+DEV = "dev"
+"""Games to tune on: of the original train games one in five, by name, and some that are built for it."""
+
+HELD_OUT = 5
 DEFAULT_DATA = "~/.cache/alfworld"
 """Where `alfworld-download` puts the games when `ALFWORLD_DATA` is not set."""
 
@@ -69,13 +74,17 @@ class AlfWorld:
         return list(TASKS)
 
     def splits(self) -> list[str]:
-        return [*FOLDERS, BUILT]
+        return [*FOLDERS, BUILT, DEV]
 
     def variations(self, task: str, split: str) -> list[str]:
         """Names of games. Raises DataError if the split's games are not there."""
         if split == BUILT:
             return list(list_games(task))
-        return [name for name in _original_games(_data_folder(), split) if name.split("/")[1].startswith(f"{task}-")]
+        folder = "train" if split == DEV else split
+        games = [n for n in _original_games(_data_folder(), folder) if n.split("/")[1].startswith(f"{task}-")]
+        if split == DEV:
+            return [name for name in games if _held_out(name)] + list(list_dev_games(task))
+        return [name for name in games if split != "train" or not _held_out(name)]
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
         self._load(task, str(variation))
@@ -166,6 +175,10 @@ def _original_games(root: Path, split: str) -> tuple[str, ...]:
         folders = " or ".join(FOLDERS[split])
         raise DataError(f"ALFWORLD_DATA: no games under {root}/{folders}; run alfworld-download, or use --split built")
     return tuple(games)
+
+
+def _held_out(name: str) -> bool:
+    return crc32(name.encode()) % HELD_OUT == 0
 
 
 def _fault(name: str, content: bytes) -> str | None:

@@ -32,8 +32,11 @@ TASKS = (
 EXCLUDED_PLANS = frozenset((9, 10, 29, 215, 219, 226, 308, 315, 325, 404, 424, 425))
 """Floor plans of ALFWorld's unseen games."""
 
-SEEDS = 100
-"""Games listed of each task and floor plan; any seed can be built."""
+SEEDS = 99
+"""Games listed of each task and floor plan, to train on; any seed can be built."""
+
+DEV_GAMES = 12
+"""Games of a task to tune on, on as many floor plans, of the first seed that is not listed."""
 
 APPLIANCES = {  # what makes the goal's state, and what it asks of the object
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
@@ -152,10 +155,19 @@ def goals_of(task: str, plan: int) -> list[tuple[str, str]]:
 
 @cache
 def list_games(task: str) -> tuple[str, ...]:
-    """Names of games of a task, on all floor plans that allow it."""
+    """Names of games of a task to train on, on all floor plans that allow it."""
+    return tuple(f"built/{task}-{plan}-{seed}" for plan in _plans_of(task) for seed in range(SEEDS))
+
+
+def list_dev_games(task: str) -> tuple[str, ...]:
+    plans = _plans_of(task)
+    spread = plans[:: max(1, len(plans) // DEV_GAMES)][:DEV_GAMES]
+    return tuple(f"built/{task}-{plan}-{SEEDS}" for plan in spread)
+
+
+def _plans_of(task: str) -> list[int]:
     found = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in _plan_files())
-    plans = [plan for plan in sorted(found) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
-    return tuple(f"built/{task}-{plan}-{seed}" for plan in plans for seed in range(SEEDS))
+    return [plan for plan in sorted(found) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
 
 
 def _plan_files() -> list[Path]:
