@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import collect, counterfactual, export, stats, tokenize, tokenizer, windows
+from data_prep import collect, counterfactual, export, pack, stats, tokenize, tokenizer, windows
 from data_prep.environments.base import SimulatorError
 from data_prep.errors import DataError
 
@@ -16,6 +16,11 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         "play a simulator and write episodes",
         "python -m data_prep collect scienceworld --split train --policy gold --episodes-per-task 40 --workers 2 "
         "--out data/episodes/train-gold",
+    ),
+    "pack": (
+        pack,
+        "pack collected episodes into one small file, or unpack such files",
+        "python -m data_prep pack --folder data/episodes/train-gold --out train-gold.tar.xz",
     ),
     "tokenizer": (
         tokenizer,
