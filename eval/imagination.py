@@ -85,7 +85,7 @@ def next_window(env: str, context: Context, action: str) -> Window:
     return {
         "id": env, "env": env, "task": "", "family": "", "split": "", "goal": context.goal,
         "history": [{"action": action, "observation": text} for action, text in history],
-        "look": None, "inventory": None, "hidden_state": None,
+        "look": None, "inventory": None, "hidden_state": None, "hidden_state_start": None,
         "actions": [action], "observations": [""], "rewards": [0], "dones": [False],
     }  # fmt: skip
 
