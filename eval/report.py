@@ -21,7 +21,8 @@ def render_report(results: Mapping[str, Any]) -> str:
     overall = [row for row in results["rows"] if row["family"] == OVERALL]
     head = f"# {results['model']} on {results['suite']}, {results['context']} context\n\n"
     cut = f"Metrics {results['metrics_version']}. History cut to fit in {percent(results['windows_cut_share'])} % of "
-    parts = [head + cut + f"{overall[0]['n']} windows.\n", "## By horizon\n\n" + _horizons_table(overall)]
+    missing = f" {results['unanswered']} answers did not come and count as wrong." if results["unanswered"] else ""
+    parts = [head + cut + f"{overall[0]['n']} windows.{missing}\n", "## By horizon\n\n" + _horizons_table(overall)]
     horizon = paper_rows()["horizon"]
     at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
     environment = _paper_environment(results["suite"], at_horizon)

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
     predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)
     results = evaluate(predictor, suite, windows, settings, args.out)
     print(render_comparison_table([results]), end="")
+    if results["unanswered"]:
+        print(f"\n{results['unanswered']} answers did not come: they count as wrong. The same command asks again.")
 
 
 def ascending(text: str) -> tuple[int, ...]:
