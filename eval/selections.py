@@ -28,4 +28,5 @@ SELECTIONS = {
 
 def is_selection(suite: str) -> bool:
     """Whether a suite's name is `NAME:SELECTION`."""
-    return suite.rpartition(":")[2] in SELECTIONS
+    _, colon, selection = suite.rpartition(":")
+    return bool(colon) and selection in SELECTIONS
