@@ -72,7 +72,7 @@ $(CONFORMANCE_VENV)/.installed: Makefile
 $(HARNESS_VENV)/.installed: Makefile pyproject.toml
 	test -x $(HARNESS_VENV)/bin/python || $(PYTHON) -m venv $(HARNESS_VENV)
 	$(HARNESS_VENV)/bin/python -m pip install --prefer-binary \
-	  'torch==2.13.0' 'guidellm==0.8.1' 'pytest==9.2.0' -e '.[lm-eval]'
+	  'torch==2.13.0' 'guidellm==0.8.1' 'pytest==9.2.0' -e '.[eval,lm-eval]'
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed

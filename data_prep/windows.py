@@ -3,8 +3,9 @@
 One JSON object a line:
 
     {"id", "env", "task", "variation", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and
-     with now; the first action is null), "look", "inventory", "hidden_state" (now, or null),
-     "actions": [K], "observations": [K], "rewards": [K] (score differences, in points), "dones": [K]}
+     with now; the first action is null), "look", "inventory", "hidden_state" (now, or null), "hidden_state_start" (that
+     of the episode's start, or null), "actions": [K], "observations": [K], "rewards": [K] (score differences, in
+     points), "dones": [K]}
 
 Within a family the episode is drawn first, then the start, so that long episodes do not crowd out short ones.
 """
@@ -85,6 +86,7 @@ def cut_window(cut: Cut, horizon: int, hidden_state: str | None) -> dict[str, An
         "look": steps[now].look,
         "inventory": steps[now].inventory,
         "hidden_state": hidden_state,
+        "hidden_state_start": episode.hidden_state,
         "actions": [step.action for step in future],
         "observations": [step.observation for step in future],
         "rewards": [future[i].score - steps[now + i].score for i in range(horizon)],

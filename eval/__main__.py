@@ -20,6 +20,7 @@ from eval import (
     validate,
 )
 from eval.errors import EvalError
+from eval.lm_eval import command as lm_eval_tasks
 from eval.pixels import command as pixels
 from eval.reports import command as report
 from eval.studies import command as study
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "report": (report, "one page about several runs"),
     "study": (study, "answer a question about the model by a written protocol"),
+    "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov floor"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),

@@ -1,7 +1,8 @@
 """Chat completions of an OpenAI-compatible endpoint: retried, cached on disk, counted.
 
 The cache is one SQLite file: the whole request (address and body, never the key) is what a reply is found by, so what
-was answered once is not asked again, by whatever run, and a run that was killed goes on where it was.
+was answered once is not asked again, by whatever run, and a run that was killed goes on where it was. An answer that
+the limit of tokens cut off is none: it is asked for again by the next run, and kept only to be counted.
 """
 
 from __future__ import annotations
@@ -42,17 +43,55 @@ MAX_BACK_OFF = 60.0
 MAX_RETRY_AFTER = 900.0
 """Seconds. An endpoint that asks for more is left alone: the run ends, to be started again later."""
 
+DEFAULT_MAX_TOKENS = 512
+THINKING_ENDS = "</think>"
+"""Closes the thoughts of open models where the server does not keep them apart; often the chat template opens them."""
+
+_REMEDIES = {"max_tokens": "--max-completion-tokens", "temperature": "--no-temperature"}
+"""Options by the parameter that an endpoint refuses. https://platform.openai.com/docs/api-reference/chat/create"""
+
 _RETRIED = frozenset({408, 409, 425, 429})
 _backed_off = wait_random_exponential(multiplier=0.5, max=MAX_BACK_OFF)
 
 
 @dataclass(frozen=True)
+class Parameters:
+    """What a request says besides model and messages.
+
+    max_tokens: of the answer, thoughts included. max_completion_tokens: the same limit by the name that OpenAI's
+    current models want, sent in the place of max_tokens. greedy: send temperature 0, which models that think refuse.
+    reasoning_effort: such as low; None: not sent.
+    """
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_completion_tokens: int | None = None
+    greedy: bool = True
+    reasoning_effort: str | None = None
+
+    @property
+    def body(self) -> dict[str, int | str]:
+        """As they stand in a request."""
+        newer = self.max_completion_tokens is not None
+        sent = {
+            "max_tokens": None if newer else self.max_tokens,
+            "max_completion_tokens": self.max_completion_tokens,
+            "temperature": 0 if self.greedy else None,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        return {name: value for name, value in sent.items() if value is not None}
+
+
+@dataclass(frozen=True)
 class Reply:
-    """What was answered, and the tokens it took as the endpoint counts them (None: it did not say)."""
+    """What was answered, without thoughts, and the tokens it took as the endpoint counts them (None: it did not say).
+
+    cut: it ended at the limit of tokens. What was said until then is no answer; the text is empty.
+    """
 
     text: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    cut: bool = False
 
 
 class UnusableError(Exception):
@@ -72,13 +111,21 @@ class ReplyCache:
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, check_same_thread=False, timeout=60, isolation_level=None)
         self._execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, request TEXT, reply TEXT)")
+        self._execute("CREATE TABLE IF NOT EXISTS cut (key TEXT, reply TEXT)")
 
     def get(self, key: str) -> dict[str, Any] | None:
         rows = self._execute("SELECT reply FROM replies WHERE key = ?", key)
         return json.loads(rows[0][0]) if rows else None
 
     def put(self, key: str, request: str, reply: dict[str, Any]) -> None:
-        self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", key, request, json.dumps(reply))
+        self._execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", key, request, json.dumps(reply))
+
+    def get_cut(self, key: str) -> list[dict[str, Any]]:
+        """Every reply to this request that was cut."""
+        return [json.loads(row[0]) for row in self._execute("SELECT reply FROM cut WHERE key = ?", key)]
+
+    def put_cut(self, key: str, reply: dict[str, Any]) -> None:
+        self._execute("INSERT INTO cut VALUES (?, ?)", key, json.dumps(reply))
 
     def _execute(self, statement: str, *values: str) -> list[Any]:
         try:
@@ -118,13 +165,18 @@ class Endpoint:
     """
 
     def __init__(
-        self, address: Address, cache: ReplyCache, concurrency: int = 8, timeout: float = 120, max_tokens: int = 512
+        self,
+        address: Address,
+        cache: ReplyCache,
+        concurrency: int = 8,
+        timeout: float = 120,
+        parameters: Parameters = Parameters(),
     ) -> None:
         self.address = address
+        self.parameters = parameters
         self._cache = cache
         self._concurrency = concurrency
         self._timeout = timeout
-        self.max_tokens = max_tokens
         self._stopped = threading.Event()
         key = os.environ.get(KEY_VARIABLE)
         limits = httpx.Limits(max_connections=concurrency)
@@ -132,11 +184,11 @@ class Endpoint:
         self._client = httpx.Client(headers=headers, timeout=timeout, limits=limits)
 
     def complete(self, messages: Sequence[Message]) -> str:
-        """The assistant's answer, greedy."""
+        """The assistant's answer; nothing if it was cut."""
         return self.reply(self._request(messages)).text
 
-    def complete_all(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
-        """Answers in the order of the conversations; equal ones are asked once, `concurrency` at a time."""
+    def complete_all(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
+        """Replies in the order of the conversations; equal ones are asked once, `concurrency` at a time."""
         requests = [self._request(messages) for messages in conversations]
         self._stopped.clear()
         with ThreadPoolExecutor(self._concurrency) as pool:
@@ -149,25 +201,32 @@ class Endpoint:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return [asked[request].result().text for request in requests]
+        return [asked[request].result() for request in requests]
 
-    def cached_all(self, conversations: Iterable[Sequence[Message]]) -> list[Reply]:
-        """What the cache holds of them; equal ones once."""
-        bodies = [self._cache.get(key) for key in {sha256(self._request(messages)) for messages in conversations}]
+    def paid_all(self, conversations: Iterable[Sequence[Message]]) -> list[Reply]:
+        """Every reply there was to them, also those that were cut; equal conversations once."""
+        keys = {sha256(self._request(messages)) for messages in conversations}
+        bodies = [body for key in keys for body in (self._cache.get(key), *self._cache.get_cut(key))]
         return [read_reply(body) for body in bodies if body is not None]
 
     def _request(self, messages: Sequence[Message]) -> str:
         """Address and body as canonical JSON."""
-        body = {"model": self.address.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
+        body = {"model": self.address.model, "messages": messages, **self.parameters.body}
         return json.dumps({"url": f"{self.address.base}/chat/completions", "body": body}, sort_keys=True)
 
     def reply(self, request: str) -> Reply:
+        """The reply to a request, from the cache if it was answered before."""
         key = sha256(request)
-        body = self._cache.get(key)
-        if body is None:
-            body = self._ask_until_usable(json.loads(request))
+        kept = self._cache.get(key)
+        if kept is not None and not (reply := read_reply(kept)).cut:
+            return reply
+        body = self._ask_until_usable(json.loads(request))
+        reply = read_reply(body)
+        if reply.cut:
+            self._cache.put_cut(key, body)
+        else:
             self._cache.put(key, request, body)
-        return read_reply(body)
+        return reply
 
     def _ask_until_usable(self, request: dict[str, Any]) -> dict[str, Any]:
         retrying = Retrying(
@@ -194,8 +253,7 @@ class Endpoint:
                 raise EvalError(f"{request['url']}: asks to wait {pause:.0f} s; start the run again then")
             raise UnusableError(f"status {response.status_code}", pause)
         if response.status_code != 200:
-            said = " ".join(response.text.split())[:200]
-            raise EvalError(f"{request['url']}: status {response.status_code}: {said}")
+            raise EvalError(f"{request['url']}: status {response.status_code}: {_refusal(response)}")
         return _usable_body(response)
 
     def _post(self, request: dict[str, Any]) -> httpx.Response:
@@ -240,14 +298,29 @@ def _usable_body(response: httpx.Response) -> dict[str, Any]:
     return body
 
 
+def _refusal(response: httpx.Response) -> str:
+    """What a refusal says, in one line, and the option that avoids it where there is one."""
+    try:
+        error = response.json()["error"]
+        said, parameter = str(error["message"]), error.get("param")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        said, parameter = response.text, None
+    line = " ".join(said.split())[:200]
+    return f"{line} (see {_REMEDIES[parameter]})" if parameter in _REMEDIES else line
+
+
 def read_reply(body: dict[str, Any]) -> Reply:
     """Raises ValueError, LookupError or TypeError for what is no chat completion. No content is an empty answer."""
-    text = body["choices"][0]["message"]["content"]
+    choice = body["choices"][0]
+    message = choice["message"]
+    cut = choice.get("finish_reason") == "length"
+    text = "" if cut else message["content"]
     if not isinstance(text, str | None):
         raise TypeError(f"content is a {type(text).__name__}")
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
-    return Reply(text or "", _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")))
+    answer = (text or "").rpartition(THINKING_ENDS)[2]
+    return Reply(answer, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), cut)
 
 
 def _count(value: Any) -> int | None:

@@ -90,7 +90,7 @@ def ask(context: Context, actions: Sequence[str]) -> str:
     """A context and the actions taken next, the last one asked about."""
     known = [
         ("Goal", context.goal),
-        ("Hidden state now", context.hidden_state),
+        ("Hidden state at the first observation", context.hidden_state),
         ("Surroundings now", context.look),
         ("Inventory now", context.inventory),
         ("Observation", context.observation),

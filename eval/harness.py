@@ -117,7 +117,7 @@ def window_records(
     records: dict[Key, Record] = {}
     for k in horizons:
         target = window["observations"][k - 1]
-        records[window["id"], k] = Record(
+        record = Record(
             id=window["id"],
             horizon=k,
             prompt_sha256=sha256(_prompt(window, regime, k)),
@@ -126,6 +126,9 @@ def window_records(
             target=target,
             steps_cut=prediction.steps_cut,
         )
+        if k in prediction.unanswered:
+            record["unanswered"] = True
+        records[window["id"], k] = record
     return records
 
 
@@ -146,6 +149,7 @@ def make_results(
         **{name: spec[name] for name in head},
         "provenance": {**{k: v for k, v in spec.items() if k not in head}, **provenance()},
         "windows_cut_share": _share_cut(windows, settings, records),
+        "unanswered": sum("unanswered" in records[window["id"], k] for window in windows for k in settings.horizons),
         "rows": make_rows(items, settings.horizons),
     }
 

@@ -48,6 +48,8 @@ class WindowImagination:
     def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
         windows = [next_window(env, context, action) for context, action in zip(contexts, actions, strict=True)]
         predictions = self.predictor.predict(windows, "observed", (1,))
+        if any(prediction.unanswered for prediction in predictions):
+            raise EvalError("--model: a step was not answered within the limit of tokens, and none can follow it")
         return [Imagined(prediction.texts[1]) for prediction in predictions]
 
 
@@ -85,7 +87,7 @@ def next_window(env: str, context: Context, action: str) -> Window:
     return {
         "id": env, "env": env, "task": "", "family": "", "split": "", "goal": context.goal,
         "history": [{"action": action, "observation": text} for action, text in history],
-        "look": None, "inventory": None, "hidden_state": None,
+        "look": None, "inventory": None, "hidden_state": None, "hidden_state_start": None,
         "actions": [action], "observations": [""], "rewards": [0], "dones": [False],
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""List what can be run: the committed suites with the regimes that each allows, and the floors."""
+"""List what can be run: the committed suites with the regimes that each allows, selections of them, and the floors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 from eval.errors import EvalError
 from eval.model_options import FLOORS
 from eval.report import table
+from eval.selections import SELECTIONS
 from eval.windows import Suite, check_runnable, load_suite, suite_names
 from loopwm.text.format import REGIMES, Regime
 
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     suites = [_describe(load_suite(name)) for name in suite_names()]
     print(table(["Suite", "Environment", "Windows", "Families", "Horizons", "Contexts", "SHA-256"], suites))
+    print(table(["Selection", "Families left out", "Of"], [_left_out(name) for name in SELECTIONS]))
     print(table(["Floor", "Predicts"], [[name, floor.purpose] for name, floor in FLOORS.items()]), end="")
 
 
@@ -30,6 +32,12 @@ def _describe(suite: Suite) -> list[str]:
     regimes = [regime for regime in REGIMES if _runs(suite, regime)]
     counts = [str(len(suite.windows)), str(len(families)), f"1-{longest}"]
     return [suite.name, ", ".join(envs), *counts, ", ".join(regimes), suite.sha256[:12]]
+
+
+def _left_out(name: str) -> list[str]:
+    selection = SELECTIONS[name]
+    families = [", ".join(sorted(families)) for families in selection.left_out.values()]
+    return [f"SUITE:{name}", "; ".join(families), selection.source]
 
 
 def _runs(suite: Suite, regime: Regime) -> bool:

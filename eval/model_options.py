@@ -59,6 +59,10 @@ class ModelOptions:
     concurrency: int | None = None
     request_timeout: float | None = None
     reply_cache: Path | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    no_temperature: bool | None = None
+    reasoning_effort: str | None = None
     price_in: float | None = None
     price_out: float | None = None
 
@@ -72,7 +76,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         f"one of {', '.join(FLOORS)}; a folder of a checkpoint or of another causal language model; openai:URL#MODEL"
     )
     parser.add_argument("--model", required=True, help=named)
-    add = parser.add_argument_group("options of some models").add_argument
+    group = parser.add_argument_group("options of some models")
+    add = group.add_argument
     add("--depth", type=positive, help="loops of every pass (default: the checkpoint's)")
     add(
         "--train-episodes",
@@ -86,6 +91,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=positive, help="requests to an endpoint at once (default: 8)")
     add("--request-timeout", type=above_zero, metavar="SECONDS", help="of one request in all (default: 120)")
     add("--reply-cache", type=Path, metavar="FILE", help=f"an endpoint's replies (default: {DEFAULT_CACHE})")
+    limit = group.add_mutually_exclusive_group().add_argument
+    limit("--max-tokens", type=positive, help="of an endpoint's answer, thoughts included (default: 512)")
+    limit("--max-completion-tokens", type=positive, help="the same by the name that OpenAI's current models want")
+    add("--no-temperature", action="store_const", const=True, help="send none, for models that refuse 0")
+    add("--reasoning-effort", metavar="EFFORT", help="of models that think, such as low; as the endpoint names it")
     add("--price-in", type=above_zero, metavar="PRICE", help="of a million tokens asked")
     add("--price-out", type=above_zero, metavar="PRICE", help="of a million tokens answered")
 
@@ -129,12 +139,18 @@ def _kind(model: str) -> str:
 
 
 def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
-    from eval.endpoint import Address, Endpoint, ReplyCache
+    from eval.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, Parameters, ReplyCache
     from eval.prompted import EndpointPredictor, Prices
 
     address = Address.parse(model, "--model")
     cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
-    endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120)
+    parameters = Parameters(
+        options.max_tokens or DEFAULT_MAX_TOKENS,
+        options.max_completion_tokens,
+        not options.no_temperature,
+        options.reasoning_effort,
+    )
+    endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
     return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))
 
 

@@ -12,10 +12,14 @@ from loopwm.text.format import Regime
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted observations of one window by horizon, and how many history steps did not fit the context."""
+    """Predicted observations of one window by horizon, and how many history steps did not fit the context.
+
+    unanswered: horizons at which the model came to no answer; their text is empty, and another run may ask again.
+    """
 
     texts: dict[int, str]
     steps_cut: int = 0
+    unanswered: frozenset[int] = frozenset()
 
 
 class Predictor(Protocol):

@@ -28,23 +28,24 @@ class EndpointPredictor:
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        return {**self.shots.identity, "max_tokens": self.endpoint.max_tokens}
+        return {**self.shots.identity, **self.endpoint.parameters.body}
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         conversations = [messages for window in windows for messages in self._ask(window, regime, horizons)]
-        answers = iter(self.endpoint.complete_all(conversations))
-        return [Prediction({k: next(answers) for k in horizons}) for _ in windows]
+        replies = iter(self.endpoint.complete_all(conversations))
+        return [_prediction({k: next(replies) for k in horizons}) for _ in windows]
 
     def usage(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> dict[str, int | float]:
-        """Requests of a whole run and their tokens, from the cache, whenever they were asked; equal requests once.
+        """Requests of a whole run and their tokens, whenever they were asked; equal ones once, and each that was cut.
 
         Tokens and price count the replies in which the endpoint told its tokens (`counted`).
         """
         conversations = (messages for window in windows for messages in self._ask(window, regime, horizons))
-        replies = self.endpoint.cached_all(conversations)
+        replies = self.endpoint.paid_all(conversations)
         told = [reply for reply in replies if reply.prompt_tokens is not None and reply.completion_tokens is not None]
         prompt, completion = _total(told, "prompt_tokens"), _total(told, "completion_tokens")
-        found: dict[str, int | float] = {"requests": len(replies), "counted": len(told)}
+        cut = sum(reply.cut for reply in replies)
+        found: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(told)}
         found |= {"prompt_tokens": prompt, "completion_tokens": completion}
         if self.prices.prompt is not None and self.prices.completion is not None:
             found["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
@@ -53,6 +54,12 @@ class EndpointPredictor:
     def _ask(self, window: Window, regime: Regime, horizons: Sequence[int]) -> Iterator[list[Message]]:
         context = window_context(window, regime)
         return (self.shots.messages(window, context, regime, k) for k in horizons)
+
+
+def _prediction(replies: Mapping[int, Reply]) -> Prediction:
+    """By horizon."""
+    unanswered = frozenset(k for k, reply in replies.items() if reply.cut)
+    return Prediction({k: reply.text for k, reply in replies.items()}, unanswered=unanswered)
 
 
 def _total(replies: Sequence[Reply], field: str) -> int:

@@ -14,7 +14,7 @@ from data_prep.environments.base import Environment, SimulatorError
 from data_prep.episodes import Step
 from data_prep.errors import DataError
 from eval.errors import EvalError
-from loopwm.text.format import Context, Regime
+from loopwm.text.format import Context, FormatError, Regime, window_context
 
 T = TypeVar("T")
 
@@ -73,12 +73,15 @@ class RealWorld:
     def start(self, game: Game, regime: Regime) -> Context:
         """Starts a game; what the regime shows of it. Raises EvalError naming a field the environment lacks."""
         first, goal = self._environment.reset(game.task, game.variation), self._environment.goal()
-        if regime == "observed":
-            return Context(goal, first.observation)
-        hidden = self._environment.hidden_state() if regime == "full" else None
-        if first.look is None or first.inventory is None or (regime == "full" and hidden is None):
-            raise EvalError(f"--context: {regime!r} needs look, inventory or hidden state, {self.name} tells none")
-        return Context(goal, first.observation, (), first.look, first.inventory, hidden)
+        hidden = self._environment.hidden_state() if regime in ("full", "briefed") else None
+        start = {
+            "goal": goal, "history": [{"action": None, "observation": first.observation}], "look": first.look,
+            "inventory": first.inventory, "hidden_state": hidden, "hidden_state_start": hidden,
+        }  # fmt: skip
+        try:
+            return window_context(start, regime)
+        except FormatError as error:
+            raise EvalError(f"--context: {self.name}: {error}") from error
 
     def step(self, action: str) -> Step:
         return self._environment.step(action)

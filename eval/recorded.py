@@ -70,6 +70,7 @@ def _start_window(name: str, episode: Episode, last: int) -> Window:
         "look": first.look,
         "inventory": first.inventory,
         "hidden_state": episode.hidden_state,
+        "hidden_state_start": episode.hidden_state,
         "actions": [step.action or "" for step in future],
         "observations": [step.observation for step in future],
         "rewards": [after.score - now.score for now, after in zip(before, future, strict=True)],

@@ -7,6 +7,7 @@ from typing import Any
 
 from eval.papers import environment_of, paper_rows
 from eval.scoring import OVERALL
+from eval.selections import is_selection
 
 FOUR = ("em", "f1", "bleu4", "entity_recall")
 _CAVEAT = (
@@ -20,10 +21,11 @@ def render_report(results: Mapping[str, Any]) -> str:
     overall = [row for row in results["rows"] if row["family"] == OVERALL]
     head = f"# {results['model']} on {results['suite']}, {results['context']} context\n\n"
     cut = f"Metrics {results['metrics_version']}. History cut to fit in {percent(results['windows_cut_share'])} % of "
-    parts = [head + cut + f"{overall[0]['n']} windows.\n", "## By horizon\n\n" + _horizons_table(overall)]
+    missing = f" {results['unanswered']} answers did not come and count as wrong." if results["unanswered"] else ""
+    parts = [head + cut + f"{overall[0]['n']} windows.{missing}\n", "## By horizon\n\n" + _horizons_table(overall)]
     horizon = paper_rows()["horizon"]
     at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
-    environment = environment_of(_families(at_horizon))
+    environment = _paper_environment(results["suite"], at_horizon)
     if environment is not None:
         title = f"## Horizon {horizon} by family, beside the paper\n\n{_CAVEAT}\n\n"
         parts.append(title + _paper_table(at_horizon, paper_rows()["tables"][environment]))
@@ -47,6 +49,11 @@ def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(header, lines)
 
 
+def _paper_environment(suite: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The environment whose rows of the paper stand beside these; a selection's overall figure is of other families."""
+    return None if is_selection(suite) else environment_of(_families(rows))
+
+
 def _families(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     return {row["family"] for row in rows} - {OVERALL}
 
@@ -67,7 +74,7 @@ def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
         by_horizon = {row["horizon"]: row for row in results["rows"] if row["family"] == OVERALL}
         cells = [four_cell(by_horizon[k]) if k in by_horizon else "-" for k in horizons]
         lines.append([results["model"], results["suite"], results["context"], *cells])
-    environment = environment_of(_families(runs[0]["rows"]))
+    environment = _paper_environment(runs[0]["suite"], runs[0]["rows"])
     if environment in paper_rows()["by_horizon"]:
         for name, by_k in paper_rows()["by_horizon"][environment].items():
             cells = [paper_cell(by_k.get(str(k), {}).get(OVERALL)) for k in horizons]

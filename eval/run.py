@@ -20,7 +20,9 @@ EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--suite", required=True, help="name of a committed suite, or a window file")
+    parser.add_argument(
+        "--suite", required=True, help="name of a committed suite, or a window file; NAME:word2world: its families"
+    )
     parser.add_argument("--context", choices=REGIMES, required=True, help="what of a window the model is shown")
     parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
@@ -36,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
     predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)
     results = evaluate(predictor, suite, windows, settings, args.out)
     print(render_comparison_table([results]), end="")
+    if results["unanswered"]:
+        print(f"\n{results['unanswered']} answers did not come: they count as wrong. The same command asks again.")
 
 
 def ascending(text: str) -> tuple[int, ...]:

@@ -16,9 +16,7 @@ from eval.errors import EvalError
 from eval.files import parse_json_lines, read_json, read_json_lines, write_json
 
 
-class Record(TypedDict):
-    """A line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context."""
-
+class _Predicted(TypedDict):
     id: str
     horizon: int
     prompt_sha256: str
@@ -26,6 +24,15 @@ class Record(TypedDict):
     prediction: str
     target: str
     steps_cut: int
+
+
+class Record(_Predicted, total=False):
+    """A line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context.
+
+    unanswered stands where the model came to no answer: it is scored as an empty one, and asked for again.
+    """
+
+    unanswered: bool
 
 
 Key = tuple[str, int]
@@ -45,18 +52,19 @@ class RunFolder:
             write_json(path / "run.json", spec)
 
     def read(self) -> dict[Key, Record]:
-        """The predictions so far; what a kill left behind the last full line is cut off."""
+        """The answers so far; what a kill left behind the last full line is cut off."""
         if not self._predictions.exists():
             return {}
         drop_torn_line(self._predictions)
-        return read_records(self._predictions)
+        records = read_records(self._predictions)
+        return {key: record for key, record in records.items() if "unanswered" not in record}
 
     def append(self, records: Sequence[Record]) -> None:
         append_lines(self._predictions, records)
 
 
 def read_records(predictions: Path) -> dict[Key, Record]:
-    """Raises EvalError naming file, line and field."""
+    """The last line of each key. Raises EvalError naming file, line and field."""
     return _by_key(read_json_lines(predictions), predictions)
 
 
@@ -70,7 +78,7 @@ def read_settled(predictions: Path) -> dict[Key, Record]:
 def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:
     records: dict[Key, Record] = {}
     for number, record in lines:
-        for field in Record.__annotations__:
+        for field in Record.__required_keys__:
             if field not in record:
                 raise EvalError(f"{predictions}: line {number}: {field}: missing")
         records[record["id"], record["horizon"]] = Record(**record)  # type: ignore[typeddict-item]

@@ -3,10 +3,12 @@
 A window file (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`) holds one JSON object a line:
 
     {"id", "env", "task", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and with now),
-     "look", "inventory", "hidden_state", "actions": [K strings], "observations": [K], "rewards": [K], "dones": [K]}
+     "look", "inventory", "hidden_state", "hidden_state_start", "actions": [K strings], "observations": [K],
+     "rewards": [K], "dones": [K]}
 
-`history[0].action` is null: it is the first observation. `look`, `inventory` and `hidden_state` describe now and may
-be null. Horizon k takes the first k actions and scores `observations[k - 1]`.
+`history[0].action` is null: it is the first observation. `look`, `inventory` and `hidden_state` describe now,
+`hidden_state_start` the start of the episode; each may be null. Horizon k takes the first k actions and scores
+`observations[k - 1]`.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from typing import Any, TypedDict, cast
 
 from eval.errors import EvalError
 from eval.files import read_json_lines, sha256
+from eval.selections import SELECTIONS
 from loopwm.text.format import FormatError, Regime, window_context
 
 SUITES = Path(__file__).parent / "suites"
-NULLABLE = ("look", "inventory", "hidden_state")
+NULLABLE = ("look", "inventory", "hidden_state", "hidden_state_start")
 _FUTURE = {"actions": (str,), "observations": (str,), "rewards": (int, float), "dones": (bool,)}
 
 
@@ -43,6 +46,7 @@ class Window(TypedDict):
     look: str | None
     inventory: str | None
     hidden_state: str | None
+    hidden_state_start: str | None
     actions: list[str]
     observations: list[str]
     rewards: list[float]
@@ -64,7 +68,28 @@ def suite_names() -> list[str]:
 
 
 def load_suite(name_or_path: str) -> Suite:
-    """A committed suite by name, or any window file by path. Raises EvalError naming file, line and field."""
+    """A committed suite by name, or any window file by path; `NAME:SELECTION` takes those of its windows alone.
+
+    Raises EvalError naming file, line and field, or a selection that there is not.
+    """
+    name, colon, selection = name_or_path.rpartition(":")
+    if not colon or Path(name_or_path).is_file():
+        return _read_suite(name_or_path)
+    return _select(_read_suite(name), selection)
+
+
+def _select(suite: Suite, selection: str) -> Suite:
+    """A suite with a name and a hash of its own, so that no figure of it passes for one of the whole suite."""
+    if selection not in SELECTIONS:
+        raise EvalError(f"--suite: unknown selection {selection!r}, expected one of {', '.join(SELECTIONS)}")
+    chosen = tuple(w for w in suite.windows if SELECTIONS[selection].holds(w["env"], w["family"]))
+    if not chosen:
+        raise EvalError(f"--suite: {suite.name!r} holds no windows of {selection!r}")
+    ids = "\n".join(window["id"] for window in chosen)
+    return Suite(f"{suite.name}:{selection}", sha256(f"{suite.sha256}\n{ids}"), chosen)
+
+
+def _read_suite(name_or_path: str) -> Suite:
     path = SUITES / f"{name_or_path}.jsonl.gz"
     if not path.is_file():
         path = Path(name_or_path)

@@ -27,7 +27,8 @@ LEAD = (
     "Figures are percent. Four figures in a cell are EM / Token F1 / BLEU-4 / Entity recall; brackets hold bootstrap "
     "95 % bounds. Horizon k takes the first k actions without seeing what they lead to and scores what the last one "
     "leads to. The context is what of a window the model is shown: observed (goal and history), snapshot (goal, look, "
-    "inventory, last observation) or full (snapshot and hidden state)."
+    "inventory, last observation), full (snapshot and hidden state) or briefed (observed and the hidden state at the "
+    "start)."
 )
 PAPER = (
     "The paper's windows and metric definitions are not published: its rows stand here for orientation and are not "

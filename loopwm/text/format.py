@@ -24,8 +24,16 @@ SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
 CONTEXT_LIMIT = 2048
 """Most tokens a context may have, state slots included."""
 
-Regime = Literal["observed", "snapshot", "full"]
-REGIMES: tuple[Regime, ...] = ("observed", "snapshot", "full")
+Regime = Literal["observed", "snapshot", "full", "briefed"]
+REGIMES: tuple[Regime, ...] = ("observed", "snapshot", "full", "briefed")
+
+_NEEDED: dict[Regime, tuple[str, ...]] = {
+    "observed": (),
+    "snapshot": ("look", "inventory"),
+    "full": ("look", "inventory", "hidden_state"),
+    "briefed": ("hidden_state_start",),
+}
+"""Fields of a window that may be null, by the regimes that show them."""
 
 
 class FormatError(ValueError):
@@ -109,12 +117,13 @@ def fit_context(
     """Drops the oldest steps after the first observation until the context has at most `limit` tokens.
 
     Returns the shortened context and the number of steps dropped.
-    Raises FormatError if goal and first observation alone exceed the limit.
+    Goal, first observation and what is known of its moment always stay. Raises FormatError if they alone exceed the
+    limit.
     """
     head, steps = context_parts(context)
     total = count_tokens(head) + state_slots
     if total > limit:
-        raise FormatError("context", f"goal and first observation have {total} tokens, the limit is {limit}")
+        raise FormatError("context", f"up to the first observation it has {total} tokens, the limit is {limit}")
     kept = 0
     for step in reversed(steps):
         total += count_tokens(step)
@@ -129,18 +138,19 @@ def window_context(window: Mapping[str, Any], regime: Regime) -> Context:
     """The context of an evaluation window under a regime.
 
     observed: goal and history, what an agent saw. snapshot: goal, look, inventory and the last observation now.
-    full: snapshot and the hidden state now. Raises FormatError naming a field the regime needs and the window lacks.
+    full: snapshot and the hidden state now. briefed: observed and the hidden state at the start of the episode, the
+    setting of Word2World (arXiv:2512.18832). Raises FormatError naming a field the regime needs and the window lacks.
     """
     if regime not in REGIMES:
         raise FormatError("context", f"unknown regime {regime!r}, expected one of {', '.join(REGIMES)}")
-    history = window["history"]
-    if regime == "observed":
-        steps = tuple(Transition(step["action"], step["observation"]) for step in history[1:])
-        return Context(window["goal"], history[0]["observation"], steps)
-    needed = ("look", "inventory") if regime == "snapshot" else ("look", "inventory", "hidden_state")
-    for field in needed:
-        if window[field] is None:
+    for field in _NEEDED[regime]:
+        if window.get(field) is None:
             raise FormatError(field, f"is null, but regime {regime!r} needs it")
+    history = window["history"]
+    if regime in ("observed", "briefed"):
+        steps = tuple(Transition(step["action"], step["observation"]) for step in history[1:])
+        start = window["hidden_state_start"] if regime == "briefed" else None
+        return Context(window["goal"], history[0]["observation"], steps, hidden_state=start)
     hidden = window["hidden_state"] if regime == "full" else None
     return Context(window["goal"], history[-1]["observation"], (), window["look"], window["inventory"], hidden)
 

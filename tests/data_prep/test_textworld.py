@@ -12,6 +12,7 @@ from data_prep.__main__ import main as data_prep
 from data_prep.environments.textworld import QUESTS, TextWorld
 from data_prep.episodes import read_episodes
 from eval.__main__ import main as evaluate
+from loopwm.text.format import REGIMES
 
 pytestmark = pytest.mark.skipif(find_spec("textworld") is None, reason="needs the extra textworld")
 
@@ -32,7 +33,7 @@ def test_from_games_to_an_evaluated_table(tmp_path: Path) -> None:
     assert [episode.steps[-1].done and episode.steps[-1].score for episode in played] == [100, 100]
     cut = ["windows", "--episodes", str(episodes), "--count", "3", "--horizon", "2", "--hidden-state"]
     assert data_prep([*cut, "--out", str(windows)]) == 0
-    for regime in ("observed", "snapshot", "full"):
+    for regime in REGIMES:
         run = ["run", "--model", "copy", "--suite", str(windows), "--context", regime, "--horizons", "1,2"]
         assert evaluate([*run, "--out", str(out / regime)]) == 0
         rows = json.loads((out / regime / "results.json").read_text())["rows"]

@@ -17,7 +17,11 @@ from data_prep.windows import SUITES, cut_any, cut_mix, cut_window
 from .conftest import make_episode
 
 ROOT = Path(__file__).parents[2]
-EPISODES = [make_episode(task, v, length=5 + v) for task in ("boil", "melt", "freeze") for v in range(6)]
+EPISODES = [
+    make_episode(task, v, length=5 + v, hidden_state=f"start of {task} {v}")
+    for task in ("boil", "melt", "freeze")
+    for v in range(6)
+]
 
 
 def read_windows(path: Path) -> list[dict[str, Any]]:
@@ -39,6 +43,7 @@ def test_a_window_is_a_piece_of_its_episode() -> None:
         ]
         assert window["history"] + ahead == played[: now + 6]
         assert (window["look"], window["inventory"]) == (episode.steps[now].look, episode.steps[now].inventory)
+        assert window["hidden_state_start"] == episode.hidden_state == f"start of {episode.task} {episode.variation}"
         assert window["rewards"] == [10] * 5
         assert window["dones"] == [step.done for step in episode.steps[now + 1 : now + 6]]
 

@@ -27,6 +27,7 @@ def make_window() -> MakeWindow:
             "history": [{"action": action, "observation": text} for action, text in steps],
             "look": "This room is called the kitchen. In it, you see: a stove.",
             "inventory": "In your inventory, you see: a red apple.", "hidden_state": None,
+            "hidden_state_start": None,
             "actions": ["go to hallway", "open door", "look around", "wait1", "go to kitchen"],
             "observations": ["You move to the hallway.", "The door is now open.", "You see a table.", "You wait.",
                              "You move to the kitchen."],

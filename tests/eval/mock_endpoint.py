@@ -32,6 +32,14 @@ class MockEndpoint:
         self.script: list[str] = []
         """Faults for the next requests, before any is drawn."""
         self.retry_after = "0"
+        self.current = False
+        """Refuse what OpenAI's current models refuse."""
+        self.thoughts = 0
+        """Tokens thought before an answer of 7; half of them at low effort. They count against the limit."""
+        self.hard: Callable[[dict[str, Any]], bool] = lambda body: True
+        """Which requests are thought about."""
+        self.thinks_aloud = False
+        """Write the thoughts into the content, as a server without a parser of thoughts does."""
         self._lock = threading.Lock()
         endpoint = self
 
@@ -83,9 +91,10 @@ class MockEndpoint:
             return
         if fault == "slow":
             time.sleep(self.slow)
-        status = {"rate limit": 429, "error": 500, "refusal": 401}.get(fault, 200)
+        refused = refusal(body) if self.current else None
+        status = {"rate limit": 429, "error": 500, "refusal": 401}.get(fault, 400 if refused else 200)
         content = {"garbage": b"<html>Bad gateway", "no choices": b'{"choices": []}'}.get(fault)
-        content = content or self._completion(body)
+        content = content or refused or self._completion(body)
         request.send_response(status)
         if fault == "rate limit":
             request.send_header("Retry-After", self.retry_after)
@@ -99,6 +108,30 @@ class MockEndpoint:
             request.wfile.write(content)
 
     def _completion(self, body: dict[str, Any]) -> bytes:
-        message = {"role": "assistant", "content": self.answer(body)}
-        usage = {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107}
-        return json.dumps({"choices": [{"index": 0, "message": message}], "usage": usage}).encode()
+        thought = self.thoughts * self.hard(body) // (2 if body.get("reasoning_effort") == "low" else 1)
+        limit = body.get("max_completion_tokens") or body["max_tokens"]
+        written, cut = min(limit, thought + 7), limit < thought + 7
+        aloud = f"<think>{'hm ' * min(limit, thought)}" if self.thinks_aloud and thought else ""
+        said = aloud if cut else aloud + "</think>\n\n" * bool(aloud) + self.answer(body)
+        message = {"role": "assistant", "content": said, "reasoning_content": "hm " * min(limit, thought)}
+        usage = {"prompt_tokens": 100, "completion_tokens": written, "total_tokens": 100 + written}
+        choice = {"index": 0, "message": message, "finish_reason": "length" if cut else "stop"}
+        return json.dumps({"choices": [choice], "usage": usage}).encode()
+
+
+def refusal(body: dict[str, Any]) -> bytes | None:
+    """How OpenAI's models that think refuse parameters of older ones; None: they do not."""
+    if "max_tokens" in body:
+        use = "Use 'max_completion_tokens' instead."
+        said = f"Unsupported parameter: 'max_tokens' is not supported with this model. {use}"
+        return error(said, "max_tokens", "unsupported_parameter")
+    if body.get("temperature", 1) != 1:
+        only = "Only the default (1) value is supported."
+        said = f"Unsupported value: 'temperature' does not support {body['temperature']} with this model. {only}"
+        return error(said, "temperature", "unsupported_value")
+    return None
+
+
+def error(said: str, parameter: str, code: str) -> bytes:
+    body = {"message": said, "type": "invalid_request_error", "param": parameter, "code": code}
+    return json.dumps({"error": body}).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,10 +18,13 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.endpoint import Address, Endpoint, ReplyCache, retry_after
+from eval.endpoint import Address, Endpoint, Parameters, ReplyCache, read_reply, retry_after
 from eval.errors import EvalError
-from eval.fewshot import Message
+from eval.fewshot import Message, load_shots
+from eval.imagination import WindowImagination
+from eval.prompted import EndpointPredictor
 from eval.run_folder import read_records
+from loopwm.text.format import window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 from tests.eval.mock_endpoint import MockEndpoint
 
@@ -45,8 +49,9 @@ def endpoint(mock: MockEndpoint, tmp_path: Path) -> Endpoint:
     return open_endpoint(mock, tmp_path)
 
 
-def open_endpoint(mock: MockEndpoint, folder: Path, timeout: float = 30) -> Endpoint:
-    return Endpoint(Address(mock.url, "m"), ReplyCache(folder / "replies.sqlite"), timeout=timeout)
+def open_endpoint(mock: MockEndpoint, folder: Path, timeout: float = 30, **parameters: Any) -> Endpoint:
+    cache = ReplyCache(folder / "replies.sqlite")
+    return Endpoint(Address(mock.url, "m"), cache, timeout=timeout, parameters=Parameters(**parameters))
 
 
 def test_what_was_answered_is_not_asked_again_by_another_process(
@@ -67,7 +72,8 @@ def test_another_model_or_address_is_another_request(mock: MockEndpoint, endpoin
 
 def test_equal_conversations_are_asked_once(mock: MockEndpoint, endpoint: Endpoint) -> None:
     other: list[Message] = [{"role": "user", "content": "and then?"}]
-    assert endpoint.complete_all([QUESTION, other, QUESTION]) == ["WHAT NOW?", "AND THEN?", "WHAT NOW?"]
+    replies = endpoint.complete_all([QUESTION, other, QUESTION])
+    assert [reply.text for reply in replies] == ["WHAT NOW?", "AND THEN?", "WHAT NOW?"]
     assert mock.attempts.total() == 2
 
 
@@ -113,6 +119,121 @@ def test_a_refusal_is_not_asked_again_and_stops_the_others(mock: MockEndpoint, e
     assert "\n" not in str(error.value)
     assert time.monotonic() - started < 5
     assert mock.attempts.total() < 50
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({}, "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead. (see --max-comp"),
+        ({"max_completion_tokens": 20}, "'temperature' does not support 0 with this model. Only the default (1) val"),
+        ({"max_completion_tokens": 20}, "supported. (see --no-temperature)"),
+    ],
+)
+def test_a_refused_parameter_is_answered_by_the_option_that_avoids_it(
+    mock: MockEndpoint, tmp_path: Path, parameters: dict[str, Any], said: str
+) -> None:
+    mock.current = True
+    with pytest.raises(EvalError, match=re.escape(said)) as error:
+        open_endpoint(mock, tmp_path, **parameters).complete(QUESTION)
+    assert str(error.value).startswith(f"{mock.url}/chat/completions: status 400: Unsupported ")
+    assert mock.attempts.total() == 1
+
+
+def test_a_current_model_is_asked_without_what_it_refuses(mock: MockEndpoint, tmp_path: Path) -> None:
+    mock.current = True
+    endpoint = open_endpoint(mock, tmp_path, max_completion_tokens=20, greedy=False, reasoning_effort="low")
+    assert endpoint.complete(QUESTION) == "WHAT NOW?"
+    assert endpoint.parameters.body == {"max_completion_tokens": 20, "reasoning_effort": "low"}
+    assert Parameters().body == {"max_tokens": 512, "temperature": 0}, "what was cached before is found"
+
+
+@pytest.mark.parametrize("aloud", [False, True])
+def test_thoughts_are_no_part_of_the_answer(mock: MockEndpoint, endpoint: Endpoint, aloud: bool) -> None:
+    mock.thoughts, mock.thinks_aloud = 100, aloud
+    assert endpoint.complete(QUESTION).strip() == "WHAT NOW?"
+
+
+@pytest.mark.parametrize("aloud", [False, True])
+def test_an_answer_cut_by_length_is_none_and_asked_for_again(mock: MockEndpoint, tmp_path: Path, aloud: bool) -> None:
+    mock.thoughts, mock.thinks_aloud = 100, aloud
+    short = open_endpoint(mock, tmp_path, max_tokens=50)
+    for _ in range(2):
+        (reply,) = short.complete_all([QUESTION])
+        assert (reply.cut, reply.text, reply.completion_tokens) == (True, "", 50)
+    assert mock.attempts.total() == 2
+    assert open_endpoint(mock, tmp_path, max_tokens=50, reasoning_effort="low").complete_all([QUESTION])[0].cut
+    mock.thoughts = 0
+    assert short.complete(QUESTION) == short.complete(QUESTION) == "WHAT NOW?"
+    assert mock.attempts.total() == 4
+    assert sorted(reply.cut for reply in short.paid_all([QUESTION])) == [False, True, True]
+
+
+def test_a_cut_answer_that_an_older_run_cached_is_asked_for_again(mock: MockEndpoint, tmp_path: Path) -> None:
+    mock.thoughts = 600
+    open_endpoint(mock, tmp_path).complete(QUESTION)
+    cache = sqlite3.connect(tmp_path / "replies.sqlite")
+    cache.execute("INSERT INTO replies SELECT key, '', reply FROM cut")
+    cache.commit()
+    mock.thoughts = 0
+    assert open_endpoint(mock, tmp_path).complete(QUESTION) == "WHAT NOW?"
+    assert open_endpoint(mock, tmp_path).complete(QUESTION) == "WHAT NOW?"
+    assert mock.attempts.total() == 2
+
+
+def test_a_cut_answer_may_have_no_content_at_all() -> None:
+    assert read_reply({"choices": [{"message": {"role": "assistant"}, "finish_reason": "length"}]}).cut
+    with pytest.raises(LookupError):
+        read_reply({"choices": [{"message": {"role": "assistant"}, "finish_reason": "stop"}]})
+
+
+def test_no_step_is_imagined_after_one_that_was_cut(
+    mock: MockEndpoint, endpoint: Endpoint, make_window: MakeWindow
+) -> None:
+    window = make_window()
+    shots = load_shots([window], None, 0, "observed", [1])
+    imagination = WindowImagination(EndpointPredictor(endpoint, shots))
+    context = window_context(window, "observed")
+    assert imagination.imagine("scienceworld", [context], ["wait"])[0].observation.endswith("ACTION: WAIT")
+    mock.thoughts = 600
+    with pytest.raises(EvalError, match="--model: a step was not answered within the limit of tokens"):
+        imagination.imagine("scienceworld", [context], ["look around"])
+
+
+def test_a_run_counts_what_was_not_answered_and_asks_again(
+    mock: MockEndpoint, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Every second item is thought about for longer than the limit, the first time."""
+    suite, out = write_suite([make_window(f"w{i}", goal=f"This is item w{i}.") for i in range(6)]), tmp_path / "out"
+    options = ["run", "--model", f"openai:{mock.url}#m", "--suite", str(suite), "--context", "observed", "--shots", "0"]
+    options += ["--horizons", "1", "--out", str(out), "--reply-cache", str(tmp_path / "replies.sqlite")]
+    options += ["--max-completion-tokens", "60", "--no-temperature", "--reasoning-effort", "high"]
+    options += ["--price-in", "10000", "--price-out", "1000000"]
+    mock.current = True
+
+    mock.answer = name_the_item
+    mock.hard = lambda body: int(name_the_item(body)[1]) % 2 == 1
+    mock.thoughts = 100
+    assert main(options) == 0
+    assert "3 answers did not come: they count as wrong. The same command asks again." in capsys.readouterr().out
+    found = json.loads((out / "results.json").read_text())
+    assert (found["unanswered"], found["rows"][0]["n"]) == (3, 6)
+    assert found["provenance"]["usage"] == {
+        "requests": 6, "cut": 3, "counted": 6, "prompt_tokens": 600, "completion_tokens": 3 * 60 + 3 * 7,
+        "price": pytest.approx(6 + 201),
+    }  # fmt: skip
+    sent = {name: found["provenance"].get(name) for name in ("max_tokens", "max_completion_tokens", "temperature")}
+    assert sent == {"max_tokens": None, "max_completion_tokens": 60, "temperature": None}
+    assert "3 answers did not come" in (out / "report.md").read_text()
+
+    mock.hard = lambda body: False
+    assert main(options) == 0
+    records = read_records(out / "predictions.jsonl")
+    assert {name: record["prediction"] for (name, _), record in records.items()} == {
+        f"w{i}": f"w{i} after 1" for i in range(6)
+    }
+    assert json.loads((out / "results.json").read_text())["unanswered"] == 0
+    assert mock.attempts.total() == 9, "what was answered was not asked again"
 
 
 def test_attempts_end_with_the_last_fault_named(

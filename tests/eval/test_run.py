@@ -38,7 +38,7 @@ main(sys.argv[1:])
 """
 
 
-def run(suite: Path, out: Path, *options: str) -> int:
+def run(suite: Path | str, out: Path, *options: str) -> int:
     return main([*RUN, "--suite", str(suite), "--out", str(out), *options])
 
 
@@ -63,6 +63,15 @@ def test_a_run_writes_results_predictions_and_report(suite_path: Path, tmp_path:
     report = (out / "report.md").read_text()
     assert "| Melt | 13 | 0.0 / " in report
     assert "73.0 / 91.9 / 85.7 / 91.6" in report  # the paper's row for Melt
+
+
+def test_the_papers_rows_do_not_stand_beside_a_selection(
+    suite_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suite, stand in ((suite_path, True), (f"{suite_path}:word2world", False)):
+        assert run(suite, tmp_path / str(stand)) == 0
+        shown = (capsys.readouterr().out, (tmp_path / str(stand) / "report.md").read_text())
+        assert ["paper: LoopWM" in text for text in shown] == [stand] * 2
 
 
 def test_a_killed_run_goes_on_to_identical_files(suite_path: Path, tmp_path: Path) -> None:
@@ -144,6 +153,9 @@ def test_compare_pairs_the_windows(make_window: MakeWindow, write_suite: WriteSu
         (["--depth", "4"], "--depth"),
         (["--shots", "2"], "--shots"),
         (["--concurrency", "2"], "--concurrency"),
+        (["--no-temperature"], "--no-temperature: not an option of 'copy'"),
+        (["--reasoning-effort", "low"], "--reasoning-effort: not an option of 'copy'"),
+        (["--max-tokens", "9", "--max-completion-tokens", "9"], "--max-completion-tokens: not allowed with"),
         (["--price-in", "free"], "--price-in"),
         (["--model", "openai:nowhere"], "--model"),
         (["--model", "retrieve"], "--train-episodes"),

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scienceworld.constants import ID2TASK
 
+from data_prep.families import FAMILIES
 from eval.errors import EvalError
-from eval.windows import check_runnable, load_suite, stratified_sample
+from eval.selections import SELECTIONS
+from eval.windows import NULLABLE, check_runnable, load_suite, stratified_sample
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 
@@ -82,8 +85,9 @@ def test_an_id_occurs_once(make_window: MakeWindow, write_suite: WriteSuite) -> 
 
 
 def test_nullable_fields_may_be_absent(make_window: MakeWindow, write_suite: WriteSuite) -> None:
-    window = {k: v for k, v in make_window().items() if k not in ("look", "inventory", "hidden_state")}
-    assert load_suite(str(write_suite([window]))).windows[0]["look"] is None
+    window = {k: v for k, v in make_window().items() if k not in NULLABLE}
+    read = load_suite(str(write_suite([window]))).windows[0]
+    assert [read[field] for field in NULLABLE] == [None] * 4  # type: ignore[literal-required]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,7 @@ def test_nullable_fields_may_be_absent(make_window: MakeWindow, write_suite: Wri
         ("snapshot", {"look": None}, "look"),
         ("snapshot", {"inventory": None}, "inventory"),
         ("full", {}, "hidden_state"),
+        ("briefed", {}, "hidden_state_start"),
     ],
 )
 def test_a_regime_refuses_a_null_field_it_needs_by_name(
@@ -117,6 +122,32 @@ def test_limit_is_seeded_and_keeps_the_shares_of_families(make_window: MakeWindo
     assert [w["id"] for w in drawn] == [w["id"] for w in windows if w in drawn]
     assert len(stratified_sample(windows, 7, seed=0)) == 7
     assert stratified_sample(windows, 1000, seed=0) == windows
+
+
+def test_a_selection_is_a_suite_of_its_own(make_window: MakeWindow, write_suite: WriteSuite) -> None:
+    families = ["Grow", "Boil", "Incline", "Genetics", "Melt"]
+    windows = [make_window(family, family=family) for family in families]
+    path = str(write_suite([*windows, make_window("other", env="alfworld", family="Grow")]))
+    whole, chosen = load_suite(path), load_suite(f"{path}:word2world")
+    assert [window["id"] for window in chosen.windows] == ["Boil", "Melt", "other"]
+    assert (whole.name, chosen.name) == ("suite", "suite:word2world")
+    assert whole.sha256 != chosen.sha256 == load_suite(f"{path}:word2world").sha256
+
+
+def test_word2world_leaves_out_the_tasks_that_its_simulator_does() -> None:
+    tasks = {ID2TASK[number] for number in ("5-1", "5-2", "9-1", "9-2", "9-3", "10-1", "10-2")}
+    left_out = SELECTIONS["word2world"].left_out["scienceworld"]
+    assert {task for family in left_out for task in FAMILIES["scienceworld"][family]} == tasks
+
+
+def test_a_selection_that_is_none_or_empty_is_refused(make_window: MakeWindow, write_suite: WriteSuite) -> None:
+    path = write_suite([make_window(family="Grow")])
+    with pytest.raises(EvalError, match="--suite: unknown selection 'word2word', expected one of word2world"):
+        load_suite(f"{path}:word2word")
+    with pytest.raises(EvalError, match="--suite: 'suite' holds no windows of 'word2world'"):
+        load_suite(f"{path}:word2world")
+    colon = path.rename(path.with_name("12:30.jsonl"))
+    assert len(load_suite(str(colon)).windows) == 1
 
 
 def test_committed_suites_can_be_read(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loopwm.text import format as template
@@ -12,6 +14,7 @@ WINDOW = {
     "look": "l",
     "inventory": "i",
     "hidden_state": "h",
+    "hidden_state_start": "h0",
 }
 
 
@@ -30,13 +33,28 @@ def test_regimes_show_what_they_say():
     assert window_context(WINDOW, "observed") == Context("g", "o0", (Transition("a1", "o1"),))
     assert window_context(WINDOW, "snapshot") == Context("g", "o1", (), "l", "i")
     assert window_context(WINDOW, "full") == Context("g", "o1", (), "l", "i", "h")
+    assert window_context(WINDOW, "briefed") == Context("g", "o0", (Transition("a1", "o1"),), hidden_state="h0")
+    assert template.render_context(window_context(WINDOW, "briefed")) == (
+        "<|goal|>g<|hidden|>h0<|obs|>o0<|end|><|act|>a1<|obs|>o1<|end|><|state|>"
+    )
 
 
-@pytest.mark.parametrize(("regime", "field"), [("snapshot", "look"), ("full", "hidden_state"), ("other", "context")])
+@pytest.mark.parametrize(
+    ("regime", "field"),
+    [("snapshot", "look"), ("full", "hidden_state"), ("briefed", "hidden_state_start"), ("other", "context")],
+)
 def test_a_regime_refuses_a_null_field_by_name(regime, field):
     with pytest.raises(FormatError) as error:
         window_context({**WINDOW, field: None}, regime)
     assert error.value.field == field
+
+
+def test_a_window_from_before_a_field_was_known_shows_the_other_regimes():
+    old = {name: value for name, value in WINDOW.items() if name != "hidden_state_start"}
+    for regime in ("observed", "snapshot", "full"):
+        assert window_context(old, regime) == window_context(WINDOW, regime)
+    with pytest.raises(FormatError, match=r"hidden_state_start: is null, but regime 'briefed' needs it"):
+        window_context(old, "briefed")
 
 
 def test_user_text_never_spells_a_special_token(tokenizer):
@@ -53,16 +71,16 @@ def test_oldest_steps_after_the_first_observation_go_first_and_the_limit_is_kept
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     steps = tuple(Transition(f"go to room {i}", f"You move to room {i}.") for i in range(50))
-    context = Context("g", "o0", steps)
+    context = Context("g", "o0", steps, hidden_state="a cupboard holds a cup")
     whole = count(template.render_context(context))
-    for limit in (whole, whole - 1, 100, count(template.render_context(Context("g", "o0")))):
+    for limit in (whole, whole - 1, 100, count(template.render_context(replace(context, history=())))):
         fitted, dropped = fit_context(context, count, limit)
         assert fitted.history == steps[dropped:]
-        assert (fitted.goal, fitted.observation) == ("g", "o0")
+        assert replace(fitted, history=steps) == context, "what stands before the steps always stays"
         size = count(template.render_context(fitted))
         assert size <= limit
         if dropped:
-            one_more = Context("g", "o0", steps[dropped - 1 :])
+            one_more = replace(context, history=steps[dropped - 1 :])
             assert count(template.render_context(one_more)) > limit
     with pytest.raises(FormatError, match="limit is 3"):
         fit_context(context, count, 3)
