@@ -5,6 +5,7 @@
 # make test-games  play ALFWorld and TextWorld, which are compiled first (needs g++ and make)
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
+# make data    play the simulators for everything to train on: hours; killed and started again, it goes on
 # make probe   compile what the collector asks inside ScienceWorld's JVM (needs a JDK)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
@@ -22,7 +23,7 @@ CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 
-.PHONY: probe serve test lint test-vllm test-games test-openenv test-browser conformance
+.PHONY: data probe serve test lint test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -41,6 +42,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,envs,pixel,crafter,minatar,dask,dev]'
 	touch $@
+
+data: $(VENV)/.games
+	PYTHON=$(BIN)/python bash data_prep/collect_all.sh data/episodes
 
 # What the collector asks inside ScienceWorld's JVM (needs a JDK); the class file is part of the project.
 PROBE := data_prep/environments/scienceworld_probe/loopwm

@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import collect, counterfactual, export, pack, stats, tokenize, tokenizer, windows
+from data_prep import collect, counterfactual, export, hidden, pack, stats, tokenize, tokenizer, windows
 from data_prep.environments.base import SimulatorError
 from data_prep.errors import DataError
 
@@ -47,6 +47,12 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         export,
         "write episodes as a Hugging Face datasets folder",
         "python -m data_prep export --episodes data/episodes/train --out data/export",
+    ),
+    "hidden": (
+        hidden,
+        "read the hidden states of windows anew",
+        "python -m data_prep hidden --windows eval/suites/scienceworld-500.jsonl.gz "
+        "--out eval/suites/scienceworld-500.jsonl.gz",
     ),
     "counterfactual": (
         counterfactual,

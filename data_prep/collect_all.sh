@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# All episodes to train and to tune on, in the folder named: about 1.7 million transitions of ScienceWorld and 0.25 million
+# of ALFWorld, some ten hours on two cores. Killed and started again, it goes on. What comes packed with the project is
+# unpacked first. ALFWorld's original games are played where ALFWORLD_DATA has them.
+set -euo pipefail
+out=$1 workers=${2:-2}
+python=${PYTHON:-python}
+
+collect() { # ENVIRONMENT NAME OPTIONS..
+  "$python" -m data_prep collect "$1" --workers "$workers" --solutions "$out/../solutions" --out "$out/$1-$2" "${@:3}"
+}
+
+"$python" -m data_prep pack --unpack --out "$out"
+
+collect scienceworld gold --split train --policy gold --episodes-per-task 700
+collect scienceworld dev-gold --split dev --policy gold --episodes-per-task 10
+collect scienceworld dev-noisy --split dev --policy noisy-expert --episodes-per-task 8
+collect scienceworld noisy-expert --split train --policy noisy-expert --episodes-per-task 480 --max-steps 220
+collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
+
+if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
+  collect alfworld dev-expert --split dev --policy expert --episodes-per-task 30 --max-steps 120
+  collect alfworld dev-noisy --split dev --policy noisy-expert --episodes-per-task 20 --max-steps 120
+  collect alfworld train-expert --split train --policy expert --episodes-per-task 200 --max-steps 120
+  collect alfworld train-noisy --split train --policy noisy-expert --episodes-per-task 60 --max-steps 120
+  collect alfworld train-fork --split train --policy fork --episodes-per-task 60 --max-steps 120
+fi
+collect alfworld built-fork --split built --policy fork --episodes-per-task 400 --max-steps 120
+collect alfworld built-noisy --split built --policy noisy-expert --episodes-per-task 400 --max-steps 120
+collect alfworld built-expert --split built --policy expert --episodes-per-task 1000 --max-steps 120
