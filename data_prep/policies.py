@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,7 +32,7 @@ NONSENSE = ("open unicorn", "go to moon", "pick up nothing at all", "use the for
 FATAL = ("focus",)
 """Verbs that end an episode when they go wrong; only a fatal slip uses them."""
 
-FATAL_SHARE = 0.04
+FATAL_SHARE = 0.07
 """Noisy episodes with a fatal slip, where there is one to make; some come out harmless."""
 
 CARELESS = 0.3
@@ -104,7 +105,7 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
                 if rng.random() >= rate:
                     break
             if rng.random() < CARELESS:
-                yield from walk.follow(path[: rng.randint(1, LONGEST_CARELESS)])
+                yield from walk.follow(_harmless(path)[: rng.randint(1, LONGEST_CARELESS)])
             path = walk.resume(mark, path)
         if played == slip:
             yield from walk.fatal_slip(gold)
@@ -124,9 +125,14 @@ def act_fork(environment: Environment, gold: Sequence[str], rng: Random) -> Play
             continue
         mark = walk.mark()
         yield from walk.follow([walk.other_action(path)])
-        yield from walk.follow(path[1 : 1 + rng.randint(1, LONGEST_CARELESS)])
+        yield from walk.follow(_harmless(path[1:])[: rng.randint(1, LONGEST_CARELESS)])
         path = walk.resume(mark, path)
         until_fork = rng.randint(*FORK_GAPS)
+
+
+def _harmless(path: Sequence[str]) -> list[str]:
+    """The path up to what would end the episode if it is done out of turn."""
+    return list(takewhile(lambda action: action.split()[0] not in FATAL, path))
 
 
 class _Walk:
