@@ -210,7 +210,7 @@ def test_noise_keeps_the_gold_path_and_strays_from_it(monkeypatch: pytest.Monkey
 def test_only_a_share_of_noisy_episodes_slips_fatally() -> None:
     slips = [sum(a == "focus on north" for a in acted("noisy-expert", GOLD[:20], seed)) for seed in range(400)]
     assert set(slips) == {0, 1}
-    assert 0.02 < sum(slips) / len(slips) < 0.06
+    assert 0.04 < sum(slips) / len(slips) < 0.1
 
 
 class Marked(Toy):
