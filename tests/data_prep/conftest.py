@@ -12,10 +12,13 @@ from random import Random
 
 import pytest
 
+from data_prep import environments
 from data_prep.collect import Order, play
 from data_prep.environments.base import Environment
 from data_prep.episodes import Episode, Step, write_episodes
 from data_prep.policies import POLICIES
+
+from .toy import Toy
 
 
 def play_once(
@@ -115,3 +118,10 @@ def _game(thing: str) -> dict[str, str]:
         "pddl_problem": f"(:init {facts} (objectType T_1 {thing}Type))",
         "grammar": grammar + '\ntemplate :: "take {o} from {r}";',
     }
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "broke_before", False)
+    monkeypatch.setattr(Toy, "solved", [])
+    monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Toy)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main
+
+from .conftest import contents
+from .toy import collect_toy
+
+
+def pack(folder: Path, out: Path, *options: str) -> int:
+    return main(["pack", "--folder", str(folder), "--out", str(out), *options])
+
+
+def unpack(path: Path, out: Path) -> int:
+    return main(["pack", "--unpack", str(path), "--out", str(out)])
+
+
+@pytest.fixture
+def collected(tmp_path: Path, toy: None) -> Path:
+    assert collect_toy(tmp_path / "some", "--tasks", "walk") == 0
+    (tmp_path / "some" / "manifest.json").unlink()
+    return tmp_path / "some"
+
+
+def test_unpacked_files_are_those_that_were_packed_and_failures_stay_known(collected: Path, tmp_path: Path) -> None:
+    assert pack(collected, tmp_path / "p.tar.xz") == 0
+    assert unpack(tmp_path / "p.tar.xz", tmp_path / "new") == 0
+    assert contents(tmp_path / "new" / "some") == contents(collected)
+    assert "walk-00010.txt" in contents(tmp_path / "new")
+
+
+def test_collecting_goes_on_where_a_pack_ends(collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pack(collected, tmp_path / "p.tar.xz", "--until", "10") == 0
+    assert unpack(tmp_path / "p.tar.xz", tmp_path / "new") == 0
+    assert set(contents(tmp_path / "new")) == {"plan.json", "walk-00000.jsonl.xz"}
+    kept = (tmp_path / "new" / "some" / "walk-00000.jsonl.xz").stat().st_mtime_ns
+    assert collect_toy(tmp_path / "new" / "some", "--tasks", "walk") == 0
+    assert (tmp_path / "new" / "some" / "walk-00000.jsonl.xz").stat().st_mtime_ns == kept
+    assert contents(collected).items() <= contents(tmp_path / "new" / "some").items()
+
+
+def test_packs_of_the_same_files_are_the_same_bytes_and_parts_are_the_whole(collected: Path, tmp_path: Path) -> None:
+    for name, *options in (("a", "--until", "10"), ("b", "--first", "10"), ("c",), ("d",)):
+        assert pack(collected, tmp_path / f"{name}.tar.xz", *options) == 0
+    assert (tmp_path / "c.tar.xz").read_bytes() == (tmp_path / "d.tar.xz").read_bytes()
+    for name in ("a", "b"):
+        assert unpack(tmp_path / f"{name}.tar.xz", tmp_path / "new") == 0
+    assert contents(tmp_path / "new" / "some") == contents(collected)
+
+
+def test_what_is_there_is_left_alone_and_another_plan_is_refused(
+    collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pack(collected, tmp_path / "p.tar.xz") == 0
+    there = tmp_path / "new" / "some" / "walk-00000.jsonl.xz"
+    there.parent.mkdir(parents=True)
+    there.write_text("mine")
+    assert unpack(tmp_path / "p.tar.xz", tmp_path / "new") == 0
+    assert there.read_text() == "mine"
+    (there.parent / "plan.json").write_text("{}")
+    assert unpack(tmp_path / "p.tar.xz", tmp_path / "new") == 2
+    assert "plan.json: begun with another plan than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "climbs"])
+def test_a_file_that_is_no_pack_is_one_line(
+    collected: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.tar.xz"
+    assert pack(collected, path) == 0
+    if damage == "climbs":
+        with tarfile.open(path, "w:xz") as archive:
+            archive.add(collected / "plan.json", "../plan.json")
+    else:
+        path.write_bytes(path.read_bytes()[:-40] if damage == "cut" else b"no pack")
+    capsys.readouterr()
+    assert unpack(path, tmp_path / "new") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: ")
+    assert error.count("\n") == 1
+
+
+def test_a_folder_that_was_not_collected_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pack(tmp_path, tmp_path / "p.tar.xz") == 2
+    assert "not a folder of collected episodes (no plan.json)" in capsys.readouterr().err
+    assert not (tmp_path / "p.tar.xz").exists()
