@@ -22,6 +22,7 @@ from typing import Any
 
 from data_prep.environments import alfworld_expert as expert
 from data_prep.environments.alfworld_games import TASKS, build_game, list_games
+from data_prep.environments.alfworld_hidden import describe
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Step
 from data_prep.errors import DataError
@@ -91,7 +92,7 @@ class AlfWorld:
         return self._task
 
     def hidden_state(self) -> str | None:
-        return expert.describe(expert.World.of(self._engine.call("facts")))
+        return describe(expert.World.of(self._engine.call("facts")))
 
     def step(self, action: str) -> Step:
         self._first = None

@@ -1,4 +1,4 @@
-"""What an ALFWorld game's facts say: the hidden state as text, and a plan that wins.
+"""What an ALFWorld game's facts say, and a plan that wins.
 
 The plan is that of a player who searches: it goes through receptacles that could hold what it looks for, in an order
 drawn by chance, opens them, and takes the object where it finds it. It uses nothing it could not have seen by then,
@@ -16,7 +16,6 @@ from random import Random
 from data_prep.environments.base import SimulatorError
 
 APPLIANCES = {"ishot": ("heat", "microwave"), "iscool": ("cool", "fridge"), "isclean": ("clean", "sinkbasin")}
-STATES = {"ishot": "hot", "iscool": "cold", "isclean": "clean", "issliced": "sliced"}
 
 _OBJECT = re.compile(r"\(objectType \?(\w+) (\w+)Type\)")
 _PLACE = re.compile(r"\(receptacleType \?\w+ (\w+)Type\)")
@@ -94,33 +93,6 @@ class World:
 
     def fits(self, thing: str, receptacle: str) -> bool:
         return self.true("cancontain", f"{kind_of(receptacle)}type", f"{kind_of(thing)}type")
-
-
-def describe(world: World) -> str:
-    """Contents and state of every receptacle, one a line, in the game's words; then the things in a special state."""
-    lines = []
-    for receptacle, things in world.contents.items():
-        listing = _listing(things)
-        if world.true("openable", receptacle):
-            state = "closed" if world.closed(receptacle) else "open"
-            lines.append(f"The {receptacle} is {state}. In it, you see {listing}.")
-        else:
-            lines.append(f"On the {receptacle}, you see {listing}.")
-    for (thing,) in sorted(world.facts["toggleable"], key=lambda fact: natural(fact[0])):
-        lines.append(f"The {thing} is {'on' if world.true('istoggled', thing) else 'off'}.")
-    states: dict[str, list[str]] = defaultdict(list)
-    for predicate, word in STATES.items():
-        for (thing,) in world.facts[predicate]:
-            states[thing].append(word)
-    lines += [f"The {thing} is {' and '.join(states[thing])}." for thing in sorted(states, key=natural)]
-    return "\n".join(lines)
-
-
-def _listing(things: Sequence[str]) -> str:
-    words = [f"a {thing}" for thing in things]
-    if len(words) < 2:
-        return words[0] if words else "nothing"
-    return ", ".join(words[:-1]) + f", and {words[-1]}"
 
 
 def make_plan(facts: Iterable[Sequence[str]], goal: Goal, seen: Collection[str], seed: str) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,12 +20,13 @@ from data_prep.__main__ import main
 from data_prep.collect import play
 from data_prep.environments import alfworld as module
 from data_prep.environments.alfworld import PACKAGES, AlfWorld
-from data_prep.environments.alfworld_expert import World, describe, make_plan, parse_goal
+from data_prep.environments.alfworld_expert import World, make_plan, parse_goal
 from data_prep.environments.alfworld_games import EXCLUDED_PLANS, TASKS, build_game, list_games
+from data_prep.environments.alfworld_hidden import describe, listed
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.errors import DataError
-from data_prep.policies import POLICIES
+from data_prep.policies import POLICIES, random_action
 from data_prep.windows import Cut, cut_window
 from loopwm.text.format import REGIMES, render_context, window_context
 
@@ -32,6 +36,9 @@ needs_engine = pytest.mark.skipif(
     any(find_spec(package) is None for package in PACKAGES),
     reason="the extra 'alfworld' is not installed (installing it needs g++ and make)",
 )
+SUITE = Path(__file__).parents[2] / "eval/suites/alfworld-500.jsonl.gz"
+ORIGINAL_GAMES = os.environ.get("ALFWORLD_DATA")
+"""Where original games are, before a test says otherwise."""
 SMALL = "built/pick_two_obj_and_place-329-61"
 """Six receptacles: quick to ground."""
 
@@ -160,6 +167,63 @@ def test_noise_strays_and_finds_back(alfworld: AlfWorld, noisy: Episode) -> None
     assert "look around" not in actions
 
 
+def check_views(look: str, hidden: str) -> int:
+    """Whatever is seen now stands in the hidden state, word for word. Returns how many lines were looked for."""
+    facing, *views = look.splitlines()
+    for view in views:
+        assert view in hidden.splitlines() or (view.endswith("is closed.") and f"{view} In it, you see" in hidden)
+    if ", and " in facing.partition(".")[0]:
+        assert facing.replace("You are facing", "Facing") in hidden
+    else:
+        assert facing.endswith("Next to it, you see nothing.")
+    return 1 + len(views)
+
+
+@needs_engine
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["built", "train"])
+def test_the_hidden_state_is_what_the_game_prints_in_its_order(
+    alfworld: AlfWorld, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    """All views and lists of 24 games with much taking and moving, of which a few place two receptacles together."""
+    if split == "train" and not ORIGINAL_GAMES:
+        pytest.skip("ALFWORLD_DATA names no original games")
+    games = [(task, name) for task in TASKS for name in alfworld.variations(task, split)]
+    rng, lines, lists = Random(0), 0, []
+    for task, name in rng.sample(games, 24):
+        alfworld.reset(task, name)
+        for _ in range(30):
+            moves = [a for a in alfworld.valid_actions() if a.startswith(("take", "move", "open"))]
+            action = rng.choice(moves) if moves and rng.random() < 0.6 else random_action(alfworld, rng)
+            step = alfworld.step(action)
+            hidden = alfworld.hidden_state()
+            assert step.look
+            assert hidden
+            lists += [names for text in (step.observation, step.look) for names in listings(text)]
+            lines += check_views(step.look, hidden) if step.look.startswith("You are facing") else 0
+    assert all(names == sorted(names, key=listed) for names in lists)
+    assert len(lists) > 100
+    assert lines > 1000
+
+
+@needs_engine
+def test_where_a_thing_was_taken_from_is_told_since_look_depends_on_it(alfworld: AlfWorld) -> None:
+    """A thing moved to another receptacle of the same place lies "next to it" from then on, as the grammar has it."""
+    game = "built/look_at_obj_in_light-320-26"
+    alfworld.reset("look_at_obj_in_light", game)
+    for action in ("go to desk 2", "take pen 2 from desk 2"):
+        alfworld.step(action)
+    held = alfworld.hidden_state() or ""
+    moved = alfworld.step("move pen 2 to shelf 2").look or ""
+    there = alfworld.hidden_state() or ""
+    alfworld.step("go to bed 1")
+    facing = "acing the desk 2, and shelf 2. Next to it, you see"
+    assert f"F{facing} nothing. You took a pen 2 from the desk 2." in held.splitlines()
+    assert f"You are f{facing} a pen 2." in moved.splitlines()
+    assert f"F{facing} a pen 2. You took a pen 2 from the desk 2." in there.splitlines()
+    assert alfworld.hidden_state() == there
+
+
 @needs_engine
 def test_an_episode_renders_in_every_regime(alfworld: AlfWorld, noisy: Episode) -> None:
     *_, now = replayed(alfworld, replace(noisy, steps=noisy.steps[:3]))
@@ -279,15 +343,42 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     )
 
 
-def test_the_hidden_state_names_every_place_within_reach() -> None:
-    assert describe(World.of(FACTS)).splitlines() == [
+def test_the_hidden_state_tells_what_the_answers_depend_on_in_the_games_order() -> None:
+    facts = [
+        *FACTS,
+        ["inreceptacle", "mug 2", "shelf 2"],
+        ["inreceptacle", "mug 10", "shelf 2"],
+        ["objectatlocation", "mug 2", "loc 3"],
+        ["not_inreceptacle", "mug 2", "shelf 10"],
+        ["not_inreceptacle", "mug 1", "shelf 10"],
+        ["not_inreceptacle", "mug 1", "shelf 1"],
+        ["inreceptacleobject", "pen 1", "mug 2"],
+    ]
+    assert describe(World.of(facts)).splitlines() == [
         "The fridge 1 is closed. In it, you see a mug 1.",
-        "On the shelf 1, you see nothing.",
-        "On the shelf 2, you see a desklamp 1.",
         "On the shelf 10, you see nothing.",
+        "On the shelf 2, you see a desklamp 1, a mug 10, and a mug 2.",
+        "On the shelf 1, you see nothing.",
+        "Facing the shelf 10, and shelf 2. Next to it, you see a mug 2. "
+        "You took a mug 2, and a mug 1 from the shelf 10.",
+        "In the mug 2, you see a pen 1.",
         "The desklamp 1 is off.",
         "The mug 1 is hot and clean.",
     ]
+
+
+def listings(text: str) -> list[list[str]]:
+    """The names of each list in a text that has two or more."""
+    return [re.findall(r"[a-z]+ \d+", names) for names in re.findall(r"(?:see|facing the) ([^.]*, and [^.]*)\.", text)]
+
+
+def test_recorded_lists_stand_in_the_order_of_the_hidden_state() -> None:
+    with gzip.open(SUITE, "rt") as file:
+        windows = [json.loads(line) for line in file]
+    texts = {text for w in windows for text in (w["look"], *(step["observation"] for step in w["history"]))}
+    lists = [names for text in texts for names in listings(text)]
+    assert len(lists) > 500
+    assert all(names == sorted(names, key=listed) for names in lists)
 
 
 def test_the_expert_searches_and_remembers() -> None:
