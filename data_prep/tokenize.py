@@ -42,11 +42,11 @@ TOKENIZER_FILE = Path(text_format.__file__).with_name("tokenizer.json")
 def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
     """(kind, step, text) of every text of an episode that is not null, in the order of the spans."""
     yield GOAL, 0, episode.goal
-    if episode.hidden_state is not None:
-        yield HIDDEN, 0, episode.hidden_state
     for i, step in enumerate(episode.steps):
-        kinds = ((LOOK, step.look), (INVENTORY, step.inventory), (OBSERVATION, step.observation), (ACTION, step.action))
-        yield from ((kind, i, text) for kind, text in kinds if text is not None)
+        hidden = episode.hidden_state_at(i)
+        texts = (hidden, step.look, step.inventory, step.observation, step.action)
+        kinds = (HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION)
+        yield from ((kind, i, text) for kind, text in zip(kinds, texts, strict=True) if text is not None)
 
 
 def encode_episode(tokenizer: Tokenizer, episode: Episode) -> TokenEpisode:
