@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import collect, counterfactual, export, hidden, pack, stats, tokenize, tokenizer, windows
+from data_prep import collect, counterfactual, determined, export, hidden, pack, stats, tokenize, tokenizer, windows
 from data_prep.environments.base import SimulatorError
 from data_prep.errors import DataError
 
@@ -37,6 +37,11 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         "cut evaluation windows out of episodes",
         "python -m data_prep windows --episodes data/episodes/test-gold --suite scienceworld-500 --seed 0 "
         "--out eval/suites/scienceworld-500.jsonl.gz",
+    ),
+    "determined": (
+        determined,
+        "measure how far states determine answers",
+        "python -m data_prep determined --episodes data/episodes/train --examples 1",
     ),
     "stats": (
         stats,

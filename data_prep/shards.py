@@ -8,13 +8,13 @@ A folder of shards holds `index.json`, written last, and five files a shard:
     NAME.offsets.npy   int64 (episodes + 1, 2)          first span and first step of each episode; last row: the totals
     NAME.episodes.json [{"env", "task", "variation", "split", "policy"}, ...]
 
-Span fields: `start`, `length` (tokens[start : start + length]), `step` (within its episode), `kind`: 0 goal, 1 hidden
-state (both at step 0), 2 look, 3 inventory, 4 observation, 5 action. A null text has no span; step 0 has no action.
-Texts that repeat within an episode share their tokens, so spans may overlap and tokens are fewer than span lengths add
-up to. Tokens are those of `loopwm.text.format.clean(text)`. `reward` is the score minus the previous step's, in points
-(0 at step 0).
+Span fields: `start`, `length` (tokens[start : start + length]), `step` (in its episode), `kind`: 0 goal (at step 0), 1
+hidden state, 2 look, 3 inventory, 4 observation, 5 action. A null text has no span: hidden states have one where they
+were sampled, and step 0 has no action. Texts that repeat within an episode share their tokens, so spans may overlap and
+tokens are fewer than span lengths add up to. Tokens are those of `loopwm.text.format.clean(text)`. `reward` is the
+score minus the previous step's, in points (0 at step 0).
 
-index.json: {"format": "loopwm-shards-v1", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
+index.json: {"format": "loopwm-shards-v2", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
 "episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "shards": [{"name",
 "tokens", "spans", "steps", "episodes", "files": {file name: {"bytes", "sha256"}}}]}
 """
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from data_prep.errors import DataError
 from data_prep.files import atomic_write
 
-FORMAT = "loopwm-shards-v1"
+FORMAT = "loopwm-shards-v2"
 INDEX = "index.json"
 GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
 SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
@@ -157,7 +157,7 @@ def check_shards(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not an index of shards ({error!r})") from error
     if kind != FORMAT:
-        raise DataError(f"{path}: format: {kind!r}, expected {FORMAT!r}")
+        raise DataError(f"{path}: format: {kind!r}, expected {FORMAT!r}: tokenize the episodes again")
     if made_with != tokenizer_hash:
         raise DataError(f"{path}: tokenizer_hash: made with another tokenizer ({made_with[:12]}..)")
     for name, entry in files.items():

@@ -1,5 +1,8 @@
 """Turns episodes into token shards for training, or checks shards that exist.
 
+With `--rename`, things in that share of the episodes get other names of their kind (`data_prep.renaming`); which
+episodes and which names follows from the seed and the episode alone.
+
 The layout of the shards is written down in `data_prep.shards`.
 """
 
@@ -10,9 +13,12 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,7 @@ from tokenizers import Tokenizer
 
 from data_prep.episodes import Episode, episode_files, format_episode, parse_episode, read_episodes
 from data_prep.errors import DataError
+from data_prep.renaming import RenamingError, rename_episode
 from data_prep.shards import (
     ACTION,
     GOAL,
@@ -42,11 +49,11 @@ TOKENIZER_FILE = Path(text_format.__file__).with_name("tokenizer.json")
 def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
     """(kind, step, text) of every text of an episode that is not null, in the order of the spans."""
     yield GOAL, 0, episode.goal
-    if episode.hidden_state is not None:
-        yield HIDDEN, 0, episode.hidden_state
     for i, step in enumerate(episode.steps):
-        kinds = ((LOOK, step.look), (INVENTORY, step.inventory), (OBSERVATION, step.observation), (ACTION, step.action))
-        yield from ((kind, i, text) for kind, text in kinds if text is not None)
+        hidden = episode.hidden_state_at(i)
+        texts = (hidden, step.look, step.inventory, step.observation, step.action)
+        kinds = (HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION)
+        yield from ((kind, i, text) for kind, text in zip(kinds, texts, strict=True) if text is not None)
 
 
 def encode_episode(tokenizer: Tokenizer, episode: Episode) -> TokenEpisode:
@@ -71,15 +78,51 @@ def _load(path: str) -> Tokenizer:
     return Tokenizer.from_file(path)
 
 
-def _encode_line(record: dict[str, Any], tokenizer_file: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RenamingOrder:
+    """The share of episodes to rename, 0 to 1."""
+
+    share: float
+    seed: int
+
+    def carry_out(self, episode: Episode, line: str) -> tuple[Episode, str]:
+        """The episode, renamed if it is drawn, and what came of it: one of the texts that `describe_renamings` counts.
+
+        `line`: the episode as it was read, from which the draw follows.
+        """
+        rng = Random(f"{self.seed}/{line}")
+        if rng.random() >= self.share:
+            return episode, NOT_DRAWN
+        try:
+            renamed = rename_episode(episode, rng)
+        except RenamingError as error:
+            return episode, f"{episode.task}, variation {episode.variation}: {error}"
+        return renamed, NOTHING if renamed == episode else RENAMED
+
+
+NOT_DRAWN, NOTHING, RENAMED = "not drawn", "nothing to rename", "renamed"
+
+
+def describe_renamings(outcomes: Counter[str]) -> str:
+    """What came of the renamings, in a few words."""
+    refused = sorted(outcomes.keys() - {NOT_DRAWN, NOTHING, RENAMED})
+    count = sum(outcomes[outcome] for outcome in refused)
+    named = f" ({refused[0]})" if refused else ""
+    return f"{outcomes[RENAMED]:,} renamed, {outcomes[NOTHING]:,} without such names, {count:,} left as they are{named}"
+
+
+def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: RenamingOrder) -> dict[str, Any]:
     """The `datasets` map: arrays travel as bytes, exactly and without a schema of their own."""
-    encoded = encode_episode(_load(tokenizer_file), parse_episode(record["episode"]))
+    episode, outcome = renaming.carry_out(parse_episode(record["episode"]), record["episode"])
+    encoded = encode_episode(_load(tokenizer_file), episode)
     arrays = {part: getattr(encoded, part).tobytes() for part in ("tokens", "spans", "steps")}
-    return {"meta": json.dumps(encoded.meta), **arrays}
+    return {"meta": json.dumps(encoded.meta), "outcome": outcome, **arrays}
 
 
-def tokenize_files(files: list[Path], tokenizer_file: Path, workers: int) -> Iterator[TokenEpisode]:
-    """Encodes all episodes of the files, in order, on `workers` processes."""
+def tokenize_files(
+    files: list[Path], tokenizer_file: Path, workers: int, renaming: RenamingOrder, outcomes: Counter[str]
+) -> Iterator[TokenEpisode]:
+    """Encodes all episodes of the files, in order, on `workers` processes; counts in `outcomes` what was renamed."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from datasets import Dataset  # slow to import, and needed by no other command
     from datasets.exceptions import DatasetGenerationError
@@ -96,12 +139,13 @@ def tokenize_files(files: list[Path], tokenizer_file: Path, workers: int) -> Ite
             raise error.__cause__ if isinstance(error.__cause__, DataError) else error from None
         encoded = dataset.map(
             _encode_line,
-            fn_kwargs={"tokenizer_file": str(tokenizer_file)},
+            fn_kwargs={"tokenizer_file": str(tokenizer_file), "renaming": renaming},
             remove_columns=["episode"],
             num_proc=workers if workers > 1 else None,
             desc="tokenize",
         )
         for row in encoded:
+            outcomes[row["outcome"]] += 1
             yield TokenEpisode(
                 tokens=np.frombuffer(row["tokens"], np.uint16),
                 spans=np.frombuffer(row["spans"], SPAN_DTYPE),
@@ -117,6 +161,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the shards")
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER_FILE, help="tokenizer.json")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--rename", type=float, default=0.0, metavar="SHARE", help="rename things in this share")
+    parser.add_argument("--seed", type=int, default=0, help="of what is renamed")
     parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="tokens a shard, about")
 
 
@@ -126,16 +172,19 @@ def run(args: argparse.Namespace) -> None:
     for name in ("workers", "shard_tokens"):
         if getattr(args, name) < 1:
             raise DataError(f"--{name.replace('_', '-')}: at least 1")
-    tokenizer_hash = _sha256(args.tokenizer)
+    if not 0 <= args.rename <= 1:
+        raise DataError("--rename: from 0 to 1")
+    tokenizer_hash, outcomes = _sha256(args.tokenizer), Counter[str]()
     if args.check:
         index = check_shards(args.out, tokenizer_hash)
     else:
         files = episode_files(args.episodes)
         sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
-        encoded = tokenize_files(files, args.tokenizer, args.workers)
+        encoded = tokenize_files(files, args.tokenizer, args.workers, RenamingOrder(args.rename, args.seed), outcomes)
         index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources)
     totals = ", ".join(f"{index[name]:,} {name}" for name in ("episodes", "steps", "spans", "tokens"))
-    print(f"{args.out}: {len(index['shards'])} shards, {totals}")
+    renamings = f"; {describe_renamings(outcomes)}" if args.rename else ""
+    print(f"{args.out}: {len(index['shards'])} shards, {totals}{renamings}")
 
 
 def _sha256(path: Path) -> str:

@@ -49,7 +49,8 @@ class TemplateIds:
 class TokenEpisode:
     """A tokenised episode of n steps. Index 0 of the lists is the reset, whose action is empty.
 
-    rewards: score differences in points, dones: whether the world ended there; both None where nobody recorded them.
+    hidden_states: None as a whole where none is known. rewards: score differences in points, dones: whether the world
+    ended there; both None where nobody recorded them.
     """
 
     goal: Tokens
@@ -59,6 +60,7 @@ class TokenEpisode:
     inventories: Sequence[Tokens | None]
     rewards: Sequence[float] | None = None
     dones: Sequence[bool] | None = None
+    hidden_states: Sequence[Tokens | None] | None = None
 
     @property
     def last_step(self) -> int:

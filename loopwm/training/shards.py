@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loopwm.text.tree import TokenEpisode
 from loopwm.training.config import ConfigError
 
-FORMAT = "loopwm-shards-v1"
+FORMAT = "loopwm-shards-v2"
 GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
 
 
@@ -42,7 +42,7 @@ def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArr
         chosen = spans[spans["kind"] == kind]
         return {int(s["step"]): tokens[s["start"] : s["start"] + s["length"]] for s in chosen}
 
-    observations, actions, looks, inventories = map(texts, (OBSERVATION, ACTION, LOOK, INVENTORY))
+    observations, actions, looks, inventories, hidden = map(texts, (OBSERVATION, ACTION, LOOK, INVENTORY, HIDDEN))
     steps = range(len(observations))
     nothing = np.empty(0, dtype=np.uint16)
     return TokenEpisode(
@@ -53,6 +53,7 @@ def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArr
         inventories=[inventories.get(i) for i in steps],
         rewards=results["reward"].tolist(),
         dones=results["done"].tolist(),
+        hidden_states=[hidden.get(i) for i in steps],
     )
 
 
@@ -67,7 +68,7 @@ def _checked_index(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not an index of shards ({error!r})") from None
     if kind != FORMAT:
-        raise ConfigError(f"{path}: format is {kind!r}, expected {FORMAT!r}")
+        raise ConfigError(f"{path}: format is {kind!r}, expected {FORMAT!r}: tokenize the episodes again")
     if made_with != tokenizer_hash:
         raise ConfigError(f"{path}: tokenizer_hash: the shards were made with another tokenizer")
     for name, entry in files.items():

@@ -21,7 +21,7 @@ from data_prep.environments import alfworld as module
 from data_prep.environments.alfworld import PACKAGES, AlfWorld
 from data_prep.environments.alfworld_expert import World, make_plan, parse_goal
 from data_prep.environments.alfworld_games import EXCLUDED_PLANS, TASKS, build_game, list_games
-from data_prep.environments.alfworld_hidden import describe, listed
+from data_prep.environments.alfworld_hidden import describe, listed, unreadable_line
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.errors import DataError
@@ -184,12 +184,12 @@ def check_views(look: str, hidden: str) -> int:
 def test_the_hidden_state_is_what_the_game_prints_in_its_order(
     alfworld: AlfWorld, monkeypatch: pytest.MonkeyPatch, split: str
 ) -> None:
-    """All views and lists of 24 games with much taking and moving, of which a few place two receptacles together."""
+    """All views and lists of 12 games with much taking and moving, of which a few place two receptacles together."""
     if split == "train" and not ORIGINAL_GAMES:
         pytest.skip("ALFWORLD_DATA names no original games")
     games = [(task, name) for task in TASKS for name in alfworld.variations(task, split)]
     rng, lines, lists = Random(0), 0, []
-    for task, name in rng.sample(games, 24):
+    for task, name in rng.sample(games, 12):
         alfworld.reset(task, name)
         for _ in range(30):
             moves = [a for a in alfworld.valid_actions() if a.startswith(("take", "move", "open"))]
@@ -198,11 +198,12 @@ def test_the_hidden_state_is_what_the_game_prints_in_its_order(
             hidden = alfworld.hidden_state()
             assert step.look
             assert hidden
+            assert unreadable_line(hidden) is None
             lists += [names for text in (step.observation, step.look) for names in listings(text)]
             lines += check_views(step.look, hidden) if step.look.startswith("You are facing") else 0
     assert all(names == sorted(names, key=listed) for names in lists)
     assert len(lists) > 100
-    assert lines > 1000
+    assert lines > 500
 
 
 @needs_engine
@@ -353,7 +354,10 @@ def test_the_hidden_state_tells_what_the_answers_depend_on_in_the_games_order() 
         ["not_inreceptacle", "mug 1", "shelf 1"],
         ["inreceptacleobject", "pen 1", "mug 2"],
     ]
-    assert describe(World.of(facts)).splitlines() == [
+    hidden = describe(World.of(facts))
+    assert unreadable_line(hidden) is None
+    assert unreadable_line(hidden.replace("is off", "glows")) == "The desklamp 1 glows."
+    assert hidden.splitlines() == [
         "The fridge 1 is closed. In it, you see a mug 1.",
         "On the shelf 10, you see nothing.",
         "On the shelf 2, you see a desklamp 1, a mug 10, and a mug 2.",

@@ -15,6 +15,7 @@ from data_prep.episodes import Episode, Step, read_episodes, write_episodes
 from data_prep.shards import ACTION, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, check_shards
 from loopwm.text.format import clean
 from loopwm.text.tokenizer import tokenizer_hash
+from loopwm.training.shards import read_shards
 
 from .conftest import make_episode
 
@@ -25,9 +26,9 @@ FIELDS = {LOOK: "look", INVENTORY: "inventory", OBSERVATION: "observation", ACTI
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven episodes in several shards, made on two processes; `episodes.jsonl` beside them."""
     folder = tmp_path_factory.mktemp("shards")
-    bare = Episode(
-        "alfworld", "pick", "game-1", "train", "expert", "goal <|act|>", (Step(None, "o", 0, False),), "it is hidden"
-    )
+    steps = [Step(None, "o", 0, False)]
+    steps += [Step("wait", f"o{i}", 0, False, hidden_state=f"hidden {i}" if i % 2 == 0 else None) for i in range(1, 6)]
+    bare = Episode("alfworld", "pick", "game-1", "train", "expert", "goal <|act|>", tuple(steps), "it is hidden")
     write_episodes(folder / "episodes.jsonl", [*(make_episode(variation=v) for v in range(6)), bare])
     arguments = ["tokenize", "--episodes", str(folder / "episodes.jsonl"), "--out", str(folder / "out")]
     assert main([*arguments, "--workers", "2", "--shard-tokens", "300"]) == 0
@@ -48,9 +49,9 @@ def _bounds(arrays: dict[str, Any]) -> tuple[Any, Any]:
 
 def _texts(episode: Episode) -> list[tuple[int, int, str]]:
     texts = [(GOAL, 0, episode.goal)]
-    if episode.hidden_state is not None:
-        texts.append((HIDDEN, 0, episode.hidden_state))
     for i, step in enumerate(episode.steps):
+        hidden = episode.hidden_state if i == 0 else step.hidden_state
+        texts += [] if hidden is None else [(HIDDEN, i, hidden)]
         values = ((kind, i, getattr(step, field)) for kind, field in FIELDS.items())
         texts += [(kind, i, text) for kind, i, text in values if text is not None]
     return texts
@@ -75,6 +76,15 @@ def test_spans_hold_every_text_in_order(shards: Path, tokenizer: PreTrainedToken
             assert arrays["steps"]["reward"][step:next_step].tolist() == rewards
             assert arrays["steps"]["done"][step:next_step].tolist() == [s.done for s in episode.steps]
     assert next(episodes, None) is None
+
+
+def test_training_reads_hidden_states_where_they_were_sampled(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    *without, game = read_shards(shards, tokenizer_hash())
+    assert game.hidden_states is not None
+    texts = [None if hidden is None else tokenizer.decode(hidden) for hidden in game.hidden_states]
+    assert texts == ["it is hidden", None, "hidden 2", None, "hidden 4", None]
+    assert isinstance(game.hidden_states[2], np.memmap)
+    assert all(episode.hidden_states == [None] * 9 for episode in without)
 
 
 def test_a_repeated_text_is_stored_once(shards: Path) -> None:
@@ -116,7 +126,7 @@ def _set(field: str, value: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "index.json").unlink(), "index.json: missing"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json: not an index"),
         (_set("tokenizer_hash", "0" * 64), "tokenizer_hash: made with another tokenizer"),
-        (_set("format", "v0"), "format: 'v0'"),
+        (_set("format", "loopwm-shards-v1"), "format: 'loopwm-shards-v1', expected 'loopwm-shards-v2': tokenize"),
     ],
 )
 def test_damaged_shards_are_named_in_one_line(

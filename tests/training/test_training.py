@@ -291,7 +291,7 @@ def test_a_folder_of_another_configuration_is_refused(config_file, finished, cap
     assert (finished / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("damage", ["missing", "flipped", "tokenizer", "index"])
+@pytest.mark.parametrize("damage", ["missing", "flipped", "tokenizer", "format", "index"])
 def test_damaged_shards_are_refused_by_name(config_file, shards, tmp_path, capsys, damage):
     from loopwm.training.__main__ import main
 
@@ -299,7 +299,7 @@ def test_damaged_shards_are_refused_by_name(config_file, shards, tmp_path, capsy
     folder.mkdir()
     for file in shards.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    victim = folder / ("index.json" if damage in ("tokenizer", "index") else "00000.tokens.npy")
+    victim = folder / ("index.json" if damage in ("tokenizer", "format", "index") else "00000.tokens.npy")
     if damage == "missing":
         victim.unlink()
     elif damage == "flipped":
@@ -308,6 +308,8 @@ def test_damaged_shards_are_refused_by_name(config_file, shards, tmp_path, capsy
         victim.write_bytes(content)
     elif damage == "tokenizer":
         victim.write_text(json.dumps(json.loads(victim.read_text()) | {"tokenizer_hash": "0"}))
+    elif damage == "format":
+        victim.write_text(json.dumps(json.loads(victim.read_text()) | {"format": "loopwm-shards-v1"}))
     else:
         victim.write_text("{")
     arguments = ["--config", str(config_file), "--out", str(tmp_path / "run"), f"data.train=[{folder}]"]

@@ -1,0 +1,245 @@
+"""Renames the things of an episode consistently, so that a model has to copy names and cannot recall them.
+
+`kinds.json` says which names stand for things that play the same part: a permutation of a kind's stems is drawn for the
+episode, and every whole-word occurrence in every text of it is replaced in one pass, longest names first, so that names
+neither chain nor collide. Both ways of writing a name are renamed alike: as the simulator prints it, and in small
+letters or with a capital, as actions and answers have it.
+
+What is renamed is such that the simulator could have printed it:
+
+- ScienceWorld: colours of boxes, wires and bulbs, letters of unknown things and of inclined planes, fruit trees, and
+  animals, but for tasks that ask how long those live or how they grow. Rooms, materials and known substances are left:
+  their names stand for what they do. Names of a kind take the same article ("a orange wire" is the simulator's own).
+  Lists are sorted by name there, and are not sorted again here: contents stand inside contents, and some things are
+  sorted by names that are not shown. A permutation that would put two names of a list the wrong way round is drawn
+  again, and a kind for which DRAWS permutations fail keeps its names.
+- ALFWorld: kinds of object that can do the same (be cleaned, heated, cooled, sliced, slice, hold things), and numbers
+  within a kind, among those that occur. Which receptacle takes a kind is not kept. Lists and the lines of the hidden
+  state are sorted again, as the game sorts them. Receptacles keep their names: a kind of them opens, heats or cools,
+  and what stands where belongs to the floor plan.
+
+The inverse restores every text byte for byte: each is checked, and an episode where one is not is left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from data_prep.environments.alfworld_hidden import listed
+from data_prep.episodes import Episode
+
+KINDS_FILE = Path(__file__).with_name("kinds.json")
+
+DRAWS = 20
+"""Permutations tried for a kind in an episode."""
+
+
+class RenamingError(ValueError):
+    """A renaming that cannot be undone. The message names the text's part at fault."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Names "a seed", "a tree", ... of things that play the same part: forms, in which `{}` stands for the stem.
+
+    `barred`: tasks that begin so leave these names alone.
+    """
+
+    forms: tuple[str, ...]
+    stems: tuple[str, ...]
+    barred: tuple[str, ...] = ()
+
+    def names(self, stem: str) -> Iterator[str]:
+        """The names of a stem, each as it is written: as given, in small letters, with a capital."""
+        for form in self.forms:
+            name = form.format(stem)
+            yield from (name, name.lower(), name[0].upper() + name[1:])
+
+    def mapping(self, permutation: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: new
+            for stem, other in permutation.items()
+            for name, new in zip(self.names(stem), self.names(other), strict=True)
+        }
+
+
+@cache
+def load_kinds() -> dict[str, tuple[Kind, ...]]:
+    """Kinds by environment."""
+    records = json.loads(KINDS_FILE.read_bytes())
+    return {
+        env: tuple(Kind(**{k: tuple(v) for k, v in kind.items()}) for kind in kinds) for env, kinds in records.items()
+    }
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """A bijection of names; `tidy` brings the lists of a renamed text in order."""
+
+    names: Mapping[str, str]
+    tidy: Callable[[str], str] = str
+
+    def __post_init__(self) -> None:
+        assert set(self.names) == set(self.names.values())
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return _any_of(frozenset(self.names))
+
+    def apply(self, text: str) -> str:
+        return self.tidy(self.substitute(text))
+
+    def substitute(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self.names[found[0]], text)
+
+    def inverse(self) -> Renaming:
+        return Renaming({new: name for name, new in self.names.items()}, self.tidy)
+
+
+@lru_cache(maxsize=256)
+def _any_of(names: frozenset[str]) -> re.Pattern[str]:
+    """Matches whole names, the longest first; nothing if there are none."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
+
+
+def rename_episode(episode: Episode, rng: Random, kinds: Sequence[Kind] | None = None) -> Episode:
+    """The episode with its things renamed; the same where there is nothing to rename.
+
+    kinds: those of the environment unless given. Raises RenamingError if the inverse would not restore a text.
+    """
+    kinds = load_kinds().get(episode.env, ()) if kinds is None else kinds
+    allowed = [kind for kind in kinds if not episode.task.startswith(kind.barred)]
+    texts = sorted(set(_texts(episode)))
+    draw = draw_alfworld if episode.env == "alfworld" else draw_in_order
+    renaming = draw(texts, allowed, rng)
+    if all(name == new for name, new in renaming.names.items()):
+        return episode
+    back = renaming.inverse()
+    renamed = {text: renaming.apply(text) for text in texts}
+    for text, new in renamed.items():
+        if back.apply(new) != text:
+            raise RenamingError(f"a name would collide with another in {_first_difference(text, back.apply(new))!r}")
+    return _map_texts(episode, renamed)
+
+
+def _texts(episode: Episode) -> Iterator[str]:
+    steps = ((s.action, s.observation, s.look, s.inventory, s.hidden_state) for s in episode.steps)
+    texts = (episode.goal, episode.hidden_state, *(text for step in steps for text in step))
+    return (text for text in texts if text is not None)
+
+
+def _map_texts(episode: Episode, new: Mapping[str, str]) -> Episode:
+    def mapped(thing: Any, *fields: str) -> Any:
+        texts = {name: getattr(thing, name) for name in fields}
+        return replace(thing, **{name: text if text is None else new[text] for name, text in texts.items()})
+
+    fields = ("action", "observation", "look", "inventory", "hidden_state")
+    steps = tuple(mapped(step, *fields) for step in episode.steps)
+    return replace(mapped(episode, "goal", "hidden_state"), steps=steps)
+
+
+def _first_difference(text: str, other: str) -> str:
+    lines = zip(text.splitlines(), [*other.splitlines(), *text.splitlines()], strict=False)
+    return next((line for line, found in lines if line != found), text)[:60]
+
+
+def draw_in_order(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
+    """A permutation for each kind that occurs, such that no list of the texts gets out of order."""
+    names: dict[str, str] = {}
+    lists = {tuple(keys) for text in texts for keys in list_keys(text)}
+    for kind in kinds:
+        pattern = _any_of(frozenset(kind.mapping(dict(zip(kind.stems, kind.stems, strict=True)))))
+        if any(map(pattern.search, texts)):
+            theirs = [keys for keys in lists if any(map(pattern.search, keys))]
+            names |= _draw_permutation(kind, theirs, names, rng)
+    return Renaming(names)
+
+
+def _draw_permutation(
+    kind: Kind, lists: Collection[Sequence[str]], names: Mapping[str, str], rng: Random
+) -> dict[str, str]:
+    """A kind's names that keep the lists in order together with the names drawn before; none if none are found."""
+    for _ in range(DRAWS):
+        drawn = kind.mapping(dict(zip(kind.stems, rng.sample(kind.stems, len(kind.stems)), strict=True)))
+        renaming = Renaming({**names, **drawn})
+        if all(keeps_order(keys, [renaming.substitute(key) for key in keys]) for keys in lists):
+            return drawn
+    return {}
+
+
+def keeps_order(keys: Sequence[str], renamed: Sequence[str]) -> bool:
+    """Whether names that stood in order still do; pairs that did not may be sorted by what is not shown."""
+    pairs = zip(combinations(keys, 2), combinations(renamed, 2), strict=True)
+    return all(one < other for (first, second), (one, other) in pairs if first < second)
+
+
+_ARTICLE = re.compile(r"^(?:a|an|the) (?:substance called )?(?:(?:adult|baby|juvenile|newborn|young|dead) )?")
+_ITEM_START = re.compile(r", |: |\(containing |\. ")
+
+
+def list_keys(text: str) -> Iterator[list[str]]:
+    """What lists of ScienceWorld may be sorted by: the starts of consecutive indented lines, and of a line's parts."""
+    block: list[str] = []
+    for line in text.split("\n"):
+        parts = [_ARTICLE.sub("", part.strip()) for part in _ITEM_START.split(line)]
+        if len(parts) > 1:
+            yield parts
+        if line.startswith("\t"):
+            block.append(re.split(r" \(", parts[0])[0])
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+_NUMBERED = r"[a-z]+ \d+"
+_LIST = re.compile(rf"(?:a )?{_NUMBERED}(?:, (?:and )?(?:a )?{_NUMBERED})+")
+_SORTED_LINES = (  # lines of the hidden state that are about things
+    re.compile(rf"In the ({_NUMBERED}), you see .*"),
+    re.compile(rf"The ({_NUMBERED}) is (?:hot|cold|clean|sliced).*"),
+)
+
+
+def sort_alfworld(text: str) -> str:
+    """Brings lists, and lines about things, in the order of the game."""
+    lines = _LIST.sub(_sorted_list, text).split("\n")
+    for pattern in _SORTED_LINES:
+        places = [i for i, line in enumerate(lines) if pattern.fullmatch(line)]
+        in_order = sorted((lines[i] for i in places), key=lambda line: listed(pattern.sub(r"\1", line)))
+        for i, line in zip(places, in_order, strict=True):
+            lines[i] = line
+    return "\n".join(lines)
+
+
+def _sorted_list(found: re.Match[str]) -> str:
+    article = "a " if found[0].startswith("a ") else ""
+    names = sorted(re.findall(_NUMBERED, found[0].replace(", a ", ", ").removeprefix("a ")), key=listed)
+    words = [article + name for name in names]
+    return f"{', '.join(words[:-1])}, and {words[-1]}"
+
+
+def draw_alfworld(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
+    """A permutation of each kind's words, and of the numbers that occur with a word."""
+    most: dict[str, int] = defaultdict(int)
+    for word, number in re.findall(r"([a-z]+) (\d+)", "\n".join(texts)):
+        most[word] = max(most[word], int(number))
+    names: dict[str, str] = {}
+    for kind in kinds:
+        greatest = max(most[stem] for stem in kind.stems)
+        for stem, other in zip(kind.stems, rng.sample(kind.stems, len(kind.stems)), strict=True):
+            numbers = rng.sample(range(1, most[stem] + 1), most[stem])
+            numbers += range(most[stem] + 1, greatest + 1)
+            names[stem] = other
+            names |= {f"{stem} {i}": f"{other} {number}" for i, number in enumerate(numbers, start=1)}
+    return Renaming(names, sort_alfworld)
