@@ -15,8 +15,8 @@ tokens are fewer than span lengths add up to. Tokens are those of `loopwm.text.f
 score minus the previous step's, in points (0 at step 0).
 
 index.json: {"format": "loopwm-shards-v2", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
-"episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "shards": [{"name",
-"tokens", "spans", "steps", "episodes", "files": {file name: {"bytes", "sha256"}}}]}
+"episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "renaming": {"share",
+"seed"}, "shards": [{"name", "tokens", "spans", "steps", "episodes", "files": {file name: {"bytes", "sha256"}}}]}
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def write_shards(
     shard_tokens: int,
     tokenizer_hash: str,
     sources: list[dict[str, str]],
+    renaming: Mapping[str, float],
 ) -> dict[str, Any]:
     """Writes shards of about `shard_tokens` tokens, then the index, which it returns.
 
@@ -105,6 +106,7 @@ def write_shards(
         **{total: sum(shard[total] for shard in shards) for total in TOTALS},
         "counts": dict(sorted(counts.items())),
         "sources": sources,
+        "renaming": dict(renaming),
         "shards": shards,
     }
     with atomic_write(out / INDEX) as file:

@@ -12,10 +12,11 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from data_prep.episodes import Episode, episode_files, format_episode, parse_episode, read_episodes
+from data_prep.episodes import Episode, Resets, episode_files, format_episode, parse_episode, read_episodes
 from data_prep.errors import DataError
 from data_prep.renaming import RenamingError, rename_episode
 from data_prep.shards import (
@@ -119,18 +120,32 @@ def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: Renaming
     return {"meta": json.dumps(encoded.meta), "outcome": outcome, **arrays}
 
 
+def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterator[Episode]:
+    """The episodes of the files. One that begins otherwise than an earlier one of its variation is left out and
+    written down in `skipped`; where that is None, it raises DataError."""
+    resets = Resets()
+    for path in files:
+        for number, episode in enumerate(read_episodes(path), start=1):
+            problem = resets.contradiction(episode)
+            if problem is None:
+                yield episode
+            elif skipped is None:
+                raise DataError(f"{path}: line {number}: {problem}")
+            else:
+                skipped.append(f"{path}: line {number}: {problem}")
+
+
 def tokenize_files(
-    files: list[Path], tokenizer_file: Path, workers: int, renaming: RenamingOrder, outcomes: Counter[str]
+    episodes: Iterable[Episode], tokenizer_file: Path, workers: int, renaming: RenamingOrder, outcomes: Counter[str]
 ) -> Iterator[TokenEpisode]:
-    """Encodes all episodes of the files, in order, on `workers` processes; counts in `outcomes` what was renamed."""
+    """Encodes all episodes, in order, on `workers` processes; counts in `outcomes` what was renamed."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from datasets import Dataset  # slow to import, and needed by no other command
     from datasets.exceptions import DatasetGenerationError
 
     def lines() -> Iterator[dict[str, str]]:
-        for path in files:
-            for episode in read_episodes(path):
-                yield {"episode": format_episode(episode)}
+        for episode in episodes:
+            yield {"episode": format_episode(episode)}
 
     with tempfile.TemporaryDirectory() as cache:
         try:
@@ -161,6 +176,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the shards")
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER_FILE, help="tokenizer.json")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--skip-contradictions", action="store_true", help="leave out episodes of another world's steps"
+    )
     parser.add_argument("--rename", type=float, default=0.0, metavar="SHARE", help="rename things in this share")
     parser.add_argument("--seed", type=int, default=0, help="of what is renamed")
     parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="tokens a shard, about")
@@ -180,8 +198,12 @@ def run(args: argparse.Namespace) -> None:
     else:
         files = episode_files(args.episodes)
         sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
-        encoded = tokenize_files(files, args.tokenizer, args.workers, RenamingOrder(args.rename, args.seed), outcomes)
-        index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources)
+        skipped: list[str] | None = [] if args.skip_contradictions else None
+        renaming = RenamingOrder(args.rename, args.seed)
+        encoded = tokenize_files(consistent_episodes(files, skipped), args.tokenizer, args.workers, renaming, outcomes)
+        index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources, asdict(renaming))
+        for line in skipped or ():
+            print(f"skipped: {line}", file=sys.stderr)
     totals = ", ".join(f"{index[name]:,} {name}" for name in ("episodes", "steps", "spans", "tokens"))
     renamings = f"; {describe_renamings(outcomes)}" if args.rename else ""
     print(f"{args.out}: {len(index['shards'])} shards, {totals}{renamings}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,20 @@ def test_bad_episodes_leave_no_index(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(arguments) == 2
     assert "bad.jsonl: line 1: task: missing" in capsys.readouterr().err
     assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("field", ["goal", "steps[0].observation"])
+def test_an_episode_of_another_world_is_named_and_left_out_where_asked(
+    tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, other = make_episode(), make_episode(variation=1)
+    mixed = replace(good, goal=other.goal) if field == "goal" else replace(good, steps=other.steps)
+    write_episodes(tmp_path / "e.jsonl", [good, other, mixed, make_episode(policy="noisy-expert")])
+    arguments = ["tokenize", "--episodes", str(tmp_path / "e.jsonl"), "--out", str(tmp_path / "out")]
+    problem = f"e.jsonl: line 3: {field}: boil, variation 0, began otherwise in an earlier episode"
+    assert main(arguments) == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "out" / "index.json").exists()
+    assert main([*arguments, "--skip-contradictions"]) == 0
+    assert problem in capsys.readouterr().err
+    assert check_shards(tmp_path / "out", tokenizer_hash())["episodes"] == 3

@@ -32,7 +32,7 @@ def toy_episode(number: int) -> Episode:
 def shards(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("shards")
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    write_shards(out, (encode_episode(tokenizer, toy_episode(i)) for i in range(40)), 2000, tokenizer_hash(), [])
+    write_shards(out, (encode_episode(tokenizer, toy_episode(i)) for i in range(40)), 2000, tokenizer_hash(), [], {})
     return out
 
 
