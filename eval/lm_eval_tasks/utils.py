@@ -1,24 +1,29 @@
 """What the tasks call: windows as documents, and scores of what came back. Nothing is downloaded.
 
 A document's prompt is `render_prompt` of a window, its target the true observation. A prompt over the context limit
-loses its oldest steps, as in the service's chats, counted with this project's tokenizer.
+loses its oldest steps, as in the service's chats, counted with this project's tokenizer. The template is that of the
+checkpoint that ships.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
+import loopwm
 from eval.metrics import score_item
 from eval.windows import Window, load_suite
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.format import (
     CONTEXT_LIMIT,
     END,
     OBS,
     Context,
     Regime,
+    StateSlots,
     clean,
     fit_context,
     render_prompt,
@@ -28,6 +33,7 @@ from loopwm.text.format import (
 from loopwm.text.tokenizer import load_tokenizer
 
 Document = dict[str, Any]
+SHIPPED = Path(loopwm.__file__).parent / "pretrained"
 METRICS = ("em", "f1", "bleu4", "entity_recall")
 
 
@@ -39,16 +45,24 @@ def load(suite: str, context: Regime, horizon: int, **_: object) -> dict[str, Da
 
 def _document(window: Window, regime: Regime, horizon: int) -> Document:
     actions, observation = window["actions"][:horizon], window["observations"][horizon - 1]
-    room = CONTEXT_LIMIT - _count("".join(map(render_step, actions)) + OBS)
+    slots = _slots()
+    steps = "".join(render_step(action, slots) for action in actions)
+    room = CONTEXT_LIMIT - _count(slots.after_context + steps + OBS)
     context: Context
-    context, _ = fit_context(window_context(window, regime), _count, room)
+    context, _ = fit_context(window_context(window, regime), _count, room, slots)
     return {
         "id": window["id"],
         "env": window["env"],
-        "prompt": render_prompt(context, actions),
+        "prompt": render_prompt(context, actions, slots),
         "observation": observation,
         "target": clean(observation) + END,
     }
+
+
+@cache
+def _slots() -> StateSlots:
+    config: LoopWMConfig = LoopWMConfig.from_pretrained(SHIPPED)
+    return config.slots
 
 
 @cache

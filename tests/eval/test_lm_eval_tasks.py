@@ -10,6 +10,7 @@ import yaml
 from eval.lm_eval_tasks import generate, utils
 from eval.metrics import score_item
 from eval.windows import load_suite
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow, WriteSuite
@@ -26,8 +27,9 @@ def test_the_committed_tasks_are_the_generated_ones() -> None:
 
 def test_a_document_is_a_window_at_one_horizon(suite_path: Path) -> None:
     documents = utils.load(str(suite_path), "snapshot", 3, version=1)["test"]
+    slots = load_checkpoint(utils.SHIPPED)[0].config.slots
     for window, document in zip(load_suite(str(suite_path)).windows, documents, strict=True):
-        assert document["prompt"] == render_prompt(window_context(window, "snapshot"), window["actions"][:3])
+        assert document["prompt"] == render_prompt(window_context(window, "snapshot"), window["actions"][:3], slots)
         assert document["observation"] == window["observations"][2]
         assert document["target"] == window["observations"][2] + END
 
