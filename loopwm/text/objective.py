@@ -22,7 +22,7 @@ from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
 from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.heads import POINTS
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.stages import RowOutput, row_mask, run_rows
+from loopwm.text.stages import RowOutput, one_pass_mask, run_rows
 from loopwm.text.tree import IGNORED, BranchSteps, TreeBatch
 
 Term = tuple[Tensor, dict[str, Tensor]]
@@ -224,7 +224,7 @@ class TextObjective(nn.Module):
 
     def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_loss_N: Tensor) -> Tensor:
         """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
-        wanted, mask = batch.label != IGNORED, row_mask(self.model.config, batch)
+        wanted, mask = batch.label != IGNORED, one_pass_mask(self.model.config, batch)
         losses = []
         for state in out.carried[:-1]:
             hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)

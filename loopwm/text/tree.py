@@ -15,6 +15,7 @@ Where the template has no slots in the trunk (`StateSlots`), those of h_0 open t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -365,15 +366,73 @@ class TreeMask:
         skipped = max(0, start - self.trunk)
         return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention (B, H, L, E) of new queries, whose keys are the last of k."""
+        t, parts = self.trunk, []
+        if t:
+            parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
+        if t < q.shape[2]:
+            parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=self.branches))
+        return torch.cat(parts, dim=2)
 
-def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -> Tensor:
+
+@dataclass(frozen=True)
+class BranchSpan:
+    """Columns start .. end of a branch, counted from the trunk's end, and what they see: trunk columns before `limit`
+    and, of the branch itself, what `visible` (end - start, limit + end - start) says, bool over both."""
+
+    start: int
+    end: int
+    limit: int
+    visible: Tensor
+
+
+@dataclass(frozen=True)
+class BranchMask:
+    """A `TreeMask` taken apart: every branch by itself looks at its trunk and at itself, and at nothing else.
+
+    rows: the branches of each row in the order of their columns, without gaps. Padding sees nothing and gets zeros.
+    """
+
+    trunk: int
+    rows: tuple[tuple[BranchSpan, ...], ...]
+
+    def __getitem__(self, rows: Tensor) -> BranchMask:
+        return BranchMask(self.trunk, tuple(self.rows[i] for i in rows.tolist()))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention (B, H, L, E)."""
+        sizes = [self.trunk, q.shape[2] - self.trunk]
+        # Every tensor is cut up once: each slice by itself would send back a gradient of the whole tensor's size.
+        (trunk_q, branch_q), (trunk_k, branch_k), (trunk_v, branch_v) = (x.split(sizes, dim=2) for x in (q, k, v))
+        trunk = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
+        parts = (trunk_k, trunk_v, branch_q, branch_k, branch_v)
+        rows = [_attend_branches(spans, *row) for spans, *row in zip(self.rows, *map(torch.unbind, parts), strict=True)]
+        return torch.cat((trunk, torch.stack(rows)), dim=2)
+
+
+def _attend_branches(
+    spans: Sequence[BranchSpan], trunk_k: Tensor, trunk_v: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Attention of a row's branch columns (H, L, E), one call a branch; trunk_k, trunk_v: (H, P, E)."""
+    padding = q.shape[1] - (spans[-1].end if spans else 0)
+    sizes = [span.end - span.start for span in spans] + [padding]
+    limits = sorted({span.limit for span in spans})
+    pieces = [b - a for a, b in itertools.pairwise((0, *limits, trunk_k.shape[1]))]
+    own = zip(spans, *(x.split(sizes, dim=1) for x in (q, k, v)), strict=False)
+    seen = [x.split(pieces, dim=1) for x in (trunk_k, trunk_v)]
+    outs = []
+    for span, q_HLE, *own_kv in own:
+        count = limits.index(span.limit) + 1
+        keys, values = (torch.cat((*trunk[:count], x), dim=1) for trunk, x in zip(seen, own_kv, strict=True))
+        out = F.scaled_dot_product_attention(q_HLE[None], keys[None], values[None], attn_mask=span.visible)
+        outs.append(out[0])
+    return torch.cat((*outs, q.new_zeros(q.shape[0], padding, q.shape[2])), dim=1)
+
+
+def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask) -> Tensor:
     """An `Attend` for training rows: no cache, every slot alike. Trunk queries never pay for the branches."""
-    t, parts = mask.trunk, []
-    if t:
-        parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
-    if t < q.shape[2]:
-        parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=mask.branches))
-    return torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
+    return mask.attend(q, k, v).transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True)
@@ -468,6 +527,24 @@ class TreeBatch:
         decode = self.decode[:, t:, None]
         allowed = (decode <= 0) | newest | (decode == self.decode[:, None, :])
         return TreeMask(t, self.attention_mask().branches & allowed[:, None])
+
+
+def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
+    """The mask of a batch laid out for one pass, taken apart by branches."""
+    t = batch.trunk
+    rows = []
+    for row, branch in enumerate(batch.branch[:, t:].tolist()):
+        spans, start = [], 0
+        for number, columns in itertools.groupby(branch):
+            end = start + len(list(columns))
+            if number > 0:
+                limit = int(batch.limit[row, t + start])
+                seen = mask.branches[row, 0, start:end]
+                visible = torch.cat((seen[:, :limit], seen[:, t + start : t + end]), dim=1)
+                spans.append(BranchSpan(start, end, limit, visible))
+            start = end
+        rows.append(tuple(spans))
+    return BranchMask(t, tuple(rows))
 
 
 def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ from loopwm.core.halting import ExitGate
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.stages import row_mask
+from loopwm.text.stages import one_pass_mask
 from loopwm.text.tree import IGNORED, TreeBatch
 from loopwm.training.config import ConfigError, load_config
 from loopwm.training.rows import Cursor
@@ -72,7 +72,7 @@ def with_gate(model: LoopWMForCausalLM) -> tuple[LoopWMForCausalLM, ExitGate]:
 @torch.no_grad()
 def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int) -> tuple[Decisions, Decisions]:
     """Those of a batch's decoded tokens, and those of its transitions."""
-    mask = row_mask(model.config, batch)
+    mask = one_pass_mask(model.config, batch)
     states = model.model.trajectory(batch.tokens, mask, batch.positions, limit)
     wanted = batch.label != IGNORED
     losses = []

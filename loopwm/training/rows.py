@@ -141,10 +141,10 @@ class EpochPlanner:
 
     def _allowed(self, measured: MeasuredEpisode, start: int, regime: RowRegime) -> bool:
         """Whether what the regime shows is recorded and leaves room for a step."""
-        head = 0 if regime in ("observed", "briefed") else start
+        head, before = (0, max(0, start - 1)) if regime in ("observed", "briefed") else (start, start)
         length = measured.head_length(head, regime)
-        step = int(measured.ends[start + 1] - measured.ends[start])
-        return length is not None and length + step <= self.config.trunk_tokens_max
+        steps = int(measured.ends[start + 1] - measured.ends[before])
+        return length is not None and length + steps <= self.config.trunk_tokens_max
 
     def _window(
         self, measured: MeasuredEpisode, start: int, regime: RowRegime, rng: np.random.Generator
@@ -152,7 +152,7 @@ class EpochPlanner:
         """The head of a row whose first target is step start + 1, and its first and last trunk step.
 
         Its trunk's length is drawn log-uniformly. A row with a history keeps the episode's first observation and drops
-        the oldest steps after it, as contexts over the limit do.
+        the oldest steps after it, as contexts over the limit do; the last one before the first target always stays.
         """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
         budget = int(math.exp(rng.uniform(low, high)))
@@ -161,7 +161,7 @@ class EpochPlanner:
             head, longest = 0, measured.episode.last_step
         room = budget - (measured.head_length(head, regime) or 0)
         if head < start:
-            first = measured.reach_back(start, int(max(0, room) * self.config.history_share))
+            first = min(measured.reach_back(start, int(max(0, room) * self.config.history_share)), start)
             room -= int(measured.ends[start] - measured.ends[first - 1])
         last = min(measured.reach(start, max(0, room)), longest, measured.episode.last_step)
         return head, first, max(last, start + 1)

@@ -9,7 +9,17 @@ from loopwm.core import DepthPlan
 from loopwm.text import format as template
 from loopwm.text.format import Context, StateSlots, Transition
 from loopwm.text.objective import Coefficients, TextObjective
-from loopwm.text.tree import IGNORED, Branch, RowPlan, TokenEpisode, TreeBatch, by_stage, trunk_and_branches
+from loopwm.text.stages import row_mask
+from loopwm.text.tree import (
+    IGNORED,
+    Branch,
+    RowPlan,
+    TokenEpisode,
+    TreeBatch,
+    branch_mask,
+    by_stage,
+    trunk_and_branches,
+)
 from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder
 
 
@@ -138,6 +148,42 @@ def test_branch_steps_name_the_slots_the_rewards_and_the_ends(builder, episode, 
         assert steps.done.tolist() == [False, False, True] + [False] * 4 + [True] + [False] * 3
         texts = [tokenizer.decode(o[:n]) for o, n in zip(steps.observation, steps.observation_length, strict=True)]
         assert texts[1] == f"<|obs|>{OBSERVATIONS[2]}<|end|>"
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"state_slots": 2}, {"slots_in_trunk": False}, {"decode_sees": "state"}], ids=str
+)
+def test_branches_attended_one_by_one_are_the_dense_mask(tokenizer, episode, overrides):
+    """Losses, latents and gradients, of rows of unequal lengths and depths, one of them without a branch."""
+    model = random_model(prediction_heads=True, **overrides)
+    builder = row_builder(tokenizer, model.config.slots)
+    plans = [
+        RowPlan(0, "full", 1, 3, (every(0, 3), Branch(2, (1,)), Branch(0, (2, 3))), 1),
+        RowPlan(0, "observed", 1, 3, (), 1),
+        RowPlan(1, "snapshot", 2, 2, (every(1, 2),), None),
+    ]
+    batch = TreeBatch.collate([builder.build(episode, plan) for plan in plans], range(3), 0)
+    dense = row_mask(model.config, batch)
+    plan = DepthPlan(loops=(4, 1, 2), mu_bwd=2, noise_seeds=(5, 6, 7), places=batch.place)
+    results = []
+    for mask in (dense, branch_mask(batch, dense)):
+        model.zero_grad()
+        out = model.model(batch.tokens, mask, batch.positions, use_cache=False, depth=plan)
+        wanted = batch.label != IGNORED
+        logits = model.lm_head(out.last_hidden_state[wanted])
+        reward, ends = model.model.heads(batch.steps.at_slots(out.latent))
+        loss = torch.nn.functional.cross_entropy(logits, batch.label[wanted]) + reward.square().mean() + ends.mean()
+        loss.backward()
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        results.append((logits.detach(), loss.detach(), gradients))
+    (logits, loss, gradients), (other_logits, other_loss, other_gradients) = results
+    torch.testing.assert_close(logits, other_logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(loss, other_loss, atol=1e-5, rtol=1e-5)
+    assert gradients.keys() == other_gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(
+            gradient, other_gradients[name], atol=1e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 ALL_TERMS = Coefficients(reward=1.0, continuation=1.0, consistency=10.0, contraction=10.0)

@@ -99,7 +99,7 @@ def test_decisions_are_scored_by_the_pass_that_ends_there_and_transitions_by_the
         losses = torch.nn.functional.cross_entropy(logits, batch.label, ignore_index=IGNORED, reduction="none")
         per_depth.append((losses, out.state))
         torch.testing.assert_close(tokens.loss[:, depth - 1], losses[wanted], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(tokens.states[:, depth - 1], out.state[wanted], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(tokens.states[:, depth - 1], out.state[wanted], atol=5e-5, rtol=1e-3)
 
     expected_states, expected_losses = [], []
     for row in range(len(batch.tokens)):
