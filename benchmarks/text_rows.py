@@ -72,9 +72,8 @@ def main() -> None:
     print(f"{len(batches)} micro-batches, {tokens} tokens, largest difference of losses {worst:.1e}")
     for name, spent in seconds.items():
         print(f"{name}: {tokens / spent:.0f} tokens/s, {transitions / spent:.1f} transitions/s")
-    print(
-        f"ratio {seconds['dense'] / seconds['branches']:.2f}; read-out {read_out / seconds['branches']:.0%} of a pass"
-    )
+    ratio = seconds["dense"] / seconds["branches"]
+    print(f"ratio {ratio:.2f}; read-out {read_out / seconds['branches']:.0%} of a pass")
 
 
 if __name__ == "__main__":

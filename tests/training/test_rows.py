@@ -27,8 +27,8 @@ RNG_SEED = 5
 
 
 def made_up(number: int, env: str = "scienceworld", policy: str = "gold") -> TokenEpisode:
-    """Texts of random lengths; every token of step i's observation says which step it is. Hidden states are known at the
-    start and at every fourth step."""
+    """Texts of random lengths; every token of step i's observation says which step it is. Hidden states are known at
+    the start and at every fourth step."""
     rng = np.random.default_rng(number)
     steps = range(int(rng.integers(2, 60)))
 
@@ -54,8 +54,8 @@ def episodes() -> list[TokenEpisode]:
     return [made_up(i) for i in range(60)]
 
 
-def planned(episodes, data=DATA, objective=ObjectiveConfig()):
-    return EpochPlanner(episodes, data, objective, StateSlots()).plan(np.random.default_rng(RNG_SEED))
+def planned(episodes, data=DATA):
+    return EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots()).plan(np.random.default_rng(RNG_SEED))
 
 
 def test_every_transition_is_a_target_of_a_trunk_exactly_once_an_epoch(episodes):
