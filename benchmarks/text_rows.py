@@ -33,18 +33,18 @@ def loss_of(model: LoopWMForCausalLM, hidden: Tensor, batch: TreeBatch) -> Tenso
 
 
 def timed_pass(program: TextProgram, batch: TreeBatch, mask: TreeMask | BranchMask) -> tuple[float, float, float]:
-    """Seconds of forward and backward, seconds of reading out alone, and the loss."""
+    """CPU seconds of forward and backward, those of reading out alone, and the loss."""
     model = program.objective.model
     plan = program.depth_plan(0, batch)
-    started = time.perf_counter()
+    started = time.process_time()
     out = model.model(batch.tokens, mask, batch.positions, use_cache=False, depth=plan)
     loss = loss_of(model, out.last_hidden_state, batch)
     loss.backward()
-    whole = time.perf_counter() - started
+    whole = time.process_time() - started
     state = out.state.detach().requires_grad_()
-    started = time.perf_counter()
+    started = time.process_time()
     loss_of(model, model.model.read_out(state, batch.tokens, mask, batch.positions), batch).backward()
-    return whole, time.perf_counter() - started, loss.item()
+    return whole, time.process_time() - started, loss.item()
 
 
 def main() -> None:
