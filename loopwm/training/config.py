@@ -52,16 +52,16 @@ class DataConfig:
 
     train: tuple[str, ...] = ()
     dev: tuple[str, ...] = ()
-    trunk_tokens_min: int = 128
+    trunk_tokens_min: int = 256
     trunk_tokens_max: int = 2048
     """A row's trunk is cut at a length drawn log-uniformly from this range."""
     history_share: float = 0.3
     """Most of a trunk that steps before its first target may take, where it begins later in the episode."""
-    snapshot_steps: int = 5
+    snapshot_steps: int = 10
     """Most trunk steps of a row that starts with look and inventory."""
     regimes: dict[RowRegime, float] = field(default_factory=lambda: {"observed": 0.7, "snapshot": 0.3})
     """Shares of the target tokens by what rows show at their head."""
-    horizon_shares: tuple[float, ...] = (0.6, 0.1, 0.1, 0.1, 0.1)
+    horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
     """Shares of the target tokens by horizon, from 1 to K_max, where trunks are supervised and have slots: they are
     horizon 1, branches the others. Otherwise branches hold horizons alike."""
     envs: dict[Env, float] = field(default_factory=dict)
