@@ -55,6 +55,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     program = TextProgram(load_config(arguments.config, arguments.overrides))
+    for parameter in program.objective.model.parameters():
+        if not parameter.any():  # fresh output projections, behind which no difference of attention would show
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     groups = [group for group, _ in islice(program.global_batches(Cursor()), arguments.steps)]
     batches = [batch for group in groups for batch in group]
     tokens = sum(int((batch.branch >= 0).sum()) for batch in batches)
