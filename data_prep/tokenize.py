@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -136,15 +136,23 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
 
 
 def tokenize_files(
-    episodes: Iterable[Episode], tokenizer_file: Path, workers: int, renaming: RenamingOrder, outcomes: Counter[str]
+    files: list[Path],
+    tokenizer_file: Path,
+    workers: int,
+    renaming: RenamingOrder,
+    outcomes: Counter[str],
+    skipped: list[str] | None,
 ) -> Iterator[TokenEpisode]:
-    """Encodes all episodes, in order, on `workers` processes; counts in `outcomes` what was renamed."""
+    """Encodes all episodes of the files, in order, on `workers` processes; counts in `outcomes` what was renamed.
+
+    `skipped` as in `consistent_episodes`.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from datasets import Dataset  # slow to import, and needed by no other command
     from datasets.exceptions import DatasetGenerationError
 
     def lines() -> Iterator[dict[str, str]]:
-        for episode in episodes:
+        for episode in consistent_episodes(files, skipped):
             yield {"episode": format_episode(episode)}
 
     with tempfile.TemporaryDirectory() as cache:
@@ -200,7 +208,7 @@ def run(args: argparse.Namespace) -> None:
         sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
         skipped: list[str] | None = [] if args.skip_contradictions else None
         renaming = RenamingOrder(args.rename, args.seed)
-        encoded = tokenize_files(consistent_episodes(files, skipped), args.tokenizer, args.workers, renaming, outcomes)
+        encoded = tokenize_files(files, args.tokenizer, args.workers, renaming, outcomes, skipped)
         index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources, asdict(renaming))
         for line in skipped or ():
             print(f"skipped: {line}", file=sys.stderr)

@@ -16,8 +16,8 @@ from eval.provenance import provenance
 from eval.report import render_report
 from eval.run_folder import Key, Record, RunFolder
 from eval.scoring import Item, make_rows, score_window
-from eval.windows import Suite, Window, check_runnable, stratified_sample
-from loopwm.text.format import Regime, render_prompt, window_context
+from eval.windows import Suite, Window, check_runnable, question, stratified_sample
+from loopwm.text.format import Regime
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run_spec(predictor: Predictor, suite: Suite, settings: Settings) -> dict[str
 
 def plan_batches(windows: Sequence[Window], settings: Settings) -> list[list[Window]]:
     """Batches of similar context length, the longest first, the same whether or not a run was interrupted."""
-    ordered = sorted(windows, key=lambda w: (-len(_prompt(w, settings.context, 1)), w["id"]))
+    ordered = sorted(windows, key=lambda w: (-len(question(w, settings.context, 1)), w["id"]))
     size = settings.batch_size
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
@@ -120,7 +120,7 @@ def window_records(
         record = Record(
             id=window["id"],
             horizon=k,
-            prompt_sha256=sha256(_prompt(window, regime, k)),
+            prompt_sha256=sha256(question(window, regime, k)),
             target_sha256=sha256(target),
             prediction=prediction.texts[k],
             target=target,
@@ -130,10 +130,6 @@ def window_records(
             record["unanswered"] = True
         records[window["id"], k] = record
     return records
-
-
-def _prompt(window: Window, regime: Regime, horizon: int) -> str:
-    return render_prompt(window_context(window, regime), window["actions"][:horizon])
 
 
 def make_results(

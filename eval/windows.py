@@ -23,7 +23,7 @@ from typing import Any, TypedDict, cast
 from eval.errors import EvalError
 from eval.files import read_json_lines, sha256
 from eval.selections import SELECTIONS
-from loopwm.text.format import FormatError, Regime, window_context
+from loopwm.text.format import FormatError, Regime, StateSlots, render_prompt, window_context
 
 SUITES = Path(__file__).parent / "suites"
 NULLABLE = ("look", "inventory", "hidden_state", "hidden_state_start")
@@ -171,6 +171,14 @@ def _faults_of(record: Mapping[str, Any], field: str, kind: type, prefix: str = 
         yield f"{prefix}{field}: missing"
     elif not isinstance(record[field], kind):
         yield f"{prefix}{field}: unexpected {type(record[field]).__name__}"
+
+
+def question(window: Window, regime: Regime, horizon: int) -> str:
+    """What a window asks at a horizon, as one string that records are told apart by.
+
+    Always in the same template, whatever the model reads: records of older models stay comparable.
+    """
+    return render_prompt(window_context(window, regime), window["actions"][:horizon], StateSlots(in_trunk=False))
 
 
 def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:

@@ -120,7 +120,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, Fixed(depth))
     limits = Limits(args.max_batch, args.max_queue)
     with Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine:
-        service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.state_slots))
+        service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.slots))
         worlds = WorldStore(WorldLimits(args.world_ttl, args.world_bytes))
         app = create_app(Sessions(service, WorldModel(model, tokenizer), worlds), keys)
         host, port = listener.getsockname()[:2]

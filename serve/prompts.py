@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.text import format as template
-from loopwm.text.format import FormatError
+from loopwm.text.format import FormatError, StateSlots
 
 
 class PromptTooLongError(FormatError):
@@ -30,14 +30,14 @@ class PromptReader:
     """Turns what a request brings into a Prompt of at most `limit` tokens."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, state_slots: int, limit: int = template.CONTEXT_LIMIT
+        self, tokenizer: PreTrainedTokenizerFast, slots: StateSlots, limit: int = template.CONTEXT_LIMIT
     ) -> None:
         self.limit = limit
         self._tokenizer = tokenizer
-        self._state_slots = state_slots
+        self._slots = slots
 
     def with_limit(self, limit: int) -> PromptReader:
-        return PromptReader(self._tokenizer, self._state_slots, limit)
+        return PromptReader(self._tokenizer, self._slots, limit)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
         """The prompt of (role, text) messages; text can not spell special tokens.
@@ -45,15 +45,14 @@ class PromptReader:
         Raises FormatError naming the message at fault; PromptTooLongError if even without its history it is too long.
         """
         context, actions = template.chat_to_prompt(messages)
-        asked = "".join(template.render_step(action, self._state_slots) for action in actions) + template.OBS
-        room = self.limit - len(self.encode(asked))
+        asked = "".join(template.render_step(action, self._slots) for action in actions) + template.OBS
+        room = self.limit - len(self.encode(self._slots.after_context + asked))
         try:
-            context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._state_slots)
+            context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._slots)
         except FormatError as error:
-            head = template.context_parts(context)[0]
-            tokens = len(self.encode(head + asked)) + self._state_slots
-            raise PromptTooLongError("messages", tokens, self.limit) from error
-        return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._state_slots))), cut)
+            shortest = template.render_prompt(replace(context, history=()), actions, self._slots)
+            raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
+        return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._slots))), cut)
 
     def text(self, text: str) -> Prompt:
         """A whole prompt; special strings such as `<|act|>` become special tokens. Raises as `ids` does."""

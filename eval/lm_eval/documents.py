@@ -1,9 +1,9 @@
 """What the tasks call: windows as documents, and scores of what came back. Nothing is downloaded.
 
-In the template, a document's prompt is `render_prompt` of a window, its target the true observation with its end mark.
-A prompt over the context limit loses its oldest steps, as in the service's chats, counted with our tokenizer. Prompted,
-it is the question of `eval.fewshot`, which any language model can be asked, and the examples are a split of their own;
-nothing is cut there.
+In the template, which is that of the checkpoint that ships, a document's prompt is `render_prompt` of a window, its
+target the true observation with its end mark. A prompt over the context limit loses its oldest steps, as in the
+service's chats, counted with our tokenizer. Prompted, it is the question of `eval.fewshot`, which any language model
+can be asked, and the examples are a split of their own; nothing is cut there.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Any
 
 from datasets import Dataset
 
+import loopwm
 from eval.fewshot import ask, load_shots, read_continuation
 from eval.metrics import score_item
 from eval.windows import Window, load_suite
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.format import (
     CONTEXT_LIMIT,
     END,
     OBS,
     Context,
     Regime,
+    StateSlots,
     clean,
     fit_context,
     render_prompt,
@@ -33,6 +36,7 @@ from loopwm.text.format import (
 from loopwm.text.tokenizer import load_tokenizer
 
 Document = dict[str, Any]
+SHIPPED = Path(loopwm.__file__).parent / "pretrained"
 METRICS = ("em", "f1", "bleu4", "entity_recall")
 
 
@@ -55,13 +59,15 @@ def load_prompted(
 
 def _template_document(window: Window, regime: Regime, horizon: int) -> Document:
     actions, observation = window["actions"][:horizon], window["observations"][horizon - 1]
-    room = CONTEXT_LIMIT - _count("".join(map(render_step, actions)) + OBS)
+    slots = _slots()
+    steps = "".join(render_step(action, slots) for action in actions)
+    room = CONTEXT_LIMIT - _count(slots.after_context + steps + OBS)
     context: Context
-    context, _ = fit_context(window_context(window, regime), _count, room)
+    context, _ = fit_context(window_context(window, regime), _count, room, slots)
     return {
         "id": window["id"],
         "env": window["env"],
-        "prompt": render_prompt(context, actions),
+        "prompt": render_prompt(context, actions, slots),
         "observation": observation,
         "target": clean(observation) + END,
     }
@@ -79,6 +85,12 @@ def _questions(windows: Sequence[Window], regime: Regime, horizon: int) -> list[
         }
         for window in windows
     ]
+
+
+@cache
+def _slots() -> StateSlots:
+    config: LoopWMConfig = LoopWMConfig.from_pretrained(SHIPPED)
+    return config.slots
 
 
 @cache

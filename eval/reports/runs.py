@@ -12,8 +12,8 @@ from eval.files import read_json, sha256
 from eval.metrics import METRICS_VERSION
 from eval.run_folder import Key, Record, read_settled
 from eval.scoring import Item, make_rows, score_window
-from eval.windows import Suite, Window, load_suite, stratified_sample
-from loopwm.text.format import Regime, render_prompt, window_context
+from eval.windows import Suite, Window, load_suite, question, stratified_sample
+from loopwm.text.format import Regime
 
 _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizons", "limit", "seed")
 
@@ -179,7 +179,7 @@ def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regim
         window = windows[name]
         if horizon not in range(1, len(window["observations"]) + 1):
             raise EvalError(f"{where}: horizon: the window has {len(window['observations'])} steps")
-        prompt = render_prompt(window_context(window, regime), window["actions"][:horizon])
+        prompt = question(window, regime, horizon)
         hashes = {"target_sha256": sha256(window["observations"][horizon - 1]), "prompt_sha256": sha256(prompt)}
         for field, expected in hashes.items():
             if record[field] != expected:  # type: ignore[literal-required]

@@ -254,7 +254,7 @@ class CoreState:
         columns = max(x.valid.shape[1] for x in states)
         joined = self._empty()
         joined.valid, joined.next_position = _joined_rows(states, columns)
-        for slot in self._lengths:
+        for slot in dict.fromkeys(slot for x in states for slot in x._lengths):
             key, value = (
                 _place_rows(_room_like(parts[0], room, columns), parts, 0, columns)
                 for parts in zip(*(x.columns(slot) for x in states), strict=True)
@@ -366,6 +366,13 @@ class SharedState(CoreState):
 
     def _empty(self) -> CoreState:
         return SharedState(self.prefix, 0)
+
+    def columns(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Own keys and values of a slot, none of a row that has not gone on yet."""
+        if slot in self._lengths:
+            return super().columns(slot)
+        key, value = (side[:, :, :0].expand(len(self.valid), -1, -1, -1) for side in self.prefix.columns(slot))
+        return key, value
 
     @property
     def length(self) -> int:

@@ -8,6 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from loopwm.core import CoreConfig
+from loopwm.text.format import StateSlots
 
 AUTO_MAP = {
     "AutoConfig": "auto.LoopWMConfig",
@@ -26,6 +27,8 @@ class LoopWMConfig(PreTrainedConfig):
         max_loops: most loops of any pass; fixes the number of attention slots.
         default_depth: loops of a pass outside training when the caller names none.
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
+        slots_in_trunk: steps of the past carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in
+            checkpoints that were trained without.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
         zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
         input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
@@ -55,6 +58,7 @@ class LoopWMConfig(PreTrainedConfig):
     mu_rec: float = 4.0
     default_depth: int = 4
     state_slots: int = 1
+    slots_in_trunk: bool = True
     copy_attention: bool = True
     zoh: bool = False
     input_norm: bool = True
@@ -112,6 +116,10 @@ class LoopWMConfig(PreTrainedConfig):
         for name, value, needed in (("propagate", self.propagate, "none"), ("decode_sees", self.decode_sees, "all")):
             if value != needed:
                 raise ValueError(f"{name}: {value} is not supported by {user}, which needs {needed}")
+
+    @property
+    def slots(self) -> StateSlots:
+        return StateSlots(self.state_slots, self.slots_in_trunk)
 
     @property
     def core(self) -> CoreConfig:

@@ -3,9 +3,13 @@
 Torch-free, and the only place that knows the order of the special tokens; data preparation, training,
 evaluation and service all render through it.
 
-    context   <|goal|>g [<|hidden|>x] [<|look|>l <|inv|>i] <|obs|>o<|end|> (<|act|>a <|obs|>o<|end|>)* <|state|>*M
+    context   <|goal|>g [<|hidden|>x] [<|look|>l <|inv|>i] <|obs|>o<|end|> (<|act|>a <|state|>*M <|obs|>o<|end|>)*
     step      <|act|>a <|state|>*M
     decode    <|obs|> observation <|end|>
+
+A context with the next step and its decoded observation is the longer context, token for token. h_0, the state before
+the first step, is read at `<|state|>*M` behind the context, which no later token sees. Checkpoints trained before steps
+of the past had slots say so (`StateSlots.in_trunk`): there the slots of h_0 end the context and steps follow them.
 
 User text can never become a special token: `clean` breaks the opening mark `<|` of anything that looks like one.
 Special strings are therefore parsed only where a caller hands over a whole prompt itself (`/v1/completions`).
@@ -22,7 +26,31 @@ OBS, ACT, STATE, END, PAD = "<|obs|>", "<|act|>", "<|state|>", "<|end|>", "<|pad
 SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
 
 CONTEXT_LIMIT = 2048
-"""Most tokens a context may have, state slots included."""
+"""Most tokens a context may have, the slots of h_0 included."""
+
+
+@dataclass(frozen=True)
+class StateSlots:
+    """Where `<|state|>` stands: M = `count` of them after every imagined action and, `in_trunk`, after every real one.
+
+    Without the latter the context ends with the slots of h_0.
+    """
+
+    count: int = 1
+    in_trunk: bool = True
+
+    @property
+    def after_action(self) -> str:
+        return STATE * self.count
+
+    @property
+    def after_real_action(self) -> str:
+        return STATE * self.count if self.in_trunk else ""
+
+    @property
+    def after_context(self) -> str:
+        return "" if self.in_trunk else STATE * self.count
+
 
 Regime = Literal["observed", "snapshot", "full", "briefed"]
 REGIMES: tuple[Regime, ...] = ("observed", "snapshot", "full", "briefed")
@@ -34,6 +62,10 @@ _NEEDED: dict[Regime, tuple[str, ...]] = {
     "briefed": ("hidden_state_start",),
 }
 """Fields of a window that may be null, by the regimes that show them."""
+
+RowRegime = Literal["observed", "briefed", "snapshot", "full"]
+"""What the head of a training row shows beside goal and observation: nothing; the hidden state of the start; look and
+inventory now; these and the hidden state now."""
 
 
 class FormatError(ValueError):
@@ -77,7 +109,7 @@ def clean(text: str) -> str:
     return text.strip().replace("<|", "< |")
 
 
-def context_parts(context: Context) -> tuple[str, list[str]]:
+def context_parts(context: Context, slots: StateSlots = StateSlots()) -> tuple[str, list[str]]:
     """The rendered head (goal up to the end of the first observation) and one string for each later step."""
     head = GOAL + clean(context.goal)
     if context.hidden_state is not None:
@@ -85,34 +117,35 @@ def context_parts(context: Context) -> tuple[str, list[str]]:
     if context.look is not None and context.inventory is not None:
         head += LOOK + clean(context.look) + INV + clean(context.inventory)
     head += OBS + clean(context.observation) + END
-    return head, [render_transition(step) for step in context.history]
+    return head, [render_transition(step, slots) for step in context.history]
 
 
-def render_transition(step: Transition) -> str:
-    return ACT + clean(step.action) + OBS + clean(step.observation) + END
+def render_transition(step: Transition, slots: StateSlots = StateSlots()) -> str:
+    return ACT + clean(step.action) + slots.after_real_action + OBS + clean(step.observation) + END
 
 
-def render_context(context: Context, state_slots: int = 1) -> str:
-    head, steps = context_parts(context)
-    return head + "".join(steps) + STATE * state_slots
+def render_context(context: Context, slots: StateSlots = StateSlots()) -> str:
+    """What was really seen; the slots of h_0 are not part of it."""
+    head, steps = context_parts(context, slots)
+    return head + "".join(steps)
 
 
-def render_step(action: str, state_slots: int = 1) -> str:
+def render_step(action: str, slots: StateSlots = StateSlots()) -> str:
     if not action.strip():
         raise FormatError("action", "an action must not be empty")
-    return ACT + clean(action) + STATE * state_slots
+    return ACT + clean(action) + slots.after_action
 
 
-def render_prompt(context: Context, actions: Sequence[str], state_slots: int = 1) -> str:
+def render_prompt(context: Context, actions: Sequence[str], slots: StateSlots = StateSlots()) -> str:
     """Context, deferred actions and the decode mark: what a causal language model continues with the observation."""
     if not actions:
         raise FormatError("actions", "at least one action is needed")
-    steps = "".join(render_step(action, state_slots) for action in actions)
-    return render_context(context, state_slots) + steps + OBS
+    steps = "".join(render_step(action, slots) for action in actions)
+    return render_context(context, slots) + slots.after_context + steps + OBS
 
 
 def fit_context(
-    context: Context, count_tokens: Callable[[str], int], limit: int = CONTEXT_LIMIT, state_slots: int = 1
+    context: Context, count_tokens: Callable[[str], int], limit: int = CONTEXT_LIMIT, slots: StateSlots = StateSlots()
 ) -> tuple[Context, int]:
     """Drops the oldest steps after the first observation until the context has at most `limit` tokens.
 
@@ -120,8 +153,8 @@ def fit_context(
     Goal, first observation and what is known of its moment always stay. Raises FormatError if they alone exceed the
     limit.
     """
-    head, steps = context_parts(context)
-    total = count_tokens(head) + state_slots
+    head, steps = context_parts(context, slots)
+    total = count_tokens(head)
     if total > limit:
         raise FormatError("context", f"up to the first observation it has {total} tokens, the limit is {limit}")
     kept = 0

@@ -48,10 +48,13 @@ from loopwm.core import (
 from loopwm.core.block import RMSNorm, rotate, split_heads
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.heads import MonitorHead, PredictionHeads, Propagation
-from loopwm.text.tree import TreeMask, tree_attention
+from loopwm.text.tree import BranchMask, TreeMask, tree_attention
 
 States = CoreState | StateGroup
 """What keeps keys and values for us."""
+
+RowMask = TreeMask | BranchMask
+"""Who sees whom in training rows."""
 
 COPY_SCALE = 8.0
 """Initial scale of copied embeddings: enough for a copied token to win, small enough to start harmless."""
@@ -200,7 +203,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | TreeMask | None = None,
+        attention_mask: Tensor | RowMask | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | States | None = None,
         inputs_embeds: Tensor | None = None,
@@ -213,7 +216,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         """Runs tokens (B, L) through the core.
 
         `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, what a StateGroup
-        gave, or the TreeMask of training rows, which leaves the slots aside. `depth` is the number of loops or an exit
+        gave, or the RowMask of training rows, which leaves the slots aside. `depth` is the number of loops or an exit
         rule that decides by the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`.
         `carried` is what a step takes over from the one before it. Raises ValueError for a depth that the core refuses,
         and for an exit rule with a cache of transformers: it can not fill the loops that a row skips.
@@ -249,12 +252,12 @@ class LoopWMModel(LoopWMPreTrainedModel):
             gate_logits=out.gate_logits,
         )
 
-    def trajectory(self, input_ids: Tensor, attention_mask: TreeMask, position_ids: Tensor, limit: int) -> list[Tensor]:
+    def trajectory(self, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor, limit: int) -> list[Tensor]:
         """h^(1) .. h^(limit) of training rows, each (B, L, D), from one pass."""
         inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
         return self.core.trajectory(self.embed_norm(inputs.embeds), inputs.shared, inputs.attend, limit)
 
-    def read_out(self, state: Tensor, input_ids: Tensor, attention_mask: TreeMask, position_ids: Tensor) -> Tensor:
+    def read_out(self, state: Tensor, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor) -> Tensor:
         """`last_hidden_state` (B, L, D) as if the loop had ended with this state (B, L, D) of training rows."""
         inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
         dtype = self.embed_norm(inputs.embeds).dtype
@@ -263,7 +266,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
     def _inputs(
         self,
         embeds: Tensor,
-        attention_mask: Tensor | TreeMask | None,
+        attention_mask: Tensor | RowMask | None,
         position_ids: Tensor | None,
         cache: Cache | States | None,
         **kwargs: Any,
@@ -276,7 +279,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         if position_ids is None:
             position_ids = _positions(embeds, attention_mask, cache)
         cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
-        if isinstance(attention_mask, TreeMask):
+        if isinstance(attention_mask, RowMask):
             return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _apart(_row_attention(cache)))
         mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
         attend = self._slot_attention(cache, **kwargs)
@@ -353,13 +356,13 @@ def _row_attention(kept: Cache | CoreState | None) -> Attend:
     if not isinstance(kept, CoreState):
         return tree_attention
 
-    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -> Tensor:
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: RowMask) -> Tensor:
         return tree_attention(slot, q, *kept.update(k, v, slot), mask)
 
     return attend
 
 
-def _positions(embeds: Tensor, attention_mask: Tensor | TreeMask | None, cache: Cache | CoreState | None) -> Tensor:
+def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: Cache | CoreState | None) -> Tensor:
     """Positions (B or 1, L) of new tokens: counted over real tokens where a padding mask (B, S) tells them."""
     length = embeds.shape[1]
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:

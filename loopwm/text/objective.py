@@ -10,7 +10,7 @@ of the observation loss are pairs (sum, count), float32 (2,), whose quotient ove
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
 from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.heads import POINTS
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.stages import RowOutput, row_mask, run_rows
+from loopwm.text.stages import RowOutput, one_pass_mask, run_rows
 from loopwm.text.tree import IGNORED, BranchSteps, TreeBatch
 
 Term = tuple[Tensor, dict[str, Tensor]]
@@ -56,25 +56,44 @@ def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, normali
     return loss_N.sum() / normaliser, sums
 
 
-def reward_loss(logits_NK: Tensor, steps: BranchSteps) -> Term:
+@dataclass(frozen=True)
+class Outcomes:
+    """What the environment did at steps, each (N,): supervised, reward in points, done."""
+
+    supervised: Tensor
+    reward: Tensor
+    done: Tensor
+
+    @classmethod
+    def of(cls, steps: Sequence[BranchSteps]) -> Outcomes:
+        """Those of all these steps, in their order."""
+        return cls(*(torch.cat([getattr(s, field.name) for s in steps]) for field in fields(cls)))
+
+    @property
+    def recorded(self) -> Tensor:
+        """Those that are charged: rewards nobody recorded do not count."""
+        return self.supervised & ~self.reward.isnan()
+
+
+def reward_loss(logits_NK: Tensor, outcomes: Outcomes) -> Term:
     """Two-hot cross-entropy of the rewards at supervised steps (LoopWM, world model loss: l_rew), summed.
 
-    Rewards nobody recorded do not count. Diagnostics: reward_loss, and reward_error: mean absolute error in points.
+    Diagnostics: reward_loss, and reward_error: mean absolute error in points.
     """
-    wanted = steps.supervised & ~steps.reward.isnan()
-    logits, target = logits_NK[wanted], steps.reward[wanted]
+    wanted = outcomes.recorded
+    logits, target = logits_NK[wanted], outcomes.reward[wanted]
     loss = two_hot_loss(logits, target / POINTS)
     error = (POINTS * two_hot_value(logits) - target).abs()
     return loss.sum(), {"reward_loss": _pair(loss), "reward_error": _pair(error)}
 
 
-def continuation_loss(logits_N: Tensor, steps: BranchSteps) -> Term:
+def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
     """Binary cross-entropy of "the world goes on" at supervised steps (LoopWM, world model loss: l_cont), summed.
 
     Diagnostics: continue_loss and continue_accuracy.
     """
-    wanted = steps.supervised & ~steps.reward.isnan()
-    logits, target = logits_N[wanted].float(), (~steps.done[wanted]).float()
+    wanted = outcomes.recorded
+    logits, target = logits_N[wanted].float(), (~outcomes.done[wanted]).float()
     loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     right = ((logits > 0) == (target > 0)).float()
     return loss.sum(), {"continue_loss": _pair(loss), "continue_accuracy": _pair(right)}
@@ -205,7 +224,7 @@ class TextObjective(nn.Module):
 
     def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_loss_N: Tensor) -> Tensor:
         """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
-        wanted, mask = batch.label != IGNORED, row_mask(self.model.config, batch)
+        wanted, mask = batch.label != IGNORED, one_pass_mask(self.model.config, batch)
         losses = []
         for state in out.carried[:-1]:
             hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)
@@ -220,9 +239,11 @@ class TextObjective(nn.Module):
         measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged, and free where it is off
         yield weights.contraction, contraction_loss(measured, steps, self.c_max())
         if model.heads is not None:
-            reward, continuation = model.heads(h_NMD)
-            yield weights.reward, reward_loss(reward, steps)
-            yield weights.continuation, continuation_loss(continuation, steps)
+            charged = (steps, batch.trunk_steps)
+            reward, continuation = model.heads(torch.cat([s.at_slots(out.latent) for s in charged]))
+            outcomes = Outcomes.of(charged)
+            yield weights.reward, reward_loss(reward, outcomes)
+            yield weights.continuation, continuation_loss(continuation, outcomes)
         if model.monitor is not None:
             at = steps.between
             reference = model.embed_observations(steps.observation[at], steps.observation_length[at])

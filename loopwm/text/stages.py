@@ -17,7 +17,7 @@ from torch import Tensor
 from loopwm.core import CoreState, DepthPlan
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import Carried, LoopWMModel, LoopWMOutput
-from loopwm.text.tree import TreeBatch, TreeMask
+from loopwm.text.tree import BranchMask, TreeBatch, TreeMask, branch_mask
 
 COLUMNS = ("last_hidden_state", "latent", "state", "previous_state")
 
@@ -50,16 +50,22 @@ def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:
     return batch.attention_mask() if config.decode_sees == "all" else batch.state_mask()
 
 
+def one_pass_mask(config: LoopWMConfig, batch: TreeBatch) -> BranchMask:
+    """The same for a batch laid out for one pass, which computes what is seen alone."""
+    return branch_mask(batch, row_mask(config, batch))
+
+
 def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> RowOutput:
     """Runs a batch as the model's configuration lets its columns see and carry.
 
     Raises ValueError if the model carries latents and the batch is not laid out `by_stage`.
     """
-    mask = row_mask(model.config, batch)
     if model.config.propagate == "none":
+        mask = one_pass_mask(model.config, batch)
         return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: laid out for one pass, propagate: latent needs the layout by_stage")
+    stages = row_mask(model.config, batch)
     kept = CoreState(0, batch.tokens.device)
     first = _first_states(model, batch, depth)
     outs: list[RowOutput] = []
@@ -68,7 +74,7 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
         columns = slice(start, end)
         out = model(
             batch.tokens[:, columns],
-            mask.stage(start, end),
+            stages.stage(start, end),
             batch.positions[:, columns],
             past_key_values=kept,
             use_cache=False,

@@ -1,17 +1,21 @@
 """Training rows: a teacher-forced trunk with deferred branches, all in one masked pass.
 
-The trunk is a context as `format` renders it. A branch leaves it after some step: state slots, then action and state
-slots for each horizon k. The observation of horizon k hangs off the branch's spine in a side branch of its own, so
-that no later action sees it. Branches read the trunk's keys and values up to where they left, and nothing of each
-other.
+The trunk is a context as `format` renders it, and each of its steps one served prediction at horizon 1. A branch leaves
+it after some step: action and state slots for each horizon k. The observation of horizon k hangs off the branch's spine
+in a side branch of its own, so that no later action sees it, and so do the slots of h_0. Branches read the trunk's keys
+and values up to where they left, and nothing of each other.
 
-    trunk    <|goal|>g .. <|obs|>o0<|end|> <|act|>a1 <|obs|>o1<|end|> <|act|>a2 <|obs|>o2<|end|> ..
-    branch        at step 1: <|state|> <|act|>a2<|state|> <|act|>a3<|state|> ..
-    decode                                     <|obs|>o2<|end|>    <|obs|>o3<|end|>
+    trunk    <|goal|>g .. <|obs|>o0<|end|> <|act|>a1<|state|> <|obs|>o1<|end|> <|act|>a2<|state|> <|obs|>o2<|end|> ..
+    branch        at step 1: <|act|>a2<|state|> <|act|>a3<|state|> ..
+    h_0           <|state|>
+    decode                              <|obs|>o2<|end|>    <|obs|>o3<|end|>
+
+Where the template has no slots in the trunk (`StateSlots`), those of h_0 open the spine.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +27,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from loopwm.text.format import RowRegime, StateSlots
+
 Tokens = NDArray[np.integer]
 
 IGNORED = -100
 """Label of a position without a target."""
 
 TRUNK_HORIZON = 0
+
+START = -1
+"""`TreeRow.decode` of the slots of h_0 where they hang off the spine."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ class TemplateIds:
 class TokenEpisode:
     """A tokenised episode of n steps. Index 0 of the lists is the reset, whose action is empty.
 
-    hidden_states: None as a whole where none is known. rewards: score differences in points, dones: whether the world
-    ended there; both None where nobody recorded them.
+    hidden_states: None for all steps where none is known. rewards: score differences in points, dones: whether the
+    world ended there; both None where nobody recorded them.
     """
 
     goal: Tokens
@@ -61,6 +70,17 @@ class TokenEpisode:
     rewards: Sequence[float] | None = None
     dones: Sequence[bool] | None = None
     hidden_states: Sequence[Tokens | None] | None = None
+    env: str = ""
+    policy: str = ""
+
+    def head(self, step: int, regime: RowRegime) -> dict[str, Tokens | None]:
+        """The texts that open a context at `step` before its observation, by the name of their mark."""
+        texts: dict[str, Tokens | None] = {"goal": self.goal}
+        if regime in ("briefed", "full"):
+            texts["hidden"] = None if self.hidden_states is None else self.hidden_states[step]
+        if regime in ("snapshot", "full"):
+            texts |= {"look": self.looks[step], "inv": self.inventories[step]}
+        return texts
 
     @property
     def last_step(self) -> int:
@@ -68,28 +88,41 @@ class TokenEpisode:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """Deferred actions: the step they leave after, the horizons k that are decoded, in order. The deepest one is K."""
+
+    step: int
+    decoded: tuple[int, ...]
+
+    @property
+    def deepest(self) -> int:
+        return self.decoded[-1]
+
+    def cut(self, horizon: int) -> Branch:
+        return replace(self, decoded=tuple(sorted({min(k, horizon) for k in self.decoded})))
+
+
+@dataclass(frozen=True)
 class RowPlan:
     """What of an episode a row shows.
 
-    head: step whose observation opens the context; with_snapshot: look and inventory of that step stand before it.
+    head: step whose observation opens the context, after what the regime shows of that step.
     first, last: the steps after the head that follow in the trunk (first > last: none).
-    branches: (step the branch leaves after, horizons K). supervise_trunk: the trunk's observations are targets too.
-    terminal_only: only the deepest horizon of a branch is decoded.
+    targets_from: first of these whose observation is a target, None for none.
     """
 
     head: int
-    with_snapshot: bool
+    regime: RowRegime
     first: int
     last: int
-    branches: tuple[tuple[int, int], ...]
-    supervise_trunk: bool
-    terminal_only: bool = False
+    branches: tuple[Branch, ...]
+    targets_from: int | None
 
     def cut(self, horizon: int) -> RowPlan:
         """The plan with no branch deeper than `horizon`: itself where none is."""
-        if all(k <= horizon for _, k in self.branches):
+        if all(branch.deepest <= horizon for branch in self.branches):
             return self
-        return replace(self, branches=tuple((step, min(k, horizon)) for step, k in self.branches))
+        return replace(self, branches=tuple(branch.cut(horizon) for branch in self.branches))
 
 
 @dataclass(frozen=True)
@@ -111,11 +144,12 @@ class BranchStep:
 
 @dataclass
 class TreeRow:
-    """One row of a batch: parallel lists over its tokens, and the latents of its branches in order.
+    """One row of a batch: parallel lists over its tokens, the latents of its branches in order, and those of the steps
+    of its trunk that are targets.
 
     limit: trunk tokens a position may see; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
-    decoded there; stage: the horizon a token belongs to, 0 for the trunk and the slots of h_0; label: the next token
-    where it is a target; horizon: that target's horizon, 0 in the trunk.
+    decoded there, or START; stage: the horizon a token belongs to, 0 for the trunk and the slots of h_0; label: the
+    next token where it is a target; horizon: that target's horizon, 0 in the trunk.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -127,9 +161,14 @@ class TreeRow:
     label: list[int] = field(default_factory=list)
     horizon: list[int] = field(default_factory=list)
     steps: list[BranchStep] = field(default_factory=list)
+    trunk_steps: list[BranchStep] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def targets(self) -> int:
+        return int(sum(label != IGNORED for label in self.label))
 
     def append(self, tokens: Sequence[int], position: int, limit: int, branch: int, decode: int, stage: int) -> int:
         """Adds tokens without targets at consecutive positions; returns the position after them."""
@@ -155,26 +194,25 @@ class TreeRow:
 class RowBuilder:
     """Lays out rows of episodes by their plans."""
 
-    def __init__(self, ids: TemplateIds, state_slots: int) -> None:
+    def __init__(self, ids: TemplateIds, slots: StateSlots) -> None:
         self.ids = ids
-        self.slots = [ids.state] * state_slots
+        self.slots = slots
+        self._state = [ids.state] * slots.count
 
     def build(self, episode: TokenEpisode, plan: RowPlan) -> TreeRow:
         row = TreeRow()
         ends = self._trunk(row, episode, plan)
-        for number, (step, horizons) in enumerate(plan.branches, start=1):
-            decoded = range(horizons, horizons + 1) if plan.terminal_only else range(1, horizons + 1)
-            self._branch(row, episode, ends[step], number, step, horizons, decoded)
+        for number, branch in enumerate(plan.branches, start=1):
+            self._branch(row, episode, ends[branch.step], number, branch)
         return row
 
-    def head(self, episode: TokenEpisode, step: int, with_snapshot: bool) -> list[int]:
-        """Tokens up to the end of the first shown observation. Raises ValueError if a snapshot is not recorded."""
-        tokens = [self.ids.goal, *episode.goal]
-        if with_snapshot:
-            look, inventory = episode.looks[step], episode.inventories[step]
-            if look is None or inventory is None:
-                raise ValueError(f"step {step} has no look or inventory")
-            tokens += [self.ids.look, *look, self.ids.inv, *inventory]
+    def head(self, episode: TokenEpisode, step: int, regime: RowRegime) -> list[int]:
+        """Tokens up to the end of the first shown observation. Raises ValueError if what it shows is not recorded."""
+        tokens: list[int] = []
+        for mark, text in episode.head(step, regime).items():
+            if text is None:
+                raise ValueError(f"step {step} has no {mark}, which a row of regime {regime} shows")
+            tokens += [getattr(self.ids, mark), *text]
         return tokens + self._observation(episode, step)
 
     def _observation(self, episode: TokenEpisode, step: int) -> list[int]:
@@ -182,14 +220,18 @@ class RowBuilder:
 
     def _trunk(self, row: TreeRow, episode: TokenEpisode, plan: RowPlan) -> dict[int, int]:
         """Appends the trunk; returns the trunk length after each of its steps."""
-        position = self._trunk_part(row, self.head(episode, plan.head, plan.with_snapshot), 0)
+        position = self._trunk_part(row, self.head(episode, plan.head, plan.regime), 0)
         ends = {plan.head: position}
         for step in range(plan.first, plan.last + 1):
-            position = self._trunk_part(row, [self.ids.act, *episode.actions[step]], position)
+            slots = self._state if self.slots.in_trunk else []
+            position = self._trunk_part(row, [self.ids.act, *episode.actions[step], *slots], position)
+            places = range(position - len(slots), position)
             observation = self._observation(episode, step)
             position = self._trunk_part(row, observation, position)
-            if plan.supervise_trunk:
+            if plan.targets_from is not None and step >= plan.targets_from:
                 row.supervise_last(len(observation) - 1, TRUNK_HORIZON)
+                if slots:
+                    row.trunk_steps.append(self._latent(episode, step, places, 1, 1, True))
             ends[step] = position
         return ends
 
@@ -198,33 +240,31 @@ class RowBuilder:
         row.limit[position:end] = range(position + 1, end + 1)
         return end
 
-    def _branch(
-        self,
-        row: TreeRow,
-        episode: TokenEpisode,
-        end: int,
-        number: int,
-        step: int,
-        horizons: int,
-        decoded: range,
-    ) -> None:
-        """Appends the spine of a branch of `horizons` actions after `step`, and the side branches `decoded`."""
-        position = row.append(self.slots, end, end, number, 0, 0)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, horizons, False, (), math.nan, False))
-        for k in range(1, horizons + 1):
-            spine = [self.ids.act, *episode.actions[step + k], *self.slots]
-            position = row.append(spine, position, end, number, 0, k)
-            observation = self._observation(episode, step + k)
-            reward = math.nan if episode.rewards is None else episode.rewards[step + k]
-            done = episode.dones is not None and episode.dones[step + k]
+    def _branch(self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch) -> None:
+        """Appends the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
+        position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), math.nan, False))
+        position = end if self.slots.in_trunk else position
+        for k in range(1, branch.deepest + 1):
+            step = branch.step + k
+            position = row.append([self.ids.act, *episode.actions[step], *self._state], position, end, number, 0, k)
             places = self._slots_at_end(row)
-            row.steps.append(BranchStep(places, k, horizons, k in decoded, observation, reward, done))
-            if k in decoded:
+            row.steps.append(self._latent(episode, step, places, k, branch.deepest, k in branch.decoded))
+            if k in branch.decoded:
+                observation = self._observation(episode, step)
                 row.append(observation, position, end, number, k, k)
                 row.supervise_last(len(observation) - 1, k)
 
+    def _latent(
+        self, episode: TokenEpisode, step: int, places: range, horizon: int, deepest: int, supervised: bool
+    ) -> BranchStep:
+        observation = self._observation(episode, step)
+        reward = math.nan if episode.rewards is None else episode.rewards[step]
+        done = episode.dones is not None and episode.dones[step]
+        return BranchStep(places, horizon, deepest, supervised, observation, reward, done)
+
     def _slots_at_end(self, row: TreeRow) -> range:
-        return range(len(row) - len(self.slots), len(row))
+        return range(len(row) - self.slots.count, len(row))
 
 
 Layout = Callable[[TreeRow], Sequence[int]]
@@ -241,11 +281,11 @@ def by_stage(row: TreeRow) -> Sequence[int]:
     return [0 if branch == 0 else stage + 1 for branch, stage in zip(row.branch, row.stage, strict=True)]
 
 
-def block_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
-    """Columns of each block of a batch of these rows: at least two blocks."""
+def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
+    """Columns that each row has in each block, (rows, blocks): at least two blocks."""
     counts = [np.bincount(layout(row), minlength=2) for row in rows]
     blocks = max(map(len, counts))
-    return np.max([np.pad(count, (0, blocks - len(count))) for count in counts], axis=0)
+    return np.array([np.pad(count, (0, blocks - len(count))) for count in counts])
 
 
 @dataclass(frozen=True)
@@ -270,10 +310,11 @@ class BranchSteps:
     branches: int
 
     @classmethod
-    def collate(cls, rows: Sequence[TreeRow], columns: Sequence[NDArray[np.int64]], pad_id: int) -> BranchSteps:
-        """columns: for each row, the batch column of each of its tokens."""
-        steps = [(i, step) for i, row in enumerate(rows) for step in row.steps]
-        slots = max((len(step.places) for _, step in steps), default=0)
+    def collate(
+        cls, rows: Sequence[Sequence[BranchStep]], columns: Sequence[NDArray[np.int64]], slots: int, pad_id: int
+    ) -> BranchSteps:
+        """rows: the latents of each row. columns: for each row, the batch column of each of its tokens. slots: M."""
+        steps = [(i, step) for i, row in enumerate(rows) for step in row]
         at = np.array([columns[i][step.places] for i, step in steps], dtype=np.int64)
         horizon = torch.tensor([step.horizon for _, step in steps], dtype=torch.long)
         lengths = [len(step.observation) for _, step in steps]
@@ -325,15 +366,73 @@ class TreeMask:
         skipped = max(0, start - self.trunk)
         return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention (B, H, L, E) of new queries, whose keys are the last of k."""
+        t, parts = self.trunk, []
+        if t:
+            parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
+        if t < q.shape[2]:
+            parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=self.branches))
+        return torch.cat(parts, dim=2)
 
-def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask) -> Tensor:
+
+@dataclass(frozen=True)
+class BranchSpan:
+    """Columns start .. end of a branch, counted from the trunk's end, and what they see: trunk columns before `limit`
+    and, of the branch itself, what `visible` (end - start, limit + end - start) says, bool over both."""
+
+    start: int
+    end: int
+    limit: int
+    visible: Tensor
+
+
+@dataclass(frozen=True)
+class BranchMask:
+    """A `TreeMask` taken apart: every branch by itself looks at its trunk and at itself, and at nothing else.
+
+    rows: the branches of each row in the order of their columns, without gaps. Padding sees nothing and gets zeros.
+    """
+
+    trunk: int
+    rows: tuple[tuple[BranchSpan, ...], ...]
+
+    def __getitem__(self, rows: Tensor) -> BranchMask:
+        return BranchMask(self.trunk, tuple(self.rows[i] for i in rows.tolist()))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention (B, H, L, E)."""
+        sizes = [self.trunk, q.shape[2] - self.trunk]
+        # Every tensor is cut up once: each slice by itself would send back a gradient of the whole tensor's size.
+        (trunk_q, branch_q), (trunk_k, branch_k), (trunk_v, branch_v) = (x.split(sizes, dim=2) for x in (q, k, v))
+        trunk = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
+        parts = (trunk_k, trunk_v, branch_q, branch_k, branch_v)
+        rows = [_attend_branches(spans, *row) for spans, *row in zip(self.rows, *map(torch.unbind, parts), strict=True)]
+        return torch.cat((trunk, torch.stack(rows)), dim=2)
+
+
+def _attend_branches(
+    spans: Sequence[BranchSpan], trunk_k: Tensor, trunk_v: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Attention of a row's branch columns (H, L, E), one call a branch; trunk_k, trunk_v: (H, P, E)."""
+    padding = q.shape[1] - (spans[-1].end if spans else 0)
+    sizes = [span.end - span.start for span in spans] + [padding]
+    limits = sorted({span.limit for span in spans})
+    pieces = [b - a for a, b in itertools.pairwise((0, *limits, trunk_k.shape[1]))]
+    own = zip(spans, *(x.split(sizes, dim=1) for x in (q, k, v)), strict=False)
+    seen = [x.split(pieces, dim=1) for x in (trunk_k, trunk_v)]
+    outs = []
+    for span, q_HLE, *own_kv in own:
+        count = limits.index(span.limit) + 1
+        keys, values = (torch.cat((*trunk[:count], x), dim=1) for trunk, x in zip(seen, own_kv, strict=True))
+        out = F.scaled_dot_product_attention(q_HLE[None], keys[None], values[None], attn_mask=span.visible)
+        outs.append(out[0])
+    return torch.cat((*outs, q.new_zeros(q.shape[0], padding, q.shape[2])), dim=1)
+
+
+def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask) -> Tensor:
     """An `Attend` for training rows: no cache, every slot alike. Trunk queries never pay for the branches."""
-    t, parts = mask.trunk, []
-    if t:
-        parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
-    if t < q.shape[2]:
-        parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=mask.branches))
-    return torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
+    return mask.attend(q, k, v).transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True)
@@ -343,7 +442,8 @@ class TreeBatch:
     the index of a token in its row.
 
     stage_ends: where the stages end that run one after another where a latent is carried; with the layout for one
-    pass there is one. steps: the latents of the branches. `row_ids` are the rows' indices in the global batch.
+    pass there is one. steps: the latents of the branches. trunk_steps: those of the trunk's steps that are targets;
+    branches count for nothing there. `row_ids` are the rows' indices in the global batch.
     """
 
     tokens: Tensor
@@ -356,6 +456,7 @@ class TreeBatch:
     horizon: Tensor
     place: Tensor
     steps: BranchSteps
+    trunk_steps: BranchSteps
     trunk: int
     stage_ends: tuple[int, ...]
     row_ids: tuple[int, ...]
@@ -368,9 +469,11 @@ class TreeBatch:
         pad_id: int,
         layout: Layout = trunk_and_branches,
     ) -> TreeBatch:
-        widths = block_widths(rows, layout)
+        widths = row_widths(rows, layout).max(0)
         ends = widths.cumsum()
         columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
+
+        slots = max((len(s.places) for row in rows for s in (*row.steps, *row.trunk_steps)), default=0)
 
         def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
             out = np.full((len(rows), ends[-1]), fill, dtype=np.int64)
@@ -388,14 +491,16 @@ class TreeBatch:
             label=padded([row.label for row in rows], IGNORED),
             horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
             place=padded([range(len(row)) for row in rows], 0),
-            steps=BranchSteps.collate(rows, columns, pad_id),
+            steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),
+            trunk_steps=BranchSteps.collate([row.trunk_steps for row in rows], columns, slots, pad_id),
             trunk=int(ends[0]),
             stage_ends=tuple(ends[1:].tolist()),
             row_ids=tuple(row_ids),
         )
 
     def to(self, device: torch.device) -> TreeBatch:
-        return replace(self, steps=self.steps.to(device), **_moved(self, device))
+        steps, trunk_steps = self.steps.to(device), self.trunk_steps.to(device)
+        return replace(self, steps=steps, trunk_steps=trunk_steps, **_moved(self, device))
 
     @property
     def targets(self) -> int:
@@ -420,8 +525,26 @@ class TreeBatch:
         slots[self.steps.row[:, None], self.steps.columns] = True
         newest = slots[:, None, :] & (self.stage[:, None, :] == self.stage[:, t:, None])
         decode = self.decode[:, t:, None]
-        allowed = (decode == 0) | newest | (decode == self.decode[:, None, :])
+        allowed = (decode <= 0) | newest | (decode == self.decode[:, None, :])
         return TreeMask(t, self.attention_mask().branches & allowed[:, None])
+
+
+def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
+    """The mask of a batch laid out for one pass, taken apart by branches."""
+    t = batch.trunk
+    rows = []
+    for row, branch in enumerate(batch.branch[:, t:].tolist()):
+        spans, start = [], 0
+        for number, columns in itertools.groupby(branch):
+            end = start + len(list(columns))
+            if number > 0:
+                limit = int(batch.limit[row, t + start])
+                seen = mask.branches[row, 0, start:end]
+                visible = torch.cat((seen[:, :limit], seen[:, t + start : t + end]), dim=1)
+                spans.append(BranchSpan(start, end, limit, visible))
+            start = end
+        rows.append(tuple(spans))
+    return BranchMask(t, tuple(rows))
 
 
 def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -48,10 +48,11 @@ RULES = {rule.__name__: rule for rule in (Fixed, Gate, CumulativeGate, Convergen
 class World:
     """A batch of worlds at the same number of imagined steps.
 
-    history: keys and values of what was really seen, without state slots. state: these, the slots and the imagined
-    steps. latent: (B, M, D) h_k at the newest slots. loop_state: (B, M, D) their h^(T). depth: the rule of every pass.
-    steps: imagined since the last real observation. steps_cut: old steps dropped from each row's context to fit the
-    limit. ended: rows the caller marked as over; no action can follow there. loops: those of each row's imagined steps.
+    history: keys and values of what was really seen. state: these and the imagined steps, all that the next step sees;
+    the slots of h_0 stand between them where the template has none in the trunk. latent: (B, M, D) h_k at the newest
+    slots. loop_state: (B, M, D) their h^(T). depth: the rule of every pass. steps: imagined since the last real
+    observation. steps_cut: old steps dropped from each row's context to fit the limit. ended: rows the caller marked as
+    over; no action can follow there. loops: those of each row's imagined steps.
     """
 
     history: CoreState
@@ -113,6 +114,7 @@ class WorldModel:
     def __init__(self, model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
+        self.slots = model.config.slots
         self.state_slots = model.config.state_slots
         self._end, self._pad = special_ids(tokenizer, (template.END, template.PAD))
 
@@ -134,9 +136,10 @@ class WorldModel:
             raise FormatError("contexts", "at least one context is needed")
         core = self.model.model.core
         rule = core.check(self.model.config.default_depth if depth is None else depth)
-        fitted = [template.fit_context(c, self._count, state_slots=self.state_slots) for c in contexts]
+        room = template.CONTEXT_LIMIT - self.state_slots
+        fitted = [template.fit_context(c, self._count, room, self.slots) for c in contexts]
         history = new_state(planes, len(fitted), self.model.device, core.config.loop_slots)
-        texts = [template.render_context(context, state_slots=0) for context, _ in fitted]
+        texts = [template.render_context(context, self.slots) for context, _ in fitted]
         self._feed(history, texts, Fixed(rule.limit))
         return self._at_slots(_shareable(history), rule, tuple(dropped for _, dropped in fitted))
 
@@ -152,7 +155,7 @@ class WorldModel:
         _not_ended(world)
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
-        texts = [template.render_step(action, self.state_slots) for action in actions]
+        texts = [template.render_step(action, self.slots) for action in actions]
         out = self._feed(state, texts, rule, (world.latent, world.loop_state))
         return self._advanced(world, state, out, range(len(world)))
 
@@ -171,7 +174,7 @@ class WorldModel:
         families = _families([world.state for world in worlds])
         order = [i for family in families for i in family]
         states = [_joined([worlds[i].state for i in family]) for family in families]
-        texts = [template.render_step(actions[i], self.state_slots) for i in order]
+        texts = [template.render_step(actions[i], self.slots) for i in order]
         before = torch.cat([worlds[i].latent for i in order]), torch.cat([worlds[i].loop_state for i in order])
         out = self._feed(StateGroup(states), texts, rules.pop(), before)
         ends = {
@@ -200,7 +203,7 @@ class WorldModel:
         _not_ended(world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
         history = world.history.fork()
-        self._feed(history, [template.render_transition(step) for step in steps], Fixed(world.depth.limit))
+        self._feed(history, [template.render_transition(step, self.slots) for step in steps], Fixed(world.depth.limit))
         longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
             raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
@@ -359,10 +362,12 @@ class WorldModel:
         return rule
 
     def _at_slots(self, history: CoreState, depth: ExitRule, cut: tuple[int, ...]) -> World:
-        """The world of a history: its state slots run after it, in a fork."""
+        """The world of a history: the slots of h_0 run after it, in a fork, which is kept if steps see them."""
         state = history.fork()
-        out = self._feed(state, [template.STATE * self.state_slots] * len(cut), Fixed(depth.limit))
+        out = self._feed(state, [self.slots.after_action] * len(cut), Fixed(depth.limit))
         latent, loop_state = self._slots(out)
+        if self.slots.in_trunk:
+            state = history
         nothing = ((),) * len(cut)
         return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut), nothing)
 

@@ -19,7 +19,7 @@ from loopwm.text.modeling import LoopWMForCausalLM
 
 FORMAT = "loopwm-world-v1"
 
-BEHAVIOUR = ("state_slots", "copy_attention", "rope_theta", "propagate", "carry_state", "decode_sees")
+BEHAVIOUR = ("state_slots", "slots_in_trunk", "copy_attention", "rope_theta", "propagate", "carry_state", "decode_sees")
 """What of a configuration, beside the core's sizes, changes what the same weights compute."""
 
 

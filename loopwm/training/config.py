@@ -16,11 +16,26 @@ from typing import Any, Literal
 
 import yaml
 
+from loopwm.text.format import CONTEXT_LIMIT, RowRegime
+
+Env = Literal["scienceworld", "alfworld", "textworld"]
+Policy = Literal["gold", "expert", "noisy-expert", "random", "fork"]
+"""Of the episodes in the shards, as `data_prep` names them."""
+
 T = typing.TypeVar("T")
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file or key."""
+
+
+def require_shares(key: str, shares: Mapping[Any, float]) -> None:
+    """Raises ConfigError for a share below zero, or shares that are all zero."""
+    for name, share in shares.items():
+        if not share >= 0:
+            raise ConfigError(f"{key}.{name}: {share} is below zero")
+    if shares and sum(shares.values()) == 0:
+        raise ConfigError(f"{key}: all shares are zero")
 
 
 @dataclass(frozen=True)
@@ -37,19 +52,45 @@ class DataConfig:
 
     train: tuple[str, ...] = ()
     dev: tuple[str, ...] = ()
-    row_stride: int = 24
-    """Steps between the places of an episode that get a row in each epoch."""
     trunk_tokens_min: int = 256
     trunk_tokens_max: int = 2048
     """A row's trunk is cut at a length drawn log-uniformly from this range."""
-    snapshot_share: float = 0.5
-    """Share of rows that start with look and inventory at their own step instead of the episode's beginning."""
-    max_horizon: int = 5
-    """K_max: actions of a deferred branch."""
-    branch_ratio: float = 1.0
-    """Tokens of deferred branches for each token of the trunk that is not context."""
-    max_branches: int = 4
-    """Most branches of a row: they see the whole trunk before them, so on a long one they are dear."""
+    history_share: float = 0.3
+    """Most of a trunk that steps before its first target may take, where it begins later in the episode."""
+    snapshot_steps: int = 10
+    """Most trunk steps of a row that starts with look and inventory."""
+    regimes: dict[RowRegime, float] = field(default_factory=lambda: {"observed": 0.7, "snapshot": 0.3})
+    """Shares of the target tokens by what rows show at their head."""
+    horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
+    """Shares of the target tokens by horizon, from 1 to K_max, where trunks are supervised and have slots: they are
+    horizon 1, branches the others. Otherwise branches hold horizons alike."""
+    envs: dict[Env, float] = field(default_factory=dict)
+    """Shares of the target tokens by world. Empty: as many as the shards hold."""
+    policies: dict[Policy, float] = field(default_factory=dict)
+    """Shares of a world's target tokens by policy, among those that the shards hold of it. Empty: as `envs`."""
+    max_branches: int = 8
+    """Most branches of a row."""
+    repeat_weight: float = 3.0
+    """How much likelier a branch leaves where two of the next K_max actions in a row are equal."""
+
+    @property
+    def max_horizon(self) -> int:
+        """K_max: most actions of a deferred branch."""
+        return len(self.horizon_shares)
+
+    def check(self) -> None:
+        """Raises ConfigError naming a key whose value makes no rows."""
+        if not self.trunk_tokens_min <= self.trunk_tokens_max <= CONTEXT_LIMIT:
+            raise ConfigError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
+        if self.history_share >= 1:
+            raise ConfigError(f"data.history_share: {self.history_share} leaves no room for targets")
+        if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:
+            raise ConfigError("data.horizon_shares: expected 1 to 16 of them, the first above zero")
+        if not self.regimes:
+            raise ConfigError("data.regimes: at least one is needed")
+        require_shares("data.horizon_shares", dict(enumerate(self.horizon_shares, start=1)))
+        for key in ("regimes", "envs", "policies"):
+            require_shares(f"data.{key}", getattr(self, key))
 
 
 @dataclass(frozen=True)
@@ -75,12 +116,12 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """A global batch is `micro_batches` micro-batches of at most `tokens` padded tokens, over all processes."""
+    """A global batch holds at least so many rows and tokens, cut into `micro_batches` by length, over all processes."""
 
+    rows: int = 16
     tokens: int = 8192
-    micro_batches: int = 2
-    length_pool: int = 256
-    """Rows sorted by length together before they are cut into micro-batches."""
+    """Without padding."""
+    micro_batches: int = 4
 
 
 @dataclass(frozen=True)
@@ -129,8 +170,8 @@ class RunConfig:
 
 
 POSITIVE = {
-    "data": ("row_stride", "trunk_tokens_min", "max_horizon", "max_branches"),
-    "batch": ("tokens", "micro_batches", "length_pool"),
+    "data": ("trunk_tokens_min", "snapshot_steps", "repeat_weight"),
+    "batch": ("rows", "tokens", "micro_batches"),
     "optimizer": ("learning_rate", "clip_norm"),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
 }
@@ -145,6 +186,7 @@ NOT_NEGATIVE = {
         "horizon_every",
         "exit_entropy_coef",
     ),
+    "data": ("history_share", "max_branches"),
     "depth": ("backward_loops", "ramp_steps", "mean_rate", "loop_price"),
 }
 """Keys whose values must not be below zero."""
@@ -177,12 +219,11 @@ class TrainingConfig:
                 value = getattr(getattr(self, section), key)
                 if not value >= 0:
                     raise ConfigError(f"{section}.{key}: {value} is below zero")
+        self.data.check()
         if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):
             raise ConfigError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
-        if self.data.trunk_tokens_max < self.data.trunk_tokens_min:
-            raise ConfigError(f"data.trunk_tokens_max: {self.data.trunk_tokens_max} is below trunk_tokens_min")
-        if self.data.max_horizon > 16:
-            raise ConfigError(f"data.max_horizon: {self.data.max_horizon} is above the limit, 16")
+        if self.batch.rows < self.batch.micro_batches:
+            raise ConfigError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
@@ -265,8 +306,10 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
     if origin is dict and isinstance(value, dict):
-        item = typing.get_args(hint)[1]
-        return value if item is Any else {key: _convert(item, v, f"{name}.{key}") for key, v in value.items()}
+        named, item = typing.get_args(hint)
+        if item is Any:
+            return value
+        return {_convert(named, key, name): _convert(item, v, f"{name}.{key}") for key, v in value.items()}
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         return _float(value, name)
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:

@@ -30,7 +30,7 @@ from loopwm.core.halting import ExitGate
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.stages import row_mask
+from loopwm.text.stages import one_pass_mask
 from loopwm.text.tree import IGNORED, TreeBatch
 from loopwm.training.config import ConfigError, load_config
 from loopwm.training.rows import Cursor
@@ -69,21 +69,10 @@ def with_gate(model: LoopWMForCausalLM) -> tuple[LoopWMForCausalLM, ExitGate]:
     return gated, gate
 
 
-def slot_horizons(batch: TreeBatch, state_token: int, state_slots: int) -> Tensor:
-    """(B, L) int64: the horizon whose state a column carries, 0 for h_0, and -1 in columns that are no state slot."""
-    is_slot = (batch.tokens == state_token) & (batch.branch > 0)
-    branch = batch.branch.clamp(min=0)
-    counts = torch.zeros(len(is_slot), int(branch.max()) + 1, dtype=torch.long, device=branch.device)
-    counts.scatter_add_(1, branch, is_slot.long())
-    before = (counts.cumsum(1) - counts).gather(1, branch)
-    index = is_slot.long().cumsum(1) - 1 - before
-    return torch.where(is_slot, index // state_slots, -1)
-
-
 @torch.no_grad()
-def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int, state_token: int) -> tuple[Decisions, Decisions]:
+def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int) -> tuple[Decisions, Decisions]:
     """Those of a batch's decoded tokens, and those of its transitions."""
-    mask = row_mask(model.config, batch)
+    mask = one_pass_mask(model.config, batch)
     states = model.model.trajectory(batch.tokens, mask, batch.positions, limit)
     wanted = batch.label != IGNORED
     losses = []
@@ -92,34 +81,23 @@ def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int, state_toke
         losses.append(F.cross_entropy(logits.float(), batch.label[wanted], reduction="none"))
     loss_NT = torch.stack(losses, dim=1)
     tokens = Decisions(torch.stack([state[wanted] for state in states], dim=1), loss_NT)
-    return tokens, _transitions(model, batch, states, loss_NT, state_token)
+    return tokens, _transitions(batch, states, loss_NT)
 
 
-def _transitions(
-    model: LoopWMForCausalLM, batch: TreeBatch, states: Sequence[Tensor], loss_NT: Tensor, state_token: int
-) -> Decisions:
-    """One for each horizon of a branch whose observation is a target."""
-    horizon = slot_horizons(batch, state_token, model.config.state_slots)
-    horizons = max(int(horizon.max()), int(batch.horizon.max())) + 1
-    branches = int(batch.branch.max()) + 1
-    rows = torch.arange(len(horizon), device=horizon.device)[:, None]
-    place = (rows * branches + batch.branch) * horizons
-
-    def means(values: Tensor, columns: Tensor, horizon: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of values (n, ...) at these columns over each place and horizon, and how many there were."""
-        index = (place + horizon)[columns]
-        count = torch.zeros(len(horizon) * branches * horizons, device=values.device)
-        count.index_add_(0, index, torch.ones_like(index, dtype=count.dtype))
-        total = values.new_zeros(len(count), *values.shape[1:]).index_add_(0, index, values)
-        return total / count.clamp(min=1).view(-1, *[1] * (values.dim() - 1)), count
-
-    targets = batch.label != IGNORED
-    in_branch = (batch.branch > 0)[targets]
-    slots = horizon > 0
-    loss, scored = means(loss_NT[in_branch], targets & (batch.branch > 0), batch.horizon)
-    state, slotted = means(torch.stack([state[slots] for state in states], dim=1), slots, horizon)
-    both = (scored > 0) & (slotted > 0)
-    return Decisions(state[both], loss[both])
+def _transitions(batch: TreeBatch, states: Sequence[Tensor], loss_NT: Tensor) -> Decisions:
+    """One for each step whose observation is a target, of branches and of the trunk. It follows the step's slots."""
+    wanted = batch.label != IGNORED
+    loss_BLT = loss_NT.new_zeros(*wanted.shape, loss_NT.shape[1], dtype=torch.float64)
+    loss_BLT[wanted] = loss_NT.double()
+    before = F.pad(loss_BLT.cumsum(1), (0, 0, 1, 0))
+    parts = []
+    for steps in (batch.steps, batch.trunk_steps):
+        at = steps.supervised
+        row, start, count = steps.row[at], steps.columns[at, -1] + 1, steps.observation_length[at] - 1
+        mean = (before[row, start + count] - before[row, start]) / count[:, None]
+        parts.append((torch.stack([steps.at_slots(state)[at].mean(1) for state in states], dim=1), mean.float()))
+    state, loss = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Decisions(state, loss)
 
 
 def gate_loss(gate: ExitGate, kinds: Sequence[Decisions]) -> Tensor:
@@ -134,7 +112,6 @@ def fit_gate(
     batches: Iterator[Sequence[TreeBatch]],
     steps: int,
     limit: int,
-    state_token: int,
     rate: float,
 ) -> None:
     """Adam on the gate alone, one step a global batch, the rate falling linearly to zero.
@@ -146,7 +123,7 @@ def fit_gate(
     units = (1.0, 1.0)
     bar = tqdm(range(steps), unit="step")
     for step in bar:
-        kinds_by_batch = [decisions(model, batch.to(model.device), limit, state_token) for batch in next(batches)]
+        kinds_by_batch = [decisions(model, batch.to(model.device), limit) for batch in next(batches)]
         if step == 0:
             units = (1 / kinds_by_batch[0][0].states.square().mean().sqrt().item(), 1.0)
         for group, unit in zip(optimizer.param_groups, units, strict=True):
@@ -184,17 +161,17 @@ def run(arguments: argparse.Namespace) -> None:
     if not 2 <= limit <= source.config.max_loops:
         raise ConfigError(f"--limit: {limit} is not in 2 .. max_loops = {source.config.max_loops}")
     program = TextProgram(config)
-    if program.model_config.state_slots != source.config.state_slots:
-        raise ConfigError(f"model.overrides.state_slots: the checkpoint has {source.config.state_slots}")
+    for key in ("state_slots", "slots_in_trunk"):
+        if getattr(program.model_config, key) != (has := getattr(source.config, key)):
+            raise ConfigError(f"model.overrides.{key}: the checkpoint has {has}")
     torch.manual_seed(config.run.seed)
     model, gate = with_gate(source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)  # type: ignore[arg-type]  # the wrapper of transformers hides the signature
-    state_token = program.train_stream.builder.ids.state
     batches = (group for group, _ in program.global_batches(Cursor()))
-    fit_gate(model, gate, batches, arguments.steps, limit, state_token, arguments.rate)
+    fit_gate(model, gate, batches, arguments.steps, limit, arguments.rate)
     report = {"model": str(arguments.model), "steps": arguments.steps, "limit": limit, "seed": config.run.seed}
-    held_out = [decisions(model, b.to(model.device), limit, state_token) for b in program.evaluation_batches()]
+    held_out = [decisions(model, b.to(model.device), limit) for b in program.evaluation_batches()]
     for name, kinds in zip(("tokens", "transitions"), zip(*held_out, strict=True), strict=False):
         fit = judge(kinds, gate)
         report[name] = asdict(fit)

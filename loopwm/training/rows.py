@@ -1,117 +1,212 @@
 """Which rows a text run sees, in which order: a pure function of the seed, so that a run resumes exactly.
 
-An epoch visits every anchor (a place of an episode) once in a seeded order. Each anchor becomes a row: either a
-snapshot of that step, or the episode's beginning followed by the steps around the anchor, as far as a context limit
-drawn for the row allows. Pools of rows are sorted by length and cut into micro-batches by a token budget.
+Episodes of one world and policy are a source. An epoch of a source cuts each of its episodes into windows, one row
+each, so that every transition is a target of a trunk exactly once; regimes and deferred horizons are handed out by
+quota as the windows are cut. Sources take turns by quota, each in epochs of its own. An optimiser step takes rows until
+it has enough rows and tokens, and sorts them by length into micro-batches.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.text.tree import Layout, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow, block_widths
-from loopwm.training.config import BatchConfig, DataConfig, ObjectiveConfig
+from loopwm.text.format import RowRegime, StateSlots
+from loopwm.text.tree import Branch, Layout, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow, row_widths
+from loopwm.training.config import BatchConfig, ConfigError, DataConfig, ObjectiveConfig
 
 STEP_MARKS = 3
-"""Template tokens of a trunk step: <|act|>, <|obs|>, <|end|>."""
+"""Template tokens of a trunk step beside its slots: <|act|>, <|obs|>, <|end|>."""
 
-OBSERVATION_MARKS = 2
-"""Those of its observation."""
+HEAD_MARKS = 2
+"""Those of a head's observation."""
 
-POOL_ORDER = 2**31
-"""Keeps the random stream that orders a pool apart from those of epochs."""
+Key = TypeVar("Key")
+Group = tuple[str, str]
+"""World and policy of a source."""
 
 
-class RowPlanner:
-    """Draws the plan of one row."""
+class Quota(Generic[Key]):
+    """Something handed out by shares: whoever has least for its share is next."""
 
-    def __init__(self, config: DataConfig, objective: ObjectiveConfig, state_slots: int) -> None:
+    def __init__(self, shares: Mapping[Key, float]) -> None:
+        self.shares = {key: share for key, share in shares.items() if share > 0}
+        self._given = dict.fromkeys(self.shares, 0.0)
+
+    def give(self, key: Key, amount: float) -> None:
+        if key in self.shares:
+            self._given[key] += amount
+
+    def served(self, key: Key) -> float:
+        """What it was given for each unit of its share."""
+        return self._given[key] / self.shares[key]
+
+    def next(self, among: Sequence[Key]) -> Key:
+        """Of equals, the first. Raises ValueError for none."""
+        return min(among, key=self.served)
+
+
+class MeasuredEpisode:
+    """An episode with the lengths that rows are cut by. ends[i]: tokens of the trunk's steps 1 .. i."""
+
+    def __init__(self, episode: TokenEpisode, slots: StateSlots) -> None:
+        self.episode = episode
+        self.targets = np.array([len(text) + 1 for text in episode.observations])
+        marks = STEP_MARKS + (slots.count if slots.in_trunk else 0)
+        steps = np.array([len(text) for text in episode.actions]) + self.targets - 1 + marks
+        self.ends = np.concatenate(([0], steps[1:].cumsum()))
+        texts = [np.asarray(text).tobytes() for text in episode.actions]
+        self._repeats = np.array([a == b for a, b in zip(texts[1:], texts[:-1], strict=True)])
+
+    def head_length(self, step: int, regime: RowRegime) -> int | None:
+        """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
+        texts = list(self.episode.head(step, regime).values())
+        if any(text is None for text in texts):
+            return None
+        return sum(len(text) + 1 for text in texts if text is not None) + int(self.targets[step]) - 1 + HEAD_MARKS
+
+    def reach(self, step: int, room: int) -> int:
+        """The last step so that steps after `step` up to it fit into `room` tokens; `step` itself if none does."""
+        return int(np.searchsorted(self.ends, self.ends[step] + room, side="right")) - 1
+
+    def reach_back(self, step: int, room: int) -> int:
+        """The first step so that steps from it up to `step` fit into `room` tokens; step + 1 if none does."""
+        return int(np.searchsorted(self.ends, self.ends[step] - room, side="left")) + 1
+
+    def repeats(self, step: int, horizon: int) -> bool:
+        """Whether two of the `horizon` actions after `step` in a row are equal."""
+        return bool(self._repeats[step + 1 : step + horizon].any())
+
+
+class EpochPlanner:
+    """Cuts the episodes of one source into the rows of an epoch."""
+
+    def __init__(
+        self, episodes: Sequence[TokenEpisode], config: DataConfig, objective: ObjectiveConfig, slots: StateSlots
+    ) -> None:
         self.config = config
-        self.state_slots = state_slots
-        self.supervise_trunk = objective.supervise == "every"
-        self.terminal_only = objective.supervise == "terminal"
+        self.supervise = objective.supervise
+        self.episodes = [MeasuredEpisode(episode, slots) for episode in episodes]
+        self.trunk_is_served = self.supervise == "every" and slots.in_trunk
 
-    def plan(self, episode: TokenEpisode, anchor: int, rng: np.random.Generator) -> RowPlan:
-        """A row around step `anchor`, 0 <= anchor < episode.last_step."""
+    @property
+    def targets(self) -> int:
+        """Target tokens of all transitions."""
+        return sum(int(measured.targets[1:].sum()) for measured in self.episodes)
+
+    def offers(self, regime: RowRegime) -> bool:
+        """Whether some row can be of this regime."""
+        return any(
+            self._allowed(measured, step, regime)
+            for measured in self.episodes
+            for step in range(measured.episode.last_step)
+        )
+
+    def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
+        """The rows of an epoch in their order: the episode's index and its plan."""
+        regimes = Quota(self.config.regimes)
+        horizons = Quota(dict(enumerate(self.config.horizon_shares, start=1)))
+        rows = [
+            (int(index), plan)
+            for index in rng.permutation(len(self.episodes))
+            for plan in self._rows(self.episodes[index], regimes, horizons, rng)
+        ]
+        return [rows[i] for i in rng.permutation(len(rows))]
+
+    def _rows(
+        self, measured: MeasuredEpisode, regimes: Quota[RowRegime], horizons: Quota[int], rng: np.random.Generator
+    ) -> Iterator[RowPlan]:
+        """The windows of an episode: each begins after the last step of the one before."""
+        start = 0
+        while start < measured.episode.last_step:
+            allowed = [regime for regime in regimes.shares if self._allowed(measured, start, regime)]
+            regime = regimes.next(allowed) if allowed else "observed"
+            head, first, last = self._window(measured, start, regime, rng)
+            last = self._end_where_due(measured, start, last, regimes)
+            targets = int(measured.targets[start + 1 : last + 1].sum())
+            if self.trunk_is_served:
+                horizons.give(1, targets)
+            branches = self._branches(measured, start, last, horizons, rng)
+            deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
+            regimes.give(regime, targets + deferred)
+            targets_from = start + 1 if self.supervise == "every" else None
+            yield RowPlan(head, regime, first, last, branches, targets_from)
+            start = last
+
+    def _allowed(self, measured: MeasuredEpisode, start: int, regime: RowRegime) -> bool:
+        """Whether what the regime shows is recorded and leaves room for a step."""
+        head, before = (0, max(0, start - 1)) if regime in ("observed", "briefed") else (start, start)
+        length = measured.head_length(head, regime)
+        steps = int(measured.ends[start + 1] - measured.ends[before])
+        return length is not None and length + steps <= self.config.trunk_tokens_max
+
+    def _window(
+        self, measured: MeasuredEpisode, start: int, regime: RowRegime, rng: np.random.Generator
+    ) -> tuple[int, int, int]:
+        """The head of a row whose first target is step start + 1, and its first and last trunk step.
+
+        Its trunk's length is drawn log-uniformly. A row with a history keeps the episode's first observation and drops
+        the oldest steps after it, as contexts over the limit do; the last one before the first target always stays.
+        """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
         budget = int(math.exp(rng.uniform(low, high)))
-        snapshot = rng.random() < self.config.snapshot_share and episode.looks[anchor] is not None
-        head = anchor if snapshot else 0
-        room = budget - self._head_length(episode, head, snapshot)
-        first, last = self._steps(episode, head, anchor, room, rng)
-        fresh = sum(self._step_length(episode, step) for step in range(max(first, head + 1), last + 1))
-        branches = self._branches(episode, [head, *range(first, last + 1)], fresh, rng)
-        return RowPlan(head, snapshot, first, last, branches, self.supervise_trunk, self.terminal_only)
+        head, first, longest = start, start + 1, start + self.config.snapshot_steps
+        if regime in ("observed", "briefed"):
+            head, longest = 0, measured.episode.last_step
+        room = budget - (measured.head_length(head, regime) or 0)
+        if head < start:
+            first = min(measured.reach_back(start, int(max(0, room) * self.config.history_share)), start)
+            room -= int(measured.ends[start] - measured.ends[first - 1])
+        last = min(measured.reach(start, max(0, room)), longest, measured.episode.last_step)
+        return head, first, max(last, start + 1)
 
-    def _head_length(self, episode: TokenEpisode, step: int, snapshot: bool) -> int:
-        length = len(episode.goal) + len(episode.observations[step]) + STEP_MARKS
-        for part in (episode.looks[step], episode.inventories[step]):
-            length += len(part) + 1 if snapshot and part is not None else 0
-        return length
-
-    def _step_length(self, episode: TokenEpisode, step: int) -> int:
-        return len(episode.actions[step]) + len(episode.observations[step]) + STEP_MARKS
-
-    def _steps(
-        self, episode: TokenEpisode, head: int, anchor: int, room: int, rng: np.random.Generator
-    ) -> tuple[int, int]:
-        """First and last trunk step. They end some steps after the anchor and reach back as far as there is room."""
-        last = min(anchor + int(rng.integers(0, self.config.row_stride + 1)), episode.last_step)
-        if head == anchor:
-            return head + 1, self._reach(episode, range(head + 1, last + 1), room)[1]
-        first = self._reach(episode, range(last, head, -1), room)[1]
-        return (first, last) if first <= last else (head + 1, head)
-
-    def _reach(self, episode: TokenEpisode, steps: range, room: int) -> tuple[int, int]:
-        """How many of `steps` fit, and the last one that does (the one before `steps` if none)."""
-        count = 0
-        for step in steps:
-            room -= self._step_length(episode, step)
-            if room < 0:
-                break
-            count += 1
-        return count, steps.start + (count - 1) * steps.step
+    def _end_where_due(self, measured: MeasuredEpisode, start: int, last: int, regimes: Quota[RowRegime]) -> int:
+        """An earlier end of a window, where the regime that has least can begin, if it can not at `last`."""
+        due = regimes.next(list(regimes.shares))
+        if last == measured.episode.last_step or self._allowed(measured, last, due):
+            return last
+        return next((step for step in range(last - 1, start, -1) if self._allowed(measured, step, due)), last)
 
     def _branches(
-        self, episode: TokenEpisode, trunk: Sequence[int], fresh: int, rng: np.random.Generator
-    ) -> tuple[tuple[int, int], ...]:
-        """Branches at random trunk steps until they hold branch_ratio tokens for each fresh trunk token, or are enough.
-
-        The head of a snapshot always gets one: it is the only place where a snapshot stands alone.
-        """
-        candidates = [step for step in trunk if step < episode.last_step]
-        rng.shuffle(candidates)
-        if trunk[0] in candidates:
-            candidates.remove(trunk[0])
-            candidates.insert(0, trunk[0])
-        budget = self.config.branch_ratio * fresh
-        branches: list[tuple[int, int]] = []
-        for step in candidates:
-            horizons = min(self.config.max_horizon, episode.last_step - step)
-            if branches and (budget <= 0 or len(branches) == self.config.max_branches):
+        self, measured: MeasuredEpisode, start: int, last: int, horizons: Quota[int], rng: np.random.Generator
+    ) -> tuple[Branch, ...]:
+        """Branches at random steps of a window, more likely before runs of equal actions, until none is due."""
+        branches: list[Branch] = []
+        for step in self._places(measured, start, last, rng):
+            if len(branches) == self.config.max_branches:
                 break
-            budget -= self._branch_length(episode, step, horizons)
-            branches.append((step, horizons))
+            reach = min(self.config.max_horizon, measured.episode.last_step - step)
+            if decoded := self._decoded(horizons, reach):
+                branches.append(Branch(step, decoded))
+                for k in decoded:
+                    horizons.give(k, int(measured.targets[step + k]))
         return tuple(branches)
 
-    def _branch_length(self, episode: TokenEpisode, step: int, horizons: int) -> int:
-        steps = range(step + 1, step + horizons + 1)
-        undecoded = steps[:-1] if self.terminal_only else ()
-        length = sum(self._step_length(episode, s) + self.state_slots for s in steps)
-        return length - sum(len(episode.observations[s]) + OBSERVATION_MARKS for s in undecoded)
+    def _places(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
+        """Steps of a window in the order of a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
+        steps = range(start, min(last, measured.episode.last_step - 1) + 1)
+        repeats = [measured.repeats(step, self.config.max_horizon) for step in steps]
+        weights = np.where(repeats, self.config.repeat_weight, 1.0)
+        order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")
+        return [steps[i] for i in order]
 
+    def _decoded(self, horizons: Quota[int], reach: int) -> tuple[int, ...]:
+        """The horizons to decode of a branch that can be `reach` deep; none if it is not needed.
 
-@dataclass(frozen=True)
-class Cursor:
-    """Where the stream of micro-batches stands: the pool and the micro-batch in it."""
-
-    pool: int = 0
-    offset: int = 0
+        A trunk with slots is what horizon 1 is served as, so that branches hold deeper ones alone, as many as are due.
+        """
+        known = [k for k in horizons.shares if k <= reach]
+        if self.trunk_is_served:
+            return tuple(k for k in known if k > 1 and horizons.served(k) < horizons.served(1))
+        if self.supervise == "terminal" and known:
+            return (horizons.next(known),)
+        return tuple(known)
 
 
 @dataclass(frozen=True)
@@ -123,96 +218,170 @@ class PlannedRow:
     row: TreeRow
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a source stands: its epoch, the next row in it, and the target tokens it has given so far."""
+
+    epoch: int = 0
+    row: int = 0
+    targets: int = 0
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where the stream stands: the fields of each source's `Place`, by its name. Absent sources stand at the start."""
+
+    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class Source:
+    """The endless rows of the episodes of one world and policy. share: of the target tokens of all sources."""
+
+    def __init__(
+        self, name: str, share: float, planner: EpochPlanner, builder: RowBuilder, seed: tuple[int, int]
+    ) -> None:
+        self.name = name
+        self.share = share
+        self.planner = planner
+        self._builder = builder
+        self._seed = seed
+        self._cached: tuple[int, list[tuple[int, RowPlan]]] | None = None
+
+    def epoch(self, number: int) -> list[tuple[int, RowPlan]]:
+        """The rows of an epoch: the episode's index and the plan."""
+        if self._cached is None or self._cached[0] != number:
+            self._cached = (number, self.planner.plan(_generator(*self._seed, number)))
+        return self._cached[1]
+
+    def take(self, place: Place) -> tuple[PlannedRow, Place]:
+        """The next row and the place after it."""
+        rows = self.epoch(place.epoch)
+        index, plan = rows[place.row]
+        episode = self.planner.episodes[index].episode
+        planned = PlannedRow(episode, plan, self._builder.build(episode, plan))
+        at_end = place.row + 1 == len(rows)
+        epoch, row = (place.epoch + 1, 0) if at_end else (place.epoch, place.row + 1)
+        return planned, Place(epoch, row, place.targets + planned.row.targets)
+
+
+def make_sources(
+    episodes: Sequence[TokenEpisode], data: DataConfig, objective: ObjectiveConfig, builder: RowBuilder, seed: int
+) -> list[Source]:
+    """The sources of these episodes, each with its share.
+
+    Raises ConfigError if there is no step, for a regime that no step can be shown in, and as `source_shares` does.
+    """
+    groups: dict[Group, list[TokenEpisode]] = {}
+    for episode in episodes:
+        if episode.last_step > 0:
+            groups.setdefault((episode.env, episode.policy), []).append(episode)
+    if not groups:
+        raise ConfigError("data.train: the shards hold no episode with a step")
+    planners = {group: EpochPlanner(groups[group], data, objective, builder.slots) for group in sorted(groups)}
+    for regime, share in data.regimes.items():
+        if share > 0 and not any(planner.offers(regime) for planner in planners.values()):
+            raise ConfigError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
+    shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
+    return [
+        Source("/".join(group), share, planners[group], builder, (seed, number))
+        for number, (group, share) in enumerate(shares.items())
+        if share > 0
+    ]
+
+
+def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group, float]:
+    """Shares of the target tokens by world and, within a world, by policy: the configured ones among those there are,
+    or as many as there are.
+
+    targets: of each source. Raises ConfigError for a world or policy without a share where others have one.
+    """
+    present: dict[str, float] = {}
+    for (env, _), count in targets.items():
+        present[env] = present.get(env, 0.0) + count
+    envs = _configured("data.envs", present, data.envs)
+    shares: dict[Group, float] = {}
+    for env, share in envs.items():
+        inside = {policy: float(count) for (of, policy), count in targets.items() if of == env}
+        policies = _configured("data.policies", inside, data.policies)
+        total = sum(policies.values())
+        shares |= {(env, policy): share * part / total if total else 0.0 for policy, part in policies.items()}
+    whole = sum(shares.values())
+    if whole <= 0:
+        raise ConfigError("data.envs, data.policies: no share is left for what the shards hold")
+    return {group: shares[group] / whole for group in targets}
+
+
+def _configured(key: str, present: Mapping[str, float], shares: Mapping[Any, float]) -> dict[str, float]:
+    """The shares of what is present; by default `present` itself."""
+    if not shares:
+        return dict(present)
+    if missing := sorted(set(present) - set(shares)):
+        raise ConfigError(f"{key}: the shards hold {missing[0]!r}, which has no share; 0 leaves it out")
+    return {name: shares[name] for name in present}
+
+
+def partition(widths_NK: NDArray[np.int64], groups: int) -> list[tuple[int, int]]:
+    """Cuts N rows, in their order, into so many groups that the padded tokens of all are fewest: start and end of each.
+
+    widths: columns of each row's blocks; a group is as wide in each block as its widest row. groups: at most N.
+    """
+    count = len(widths_NK)
+    cost = np.full((count, count + 1), np.inf)
+    for start in range(count):
+        widest = np.maximum.accumulate(widths_NK[start:], axis=0).sum(1)
+        cost[start, start + 1 :] = widest * np.arange(1, count - start + 1)
+    best, cuts = cost[0], []
+    for _ in range(groups - 1):
+        totals = best[:count, None] + cost
+        cuts.append(totals.argmin(0))
+        best = totals.min(0)
+    ends = [count]
+    for cut in reversed(cuts):
+        ends.append(int(cut[ends[-1]]))
+    return list(itertools.pairwise([0, *reversed(ends)]))
+
+
 class BatchStream:
     """The endless stream of global batches; which rows they hold depends only on seed and cursor."""
 
     def __init__(
-        self,
-        episodes: Sequence[TokenEpisode],
-        planner: RowPlanner,
-        builder: RowBuilder,
-        batch: BatchConfig,
-        seed: int,
-        pad_id: int,
-        layout: Layout,
+        self, sources: Sequence[Source], builder: RowBuilder, batch: BatchConfig, pad_id: int, layout: Layout
     ) -> None:
-        self.episodes = episodes
-        self.planner = planner
+        self.sources = sources
         self.builder = builder
         self.batch = batch
-        self.seed = seed
         self.pad_id = pad_id
         self.layout = layout
-        self.anchors = [
-            (index, step)
-            for index, episode in enumerate(episodes)
-            for step in range(0, episode.last_step, planner.config.row_stride)
-        ]
-        if not self.anchors:
-            raise ValueError("the shards hold no episode with a step")
-        self._cached: tuple[int, list[list[PlannedRow]]] | None = None
-        self._epoch_order: tuple[int, NDArray[np.int64]] | None = None
+
+    def steps(self, cursor: Cursor) -> Iterator[tuple[list[PlannedRow], Cursor]]:
+        """Yields the rows of each optimiser step and the cursor after it."""
+        places = {source.name: Place(*cursor.places.get(source.name, ())) for source in self.sources}
+        while True:
+            rows: list[PlannedRow] = []
+            while len(rows) < self.batch.rows or sum(len(planned.row) for planned in rows) < self.batch.tokens:
+                source = min(self.sources, key=lambda source: places[source.name].targets / source.share)
+                planned, places[source.name] = source.take(places[source.name])
+                rows.append(planned)
+            yield rows, Cursor({name: (p.epoch, p.row, p.targets) for name, p in places.items()})
 
     def global_batches(self, cursor: Cursor, horizons: Iterator[int]) -> Iterator[tuple[list[TreeBatch], Cursor]]:
         """Yields the micro-batches of each optimiser step and the cursor after it.
 
         `horizons`: the deepest branch of each of these steps. Rows are cut to it; the cursor moves as without.
         """
-        for horizon in horizons:
-            groups: list[list[PlannedRow]] = []
-            while len(groups) < self.batch.micro_batches:
-                pool = self._pool(cursor.pool)
-                groups.append(pool[cursor.offset])
-                done = cursor.offset + 1 == len(pool)
-                cursor = Cursor(cursor.pool + 1) if done else Cursor(cursor.pool, cursor.offset + 1)
-            yield self._collate(groups, horizon), cursor
+        for horizon, (rows, after) in zip(horizons, self.steps(cursor), strict=False):
+            yield self._collate(rows, horizon), after
 
-    def _collate(self, groups: Sequence[Sequence[PlannedRow]], horizon: int) -> list[TreeBatch]:
-        first, batches = 0, []
-        for group in groups:
-            rows = [self._cut(planned, horizon) for planned in group]
-            batches.append(TreeBatch.collate(rows, range(first, first + len(rows)), self.pad_id, self.layout))
-            first += len(rows)
-        return batches
+    def _collate(self, rows: list[PlannedRow], horizon: int) -> list[TreeBatch]:
+        """The micro-batches of a step: rows of similar length, so that little is padded."""
+        rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
+        cuts = partition(row_widths([planned.row for planned in rows], self.layout), self.batch.micro_batches)
+        cut = [self._cut(planned, horizon) for planned in rows]
+        return [TreeBatch.collate(cut[a:b], range(a, b), self.pad_id, self.layout) for a, b in cuts]
 
     def _cut(self, planned: PlannedRow, horizon: int) -> TreeRow:
         plan = planned.plan.cut(horizon)
         return planned.row if plan is planned.plan else self.builder.build(planned.episode, plan)
-
-    def _pool(self, number: int) -> list[list[PlannedRow]]:
-        if self._cached is None or self._cached[0] != number:
-            rows = [self._row(number * self.batch.length_pool + i) for i in range(self.batch.length_pool)]
-            self._cached = (number, self._group(rows, number))
-        return self._cached[1]
-
-    def _row(self, index: int) -> PlannedRow:
-        epoch, place = divmod(index, len(self.anchors))
-        episode_index, step = self.anchors[self._order(epoch)[place]]
-        episode = self.episodes[episode_index]
-        rng = _generator(self.seed, epoch, place)
-        anchor = min(step + int(rng.integers(0, self.planner.config.row_stride)), episode.last_step - 1)
-        plan = self.planner.plan(episode, anchor, rng)
-        return PlannedRow(episode, plan, self.builder.build(episode, plan))
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._epoch_order is None or self._epoch_order[0] != epoch:
-            self._epoch_order = (epoch, _generator(self.seed, epoch).permutation(len(self.anchors)))
-        return self._epoch_order[1]
-
-    def _group(self, rows: list[PlannedRow], number: int) -> list[list[PlannedRow]]:
-        """Cuts rows of similar length into micro-batches within the budget, in a seeded order."""
-        groups: list[list[PlannedRow]] = []
-        for row in sorted(rows, key=lambda planned: len(planned.row), reverse=True):
-            if groups and self._padded_size([*groups[-1], row]) <= self.batch.tokens:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-        order = _generator(self.seed, POOL_ORDER, number).permutation(len(groups))
-        return [groups[i] for i in order]
-
-    def _padded_size(self, group: Sequence[PlannedRow]) -> int:
-        """Tokens of a batch of these rows, padding included."""
-        return len(group) * int(block_widths([planned.row for planned in group], self.layout).sum())
 
 
 def horizons(config: ObjectiveConfig, max_horizon: int, step: int) -> Iterator[int]:

@@ -1,7 +1,8 @@
 """Reads token shards with numpy alone; `python -m data_prep tokenize` writes them.
 
 A folder holds index.json and, for each shard, tokens (uint16), spans (start, length, step, kind), steps (reward,
-done), offsets (first span and step of each episode) and metadata. Everything the index says is checked first.
+done), offsets (first span and step of each episode) and metadata (world and policy). Everything the index says is
+checked first.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:
             np.load(folder / f"{shard['name']}.{part}.npy", mmap_mode="r")
             for part in ("tokens", "spans", "steps", "offsets")
         )
-        for (span, step), (span_end, step_end) in itertools.pairwise(offsets):
-            yield _episode(tokens, spans[span:span_end], results[step:step_end])
+        metas = json.loads((folder / f"{shard['name']}.episodes.json").read_bytes())
+        for meta, ((span, step), (span_end, step_end)) in zip(metas, itertools.pairwise(offsets), strict=True):
+            yield _episode(tokens, spans[span:span_end], results[step:step_end], meta)
 
 
-def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArray[np.void]) -> TokenEpisode:
+def _episode(
+    tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArray[np.void], meta: dict[str, Any]
+) -> TokenEpisode:
     def texts(kind: int) -> dict[int, NDArray[np.uint16]]:
         chosen = spans[spans["kind"] == kind]
         return {int(s["step"]): tokens[s["start"] : s["start"] + s["length"]] for s in chosen}
@@ -54,6 +58,8 @@ def _episode(tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArr
         rewards=results["reward"].tolist(),
         dones=results["done"].tolist(),
         hidden_states=[hidden.get(i) for i in steps],
+        env=meta["env"],
+        policy=meta["policy"],
     )
 
 

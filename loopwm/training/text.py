@@ -24,7 +24,7 @@ from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch, by_stage, trunk_and_branches
 from loopwm.training.config import ConfigError, TrainingConfig
-from loopwm.training.rows import BatchStream, Cursor, RowPlanner, horizons
+from loopwm.training.rows import BatchStream, Cursor, horizons, make_sources
 from loopwm.training.shards import read_shards
 
 HEAD_OF = {
@@ -107,12 +107,12 @@ class TextProgram:
         return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef)
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
-        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.state_slots)
+        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
-        planner = RowPlanner(self.config.data, self.config.objective, self.model_config.state_slots)
         layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
-        return BatchStream(episodes, planner, builder, self.config.batch, seed, pad, layout)
+        sources = make_sources(episodes, self.config.data, self.config.objective, builder, seed)
+        return BatchStream(sources, builder, self.config.batch, pad, layout)
 
     def global_batches(self, cursor: Cursor, step: int = 0) -> Iterator[tuple[list[TreeBatch], Cursor]]:
         """The global batches from optimiser step `step` on, which begins at `cursor`."""
@@ -158,6 +158,8 @@ class TextProgram:
         record = {
             "loss": (loss.sum() / targets.sum()).item(),
             "tokens": sums["tokens"].item(),
+            "rows": sums["rows"].item(),
+            "target_share": (targets.sum() / sums["tokens"]).item(),
             "mean_depth": (sums["loops"] / sums["rows"]).item(),
         }
         for k in torch.nonzero(targets).flatten().tolist():
@@ -173,7 +175,8 @@ class TextProgram:
         return f"depth {record['mean_depth']:.1f} |h| {record['state_rms']:.2f} |dh| {record['last_step_rms']:.2f}"
 
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
-        self.objective.remember_first_step(record["first_step_rms"])
+        if "first_step_rms" in record:  # a step may have no branch
+            self.objective.remember_first_step(record["first_step_rms"])
         more = {"c_max": self.objective.c_max().item()}
         if self.learned_mean:
             self.learned_mean.update(DepthMoments(**{f.name: record[f"row_{f.name}"] for f in fields(DepthMoments)}))

@@ -14,6 +14,7 @@ from eval.fewshot import as_text, load_shots
 from eval.lm_eval import documents
 from eval.metrics import score_item
 from eval.windows import load_suite, suite_names
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow, WriteSuite
@@ -57,8 +58,9 @@ def test_a_task_loads_what_it_names(suite_path: Path, tmp_path: Path, monkeypatc
 
 def test_a_document_of_the_template_is_a_window_at_one_horizon(suite_path: Path) -> None:
     found = documents.load_template(str(suite_path), "snapshot", 3, version=1)["test"]
+    slots = load_checkpoint(documents.SHIPPED)[0].config.slots
     for window, document in zip(load_suite(str(suite_path)).windows, found, strict=True):
-        assert document["prompt"] == render_prompt(window_context(window, "snapshot"), window["actions"][:3])
+        assert document["prompt"] == render_prompt(window_context(window, "snapshot"), window["actions"][:3], slots)
         assert document["observation"] == window["observations"][2]
         assert document["target"] == window["observations"][2] + END
 

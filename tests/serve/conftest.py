@@ -45,7 +45,7 @@ def serving(tokenizer) -> Serving:
     ) -> Iterator[httpx.Client]:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
-            service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.state_slots))
+            service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.slots))
             sessions = Sessions(service, WorldModel(model, tokenizer), WorldStore(worlds or WorldLimits()))
             server = Server(create_app(sessions, keys), engine, grace)
             thread = threading.Thread(target=server.run, args=([listener],))

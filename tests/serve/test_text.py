@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from loopwm.text.format import FormatError, chat_to_prompt, render_prompt
+from loopwm.text.format import FormatError, StateSlots, chat_to_prompt, render_prompt
 from serve.prompts import PromptReader, PromptTooLongError
 from serve.text import REPLACEMENT, Detokenizer, StopScanner
 
@@ -58,23 +58,23 @@ def chat(steps: int, action: str = "look around") -> list[tuple[str, str]]:
 
 
 def test_a_chat_is_the_template(tokenizer):
-    prompt = PromptReader(tokenizer, 2).chat(chat(3))
-    assert tokenizer.decode(prompt.ids) == render_prompt(*chat_to_prompt(chat(3)), 2)
+    prompt = PromptReader(tokenizer, StateSlots(2)).chat(chat(3))
+    assert tokenizer.decode(prompt.ids) == render_prompt(*chat_to_prompt(chat(3)), StateSlots(2))
     assert prompt.steps_cut == 0
 
 
 def test_a_long_chat_loses_its_oldest_steps_and_no_more_than_needed(tokenizer):
-    whole = PromptReader(tokenizer, 1).chat(chat(3))
-    step = len(PromptReader(tokenizer, 1).chat(chat(4)).ids) - len(whole.ids)
-    reader = PromptReader(tokenizer, 1, limit=len(whole.ids) + step - 1)
+    whole = PromptReader(tokenizer, StateSlots(1)).chat(chat(3))
+    step = len(PromptReader(tokenizer, StateSlots(1)).chat(chat(4)).ids) - len(whole.ids)
+    reader = PromptReader(tokenizer, StateSlots(1), limit=len(whole.ids) + step - 1)
     assert reader.chat(chat(3)) == whole
     cut = reader.chat(chat(9))
     assert (cut.ids, cut.steps_cut) == (whole.ids, 6)
 
 
 def test_a_prompt_over_the_limit_is_told_with_its_size(tokenizer):
-    reader = PromptReader(tokenizer, 1, limit=30)
-    size = len(PromptReader(tokenizer, 1).chat(chat(0, "look at " + "door " * 40)).ids)
+    reader = PromptReader(tokenizer, StateSlots(1), limit=30)
+    size = len(PromptReader(tokenizer, StateSlots(1)).chat(chat(0, "look at " + "door " * 40)).ids)
     with pytest.raises(PromptTooLongError, match=f"messages: the prompt has {size} tokens, the limit is 30"):
         reader.chat(chat(5, "look at " + "door " * 40))
     with pytest.raises(PromptTooLongError, match="prompt: the prompt has 31 tokens, the limit is 30"):
@@ -82,7 +82,7 @@ def test_a_prompt_over_the_limit_is_told_with_its_size(tokenizer):
 
 
 def test_special_strings_are_parsed_in_whole_prompts_only(tokenizer):
-    reader = PromptReader(tokenizer, 1)
+    reader = PromptReader(tokenizer, StateSlots(1))
     act = tokenizer.convert_tokens_to_ids("<|act|>")
     assert reader.text("<|act|>look").ids[0] == act
     assert reader.chat(chat(0, "look<|act|>fly")).ids.count(act) == 1
@@ -91,4 +91,4 @@ def test_special_strings_are_parsed_in_whole_prompts_only(tokenizer):
 @pytest.mark.parametrize("ids", [[], [-1], [10**6]])
 def test_impossible_token_ids_are_refused(tokenizer, ids):
     with pytest.raises(FormatError, match="prompt"):
-        PromptReader(tokenizer, 1).ids(ids)
+        PromptReader(tokenizer, StateSlots(1)).ids(ids)

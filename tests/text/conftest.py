@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from loopwm.text.configuration import PRESETS, LoopWMConfig
+from loopwm.text.format import StateSlots
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.tree import RowBuilder, TemplateIds, TokenEpisode
+from loopwm.text.tree import Branch, RowBuilder, TemplateIds, TokenEpisode
 from loopwm.text.world import WorldModel
 
 
@@ -59,6 +60,7 @@ def token_episode(tokenizer, observations: list[str], actions: list[str]) -> Tok
         looks,
         rewards=[10.0 * i for i in steps],
         dones=[i == len(steps) - 1 for i in steps],
+        hidden_states=[ids(f"hidden {i}") for i in steps],
     )
 
 
@@ -67,12 +69,17 @@ def episode(tokenizer) -> TokenEpisode:
     return token_episode(tokenizer, OBSERVATIONS, ACTIONS)
 
 
-def row_builder(tokenizer, state_slots: int) -> RowBuilder:
+def every(step: int, horizons: int) -> Branch:
+    """A branch of which every horizon is decoded."""
+    return Branch(step, tuple(range(1, horizons + 1)))
+
+
+def row_builder(tokenizer, slots: StateSlots) -> RowBuilder:
     names = ("goal", "hidden", "look", "inv", "obs", "act", "state", "end")
     ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in names}
-    return RowBuilder(TemplateIds(**ids), state_slots)
+    return RowBuilder(TemplateIds(**ids), slots)
 
 
 @pytest.fixture(scope="session")
 def builder(tokenizer) -> RowBuilder:
-    return row_builder(tokenizer, 1)
+    return row_builder(tokenizer, StateSlots())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from loopwm.text import format as template
-from loopwm.text.format import Context, FormatError, Transition, chat_to_prompt, fit_context, window_context
+from loopwm.text.format import Context, FormatError, StateSlots, Transition, chat_to_prompt, fit_context, window_context
 
 CONTEXT = Context("g", "o0", (Transition("a1", "o1"), Transition("a2", "o2")))
 WINDOW = {
@@ -20,13 +20,21 @@ WINDOW = {
 
 def test_prompt_has_the_templates_order():
     assert template.render_prompt(CONTEXT, ["x", "y"]) == (
-        "<|goal|>g<|obs|>o0<|end|><|act|>a1<|obs|>o1<|end|><|act|>a2<|obs|>o2<|end|><|state|>"
+        "<|goal|>g<|obs|>o0<|end|><|act|>a1<|state|><|obs|>o1<|end|><|act|>a2<|state|><|obs|>o2<|end|>"
         "<|act|>x<|state|><|act|>y<|state|><|obs|>"
     )
-    full = window_context(WINDOW, "full")
-    assert template.render_context(full, 2) == (
-        "<|goal|>g<|hidden|>h<|look|>l<|inv|>i<|obs|>o1<|end|><|state|><|state|>"
+    assert template.render_prompt(CONTEXT, ["x", "y"], StateSlots(2, in_trunk=False)) == (
+        "<|goal|>g<|obs|>o0<|end|><|act|>a1<|obs|>o1<|end|><|act|>a2<|obs|>o2<|end|><|state|><|state|>"
+        "<|act|>x<|state|><|state|><|act|>y<|state|><|state|><|obs|>"
     )
+    full = window_context(WINDOW, "full")
+    assert template.render_context(full) == "<|goal|>g<|hidden|>h<|look|>l<|inv|>i<|obs|>o1<|end|>"
+
+
+def test_a_prompt_with_its_answer_is_the_longer_context():
+    answered = template.render_prompt(CONTEXT, ["x"], StateSlots(2)) + "o3" + template.END
+    longer = Context("g", "o0", (*CONTEXT.history, Transition("x", "o3")))
+    assert answered == template.render_context(longer, StateSlots(2))
 
 
 def test_regimes_show_what_they_say():

@@ -29,7 +29,7 @@ EVERYTHING = {
 
 def imagined(world_model: WorldModel) -> World:
     """Two worlds of equally many tokens after one action, so that their columns can be exchanged."""
-    world = world_model.advance(world_model.encode(CONTEXTS, depth=3), ["open door 1", "open door 7"])
+    world = world_model.advance(world_model.encode(CONTEXTS, depth=3), ["open door", "close door"])
     assert world.state.next_position.unique().numel() == 1
     return world
 

@@ -13,6 +13,7 @@ from loopwm.core.twohot import BINS, two_hot
 from loopwm.text.objective import (
     MEDIAN_STEPS,
     Coefficients,
+    Outcomes,
     TextObjective,
     consistency_loss,
     continuation_loss,
@@ -20,14 +21,15 @@ from loopwm.text.objective import (
     depth_moments,
     reward_loss,
 )
-from loopwm.text.tree import RowPlan, TreeBatch
-from tests.text.conftest import random_model
+from loopwm.text.tree import Branch, RowPlan, TreeBatch
+from tests.text.conftest import every, random_model
 
-BRANCHES = ((0, 3), (2, 1), (1, 2))
+BRANCHES = (every(0, 3), every(2, 1), every(1, 2))
 
 
 def batch_of(builder, episode, terminal_only: bool = False) -> TreeBatch:
-    plan = RowPlan(0, False, 1, 2, BRANCHES, True, terminal_only)
+    branches = tuple(Branch(b.step, (b.deepest,)) if terminal_only else b for b in BRANCHES)
+    plan = RowPlan(0, "observed", 1, 2, branches, 1)
     return TreeBatch.collate([builder.build(episode, plan)], [0], 0)
 
 
@@ -38,7 +40,7 @@ def latents(batch: TreeBatch, slots: int = 2, dim: int = 5) -> torch.Tensor:
 def path_lengths(h: torch.Tensor) -> list[tuple[int, float]]:
     """(K, sum_k rms(h_{k+1} - h_k)) of each branch."""
     out, i = [], 0
-    for _, deepest in BRANCHES:
+    for deepest in (b.deepest for b in BRANCHES):
         moves = [(h[i + k + 1] - h[i + k]).square().mean().sqrt().item() for k in range(deepest)]
         out.append((deepest, sum(moves)))
         i += deepest + 1
@@ -86,7 +88,7 @@ def test_consistency_follows_its_equation_over_the_steps_between(builder, episod
     at = steps.between
     loss, numbers = consistency_loss(summary[at], reference[at], steps.deepest[at])
     expected, i = 0.0, 0
-    for _, deepest in BRANCHES:
+    for deepest in (b.deepest for b in BRANCHES):
         for k in range(1, deepest):
             expected += (summary[i + k] - reference[i + k]).square().sum().item() / (deepest - 1)
         i += deepest + 1
@@ -142,7 +144,7 @@ def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, e
     ends = torch.randn(len(batch.steps.row), generator=generator)
     expected_reward = expected_end = 0.0
     i, count = 0, 0
-    for start, deepest in BRANCHES:
+    for start, deepest in ((b.step, b.deepest) for b in BRANCHES):
         for k in range(1, deepest + 1):
             if terminal_only and k < deepest:
                 continue
@@ -152,10 +154,11 @@ def test_reward_and_continuation_are_charged_at_supervised_steps_only(builder, e
             expected_end -= (1 - chance if episode.dones[start + k] else chance).log().item()
             count += 1
         i += deepest + 1
-    loss, numbers = reward_loss(reward, batch.steps)
+    outcomes = Outcomes.of([batch.steps])
+    loss, numbers = reward_loss(reward, outcomes)
     assert loss.item() == pytest.approx(expected_reward, rel=1e-5)
     assert numbers["reward_loss"][1].item() == count
-    assert continuation_loss(ends, batch.steps)[0].item() == pytest.approx(expected_end, rel=1e-5)
+    assert continuation_loss(ends, outcomes)[0].item() == pytest.approx(expected_end, rel=1e-5)
 
 
 def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builder, episode):
@@ -187,8 +190,10 @@ def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builde
 
 def test_rewards_nobody_recorded_are_not_charged(builder, episode):
     batch = batch_of(builder, replace(episode, rewards=None, dones=None))
-    assert reward_loss(torch.zeros(len(batch.steps.row), BINS), batch.steps)[0].item() == 0
-    assert continuation_loss(torch.zeros(len(batch.steps.row)), batch.steps)[0].item() == 0
+    outcomes = Outcomes.of([batch.steps, batch.trunk_steps])
+    steps = len(batch.steps.row) + len(batch.trunk_steps.row)
+    assert reward_loss(torch.zeros(steps, BINS), outcomes)[0].item() == 0
+    assert continuation_loss(torch.zeros(steps), outcomes)[0].item() == 0
 
 
 def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episode):
@@ -197,13 +202,13 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
     batch = batch_of(builder, episode)
     with torch.no_grad():
         out = model.model(batch.tokens, batch.attention_mask(), batch.positions, use_cache=False, depth=2)
-    h = batch.steps.at_slots(out.latent)
+    h, outcomes = batch.steps.at_slots(out.latent), Outcomes.of([batch.steps])
     model.model.heads.reset_parameters()
     optimizer = torch.optim.Adam(model.model.heads.parameters(), lr=0.02)
     for _ in range(600):
         optimizer.zero_grad()
         reward, ends = model.model.heads(h)
-        (reward_loss(reward, batch.steps)[0] + continuation_loss(ends, batch.steps)[0]).backward()
+        (reward_loss(reward, outcomes)[0] + continuation_loss(ends, outcomes)[0]).backward()
         optimizer.step()
     with torch.no_grad():
         predicted = model.model.heads.predict(h)

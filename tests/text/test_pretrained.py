@@ -15,7 +15,7 @@ import torch
 import loopwm
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.tree import IGNORED, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow
+from loopwm.text.tree import IGNORED, Branch, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow
 from loopwm.training.text import template_ids
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
@@ -41,7 +41,7 @@ def row(builder: RowBuilder, tokenizer, window: dict) -> TreeRow:
         looks=[ids(window["look"])] + [None] * steps,
         inventories=[ids(window["inventory"])] + [None] * steps,
     )
-    return builder.build(episode, RowPlan(0, True, 1, 0, ((0, steps),), False))
+    return builder.build(episode, RowPlan(0, "snapshot", 1, 0, (Branch(0, tuple(range(1, steps + 1))),), None))
 
 
 @torch.inference_mode()
@@ -64,7 +64,7 @@ def test_the_trained_depth_beats_one_loop_on_100_held_out_windows(shipped):
         windows = [json.loads(line) for line in lines]
     assert len(windows) == 100
     assert {window["split"] for window in windows} == {"dev"}
-    builder = RowBuilder(template_ids(tokenizer), model.config.state_slots)
+    builder = RowBuilder(template_ids(tokenizer), model.config.slots)
     gains = []
     for start in range(0, 100, 10):
         rows = [row(builder, tokenizer, window) for window in windows[start : start + 10]]

@@ -12,13 +12,13 @@ from loopwm.text.objective import TextObjective
 from loopwm.text.stages import run_rows
 from loopwm.text.tree import IGNORED, RowPlan, TreeBatch, by_stage, trunk_and_branches
 from loopwm.text.world import WorldModel
-from tests.text.conftest import ACTIONS, OBSERVATIONS, random_model, row_builder, token_episode
+from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder, token_episode
 
-PLAN = RowPlan(0, False, 1, 2, ((0, 3), (1, 2), (2, 1)), supervise_trunk=True)
+PLAN = RowPlan(0, "observed", 1, 2, (every(0, 3), every(1, 2), every(2, 1)), targets_from=1)
 
 
 def rows_of(builder, episode) -> list:
-    return [builder.build(episode, plan) for plan in (PLAN, RowPlan(1, True, 2, 2, ((1, 2),), True))]
+    return [builder.build(episode, plan) for plan in (PLAN, RowPlan(1, "snapshot", 2, 2, (every(1, 2),), 2))]
 
 
 def in_row_order(batch: TreeBatch, x_BLD: torch.Tensor) -> list[torch.Tensor]:
@@ -82,7 +82,8 @@ def test_a_loss_eight_steps_later_reaches_a_step_through_the_latent(tokenizer, b
         seen.append(output)
 
     hook = model.model.embed_tokens.register_forward_hook(keep)
-    batch = TreeBatch.collate([builder.build(episode, RowPlan(0, False, 1, 0, ((0, 10),), True))], [0], 0, by_stage)
+    row = builder.build(episode, RowPlan(0, "observed", 1, 0, (every(0, 10),), 1))
+    batch = TreeBatch.collate([row], [0], 0, by_stage)
     plan = DepthPlan(loops=(4,), mu_bwd=2, noise_seeds=(1,), places=batch.place)
     out = run_rows(model.model, batch, plan)
     hook.remove()
@@ -92,6 +93,9 @@ def test_a_loss_eight_steps_later_reaches_a_step_through_the_latent(tokenizer, b
 
 
 CARRYING = [
+    {"state_slots": 2},
+    {"slots_in_trunk": False},
+    {"propagate": "latent", "slots_in_trunk": False},
     {"propagate": "latent"},
     {"propagate": "latent", "carry_state": True, "state_slots": 2},
     {"decode_sees": "state"},
@@ -105,12 +109,12 @@ def test_a_world_computes_the_latents_and_logits_of_training(tokenizer, episode,
     model = random_model(**overrides)
     world_model = WorldModel(model, tokenizer)
     layout = by_stage if model.config.propagate == "latent" else trunk_and_branches
-    batch = TreeBatch.collate(rows_of(row_builder(tokenizer, model.config.state_slots), episode), [0, 1], 0, layout)
+    batch = TreeBatch.collate(rows_of(row_builder(tokenizer, model.config.slots), episode), [0, 1], 0, layout)
     with torch.no_grad():
         out = run_rows(model.model, batch, 3)
     h = batch.steps.at_slots(out.latent)
     line = 0
-    for number, (start, horizons) in enumerate(PLAN.branches, start=1):
+    for number, (start, horizons) in enumerate(((b.step, b.deepest) for b in PLAN.branches), start=1):
         history = tuple(Transition(ACTIONS[i], OBSERVATIONS[i]) for i in range(1, start + 1))
         world = world_model.encode([Context("find a tree", OBSERVATIONS[0], history)], depth=3)
         for k in range(horizons + 1):
@@ -129,6 +133,22 @@ def test_a_world_computes_the_latents_and_logits_of_training(tokenizer, episode,
                 assert tokens.tolist() == [len(labels)]
             torch.testing.assert_close(world.latent[0], h[line], atol=1e-4, rtol=1e-3)
             line += 1
+
+
+@pytest.mark.parametrize("state_slots", [1, 2])
+def test_a_world_one_step_on_has_the_latents_of_the_trunk(tokenizer, episode, state_slots):
+    model = random_model(state_slots=state_slots)
+    world_model = WorldModel(model, tokenizer)
+    batch = TreeBatch.collate(rows_of(row_builder(tokenizer, model.config.slots), episode), [0, 1], 0)
+    with torch.no_grad():
+        h = batch.trunk_steps.at_slots(run_rows(model.model, batch, 3).latent)
+    assert batch.trunk_steps.row.tolist() == [0, 0, 1]
+    assert batch.trunk_steps.reward.tolist() == [10, 20, 20]
+    for step in (1, 2):
+        history = tuple(Transition(ACTIONS[i], OBSERVATIONS[i]) for i in range(1, step))
+        world = world_model.encode([Context("find a tree", OBSERVATIONS[0], history)], depth=3)
+        advanced = world_model.advance(world, [ACTIONS[step]])
+        torch.testing.assert_close(advanced.latent[0], h[step - 1], atol=1e-4, rtol=1e-3)
 
 
 @torch.no_grad()

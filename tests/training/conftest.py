@@ -45,11 +45,10 @@ def config_file(shards, tmp_path_factory) -> Path:
         "data": {
             "train": [str(shards)],
             "dev": [str(shards)],
-            "row_stride": 4,
             "trunk_tokens_min": 64,
             "trunk_tokens_max": 256,
         },
-        "batch": {"tokens": 512, "micro_batches": 2, "length_pool": 16},
+        "batch": {"rows": 6, "tokens": 512, "micro_batches": 2},
         "optimizer": {"warmup_steps": 3},
         "run": {
             "steps": 12,

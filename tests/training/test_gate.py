@@ -14,7 +14,7 @@ from loopwm.text.tokenizer import load_tokenizer
 from loopwm.text.tree import IGNORED, TreeBatch
 from loopwm.text.world import WorldModel
 from loopwm.training.config import ConfigError, load_config
-from loopwm.training.gate import decisions, judge, main, slot_horizons, with_gate
+from loopwm.training.gate import decisions, judge, main, with_gate
 from loopwm.training.rows import Cursor
 from loopwm.training.text import TextProgram
 from loopwm.training.trainer import Trainer
@@ -70,16 +70,26 @@ def walked_horizons(batch: TreeBatch, row: int) -> list[int]:
     return out
 
 
-def test_slots_know_their_horizon(batch):
-    found = slot_horizons(batch, state_token(), SLOTS)
-    assert found.max() > 1
-    for row in range(len(found)):
-        assert found[row].tolist() == walked_horizons(batch, row)
+def walked_trunk(batch: TreeBatch, row: int) -> list[tuple[list[int], list[int]]]:
+    """Columns of the slots and of the targets of each of a trunk's steps that has targets, token by token."""
+    out, column = [], 0
+    tokens, targets = batch.tokens[row].tolist(), (batch.label[row] != IGNORED).tolist()
+    while column < batch.trunk:
+        if tokens[column] == state_token():
+            slots, after = list(range(column, column + SLOTS)), column + SLOTS
+            end = after
+            while end < batch.trunk and targets[end]:
+                end += 1
+            if end > after:
+                out.append((slots, list(range(after, end))))
+            column = end
+        column += 1
+    return out
 
 
 def test_decisions_are_scored_by_the_pass_that_ends_there_and_transitions_by_their_observation(batch):
     model, _ = with_gate(random_model(state_slots=SLOTS))
-    tokens, transitions = decisions(model, batch, LIMIT, state_token())
+    tokens, transitions = decisions(model, batch, LIMIT)
     wanted = batch.label != IGNORED
     per_depth = []
     for depth in range(1, LIMIT + 1):
@@ -89,7 +99,7 @@ def test_decisions_are_scored_by_the_pass_that_ends_there_and_transitions_by_the
         losses = torch.nn.functional.cross_entropy(logits, batch.label, ignore_index=IGNORED, reduction="none")
         per_depth.append((losses, out.state))
         torch.testing.assert_close(tokens.loss[:, depth - 1], losses[wanted], atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(tokens.states[:, depth - 1], out.state[wanted], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(tokens.states[:, depth - 1], out.state[wanted], atol=5e-5, rtol=1e-3)
 
     expected_states, expected_losses = [], []
     for row in range(len(batch.tokens)):
@@ -98,9 +108,16 @@ def test_decisions_are_scored_by_the_pass_that_ends_there_and_transitions_by_the
             here = batch.branch[row] == branch
             for horizon in range(1, int(batch.horizon[row][here].max()) + 1):
                 targets = here & (batch.horizon[row] == horizon) & wanted[row]
+                if not targets.any():  # a horizon that is not decoded
+                    continue
                 columns = here & (slots == horizon)
                 expected_losses.append([losses[row][targets].mean().item() for losses, _ in per_depth])
                 expected_states.append(torch.stack([state[row][columns].mean(0) for _, state in per_depth]))
+    for row in range(len(batch.tokens)):
+        for columns, targets in walked_trunk(batch, row):
+            expected_losses.append([losses[row][targets].mean().item() for losses, _ in per_depth])
+            expected_states.append(torch.stack([state[row][columns].mean(0) for _, state in per_depth]))
+    assert 0 < len(batch.steps.row[batch.steps.supervised]) < len(expected_losses)
     torch.testing.assert_close(transitions.loss, torch.tensor(expected_losses), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(transitions.states, torch.stack(expected_states), atol=1e-5, rtol=1e-4)
 
@@ -131,7 +148,7 @@ def test_the_second_stage_fits_the_gate_leaves_the_model_and_repeats_itself(sour
         assert max(abs(g - 0.5) for g in report[kind]["gates"]) > 0.02
     model = WorldModel.from_pretrained(tmp_path / "one")
     program = TextProgram(load_config(slotted_config))
-    kinds = [decisions(model.model, b, LIMIT, state_token())[1] for b in program.evaluation_batches()]
+    kinds = [decisions(model.model, b, LIMIT)[1] for b in program.evaluation_batches()]
     gate = model.model.model.core.gate
     assert judge(kinds, gate).loss == pytest.approx(report["transitions"]["loss"], abs=1e-2)  # bfloat16 in between
 

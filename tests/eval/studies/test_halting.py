@@ -87,15 +87,15 @@ def test_rules_are_held_against_the_best_depth_and_random_exits(
     gated: Path, windows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    arguments = command(gated, windows_file, out, "--rule-limit", "5", "--gate", "0.5", "--cumulative", "0.5,0.9")
+    arguments = command(gated, windows_file, out, "--rule-limit", "5", "--gate", "0.5", "--cumulative", "0.5,0.9999")
     assert main([*arguments, "--convergence", "0.2"]) == 0
     found = results(out)
     by_name = {policy["policy"]: policy for policy in found["policies"]}
-    rules = ["gate 0.5", "cumulative 0.5", "cumulative 0.9", "convergence 0.2"]
+    rules = ["gate 0.5", "cumulative 0.5", "cumulative 0.9999", "convergence 0.2"]
     assert list(by_name) == [*(f"T={t}" for t in range(1, 5)), *rules, *(f"{rule}, random" for rule in rules)]
     assert found["best_fixed_depth"] == 1  # nothing is right, so all are equal and the smallest is the best
     assert by_name["T=4"]["loops"] == {"advance": 4.0, "decode": 4.0}
-    assert by_name["cumulative 0.5"]["loops"]["decode"] < by_name["cumulative 0.9"]["loops"]["decode"]
+    assert by_name["cumulative 0.5"]["loops"]["decode"] < by_name["cumulative 0.9999"]["loops"]["decode"]
     assert by_name["gate 0.5"]["against_random"]["reference"] == "gate 0.5, random"
     assert by_name["gate 0.5"]["keeps_quality"]
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,210 @@
+"""The planner of rows: coverage, quotas, repetition, and what its statistics say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from loopwm.text.format import StateSlots
+from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, TokenEpisode, trunk_and_branches
+from loopwm.training.config import BatchConfig, ConfigError, DataConfig, ObjectiveConfig, load_config
+from loopwm.training.row_statistics import main, statistics
+from loopwm.training.rows import BatchStream, Cursor, EpochPlanner, make_sources, partition
+from loopwm.training.text import TextProgram
+
+BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
+DATA = DataConfig(
+    trunk_tokens_min=64,
+    trunk_tokens_max=512,
+    regimes={"observed": 0.4, "briefed": 0.2, "snapshot": 0.25, "full": 0.15},
+)
+RNG_SEED = 5
+
+
+def made_up(number: int, env: str = "scienceworld", policy: str = "gold") -> TokenEpisode:
+    """Texts of random lengths; every token of step i's observation says which step it is. Hidden states are known at
+    the start and at every fourth step."""
+    rng = np.random.default_rng(number)
+    steps = range(int(rng.integers(2, 60)))
+
+    def texts(low: int, high: int) -> list[np.ndarray]:
+        return [np.full(int(rng.integers(low, high)), 10 + i) for i in steps]
+
+    actions = [np.array([], dtype=int), *(np.array([int(rng.integers(10, 14))]) for _ in steps[1:])]
+    hidden = [text if i % 4 == 0 else None for i, text in enumerate(texts(60, 120))]
+    return TokenEpisode(
+        goal=np.arange(20),
+        observations=texts(2, 40),
+        actions=actions,
+        looks=texts(30, 60),
+        inventories=texts(3, 9),
+        hidden_states=hidden,
+        env=env,
+        policy=policy,
+    )
+
+
+@pytest.fixture(scope="module")
+def episodes() -> list[TokenEpisode]:
+    return [made_up(i) for i in range(60)]
+
+
+def planned(episodes, data=DATA):
+    return EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots()).plan(np.random.default_rng(RNG_SEED))
+
+
+def test_every_transition_is_a_target_of_a_trunk_exactly_once_an_epoch(episodes):
+    """By the tokens of the rows themselves: each observation's targets say their step."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for index, plan in planned(episodes):
+        row = BUILDER.build(episodes[index], plan)
+        labels = [x for x, b in zip(row.label, row.branch, strict=True) if b == 0 and x != IGNORED]
+        ends = [i for i, label in enumerate(labels) if label == BUILDER.ids.end]
+        for start, end in itertools.pairwise([-1, *ends]):
+            step = labels[start + 1] - 10
+            assert labels[start + 1 : end] == [10 + step] * len(episodes[index].observations[step])
+            seen[index, step] += 1
+    assert seen == {(i, step): 1 for i, e in enumerate(episodes) for step in range(1, e.last_step + 1)}
+
+
+def test_a_row_that_begins_later_shows_the_step_before_and_heads_show_their_own_step(episodes):
+    later = 0
+    for index, plan in planned(episodes):
+        start = plan.targets_from - 1
+        if plan.regime in ("observed", "briefed"):
+            assert plan.head == 0
+            assert plan.first <= max(start, 1)
+            later += start > 0
+        else:
+            assert (plan.head, plan.first) == (start, start + 1)
+            assert plan.last - start <= DATA.snapshot_steps
+        if plan.regime in ("briefed", "full"):
+            assert episodes[index].hidden_states[plan.head] is not None
+        for branch in plan.branches:
+            assert max(plan.head, plan.targets_from - 1) <= branch.step <= plan.last
+            assert branch.step + branch.deepest <= episodes[index].last_step
+    assert later > 50
+
+
+def test_trunks_keep_their_limit_and_differ_in_length(episodes):
+    trunks = [sum(b == 0 for b in BUILDER.build(episodes[i], plan).branch) for i, plan in planned(episodes)]
+    assert max(trunks) <= DATA.trunk_tokens_max
+    assert np.quantile(trunks, 0.9) > 2 * np.quantile(trunks, 0.1)
+
+
+def shares(rows, kind) -> dict:
+    counts: Counter = Counter()
+    for episode, plan, row in rows:
+        for horizon, label in zip(row.horizon, row.label, strict=True):
+            if label != IGNORED:
+                counts[kind(episode, plan, horizon)] += 1
+    return {key: count / sum(counts.values()) for key, count in counts.items()}
+
+
+def test_quotas_of_regimes_and_horizons_are_reached_within_two_points(episodes):
+    rows = [(episodes[i], plan, BUILDER.build(episodes[i], plan)) for i, plan in planned(episodes)]
+    by_regime = shares(rows, lambda _, plan, __: plan.regime)
+    assert by_regime == pytest.approx(DATA.regimes, abs=0.02)
+    by_horizon = shares(rows, lambda _, __, horizon: max(horizon, 1))
+    assert by_horizon == pytest.approx(dict(enumerate(DATA.horizon_shares, start=1)), abs=0.02)
+
+
+def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
+    groups = [("scienceworld", "gold", 40), ("scienceworld", "fork", 10), ("alfworld", "expert", 5)]
+    many = [made_up(100 * g + i, env, policy) for g, (env, policy, n) in enumerate(groups) for i in range(n)]
+    data = replace(
+        DATA, envs={"scienceworld": 0.6, "alfworld": 0.4}, policies={"gold": 0.5, "fork": 0.5, "expert": 0.1}
+    )  # fmt: skip
+    sources = make_sources(many, data, ObjectiveConfig(), BUILDER, 0)
+    stream = BatchStream(sources, BUILDER, BatchConfig(16, 2000, 4), 0, trunk_and_branches)
+    rows = [row for step, _ in itertools.islice(stream.steps(Cursor()), 40) for row in step]
+    found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.env, e.policy))
+    wanted = {("scienceworld", "gold"): 0.3, ("scienceworld", "fork"): 0.3, ("alfworld", "expert"): 0.4}
+    assert found == pytest.approx(wanted, abs=0.02)
+    with pytest.raises(ConfigError, match="'fork', which has no share"):
+        make_sources(many, replace(data, policies={"gold": 1.0, "expert": 1.0}), ObjectiveConfig(), BUILDER, 0)
+
+
+def test_each_source_goes_through_whole_epochs_of_its_own():
+    many = [made_up(i) for i in range(8)] + [made_up(50 + i, policy="fork") for i in range(2)]
+    sources = make_sources(many, replace(DATA, policies={"gold": 1, "fork": 1}), ObjectiveConfig(), BUILDER, 0)
+    stream = BatchStream(sources, BUILDER, BatchConfig(4, 500, 2), 0, trunk_and_branches)
+    seen: Counter[tuple[int, int]] = Counter()
+    for rows, cursor in stream.steps(Cursor()):
+        for row in rows:
+            number = next(i for i, episode in enumerate(many) if episode is row.episode)
+            seen.update((number, step) for step in range(row.plan.targets_from, row.plan.last + 1))
+        if cursor.places["scienceworld/fork"][0] == 2:
+            break
+    assert cursor.places["scienceworld/gold"][0] < 2
+    forks = [seen[i, step] for i in (8, 9) for step in range(1, many[i].last_step + 1)]
+    assert min(forks) >= 2
+
+
+def test_branches_leave_more_often_before_runs_of_equal_actions(episodes):
+    """Against the same places drawn without weight."""
+
+    def share(weight: float) -> float:
+        hits = []
+        for index, plan in planned(episodes, replace(DATA, repeat_weight=weight, max_branches=1)):
+            actions = [int(a[0]) for a in episodes[index].actions[1:]]
+            for branch in plan.branches:
+                ahead = actions[branch.step : branch.step + DATA.max_horizon]
+                hits.append(any(a == b for a, b in itertools.pairwise(ahead)))
+        return float(np.mean(hits))
+
+    assert share(30.0) > share(1.0) + 0.05
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 7])
+def test_the_partition_is_the_best_of_all(groups):
+    """Of every way to cut the rows."""
+    widths = np.random.default_rng(1).integers(1, 50, (7, 2))
+
+    def padded(cuts: tuple[int, ...]) -> int:
+        return sum((b - a) * int(widths[a:b].max(0).sum()) for a, b in itertools.pairwise((0, *cuts, 7)))
+
+    best = min(padded(cuts) for cuts in itertools.combinations(range(1, 7), groups - 1))
+    found = partition(widths, groups)
+    assert len(found) == groups
+    assert padded(tuple(end for _, end in found[:-1])) == best
+
+
+def test_a_stream_goes_on_from_any_cursor_as_if_it_had_not_stopped(episodes):
+    def stream() -> BatchStream:
+        sources = make_sources(episodes[:20], DATA, ObjectiveConfig(), BUILDER, 3)
+        return BatchStream(sources, BUILDER, BatchConfig(16, 4000, 4), 0, trunk_and_branches)
+
+    whole = list(itertools.islice(stream().steps(Cursor()), 30))
+    assert whole[-1][1].places["scienceworld/gold"][0] > 0
+    for stop in (1, 7, 28):
+        saved = Cursor(**json.loads(json.dumps(asdict(whole[stop][1]))))
+        rows, cursor = next(stream().steps(saved))
+        assert cursor == whole[stop + 1][1]
+        assert [row.row for row in rows] == [row.row for row in whole[stop + 1][0]]
+    first, second = stream().sources[0].epoch(0), stream().sources[0].epoch(1)
+    assert first != second
+
+
+def test_statistics_count_what_the_batches_hold(config_file, capsys):
+    program = TextProgram(load_config(config_file))
+    batches = [b for group, _ in itertools.islice(program.global_batches(Cursor()), 5) for b in group]
+    found = statistics(program, 5)
+    assert found.tokens == sum(int((b.branch >= 0).sum()) for b in batches)
+    assert found.padded == sum(b.tokens.numel() for b in batches)
+    assert found.rows == sum(len(b.row_ids) for b in batches)
+    assert found.served == sum(b.targets for b in batches) == sum(found.by["horizon"].values())
+    assert found.transitions == sum(len(b.trunk_steps.row) for b in batches)
+    assert main(["--config", str(config_file), "--steps", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert f"in a served format: {found.served / found.tokens:.1%}" in shown
+    assert "scienceworld 100.0%" in shown
+    assert main(["--config", str(config_file), "--steps", "0"]) == 2
+    without = load_config(config_file, ["model.overrides={slots_in_trunk: false}"])
+    deferred = statistics(TextProgram(without), 5)
+    assert deferred.served == sum(n for name, n in deferred.by["horizon"].items() if name != "trunk")
