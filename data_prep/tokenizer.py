@@ -33,10 +33,13 @@ from loopwm.text.format import SPECIAL_TOKENS, clean
 
 NAMES = Path("eval/data/scienceworld_entities.txt")
 COMPARED_PHRASES = (0, 448, 896, 1792)
+TRAIN_SPLITS = ("train", "built")
+"""Splits that only train: built games are ALFWorld's train games made from floor plans."""
+
 KINDS = ("goal", "observation", "look", "inventory", "hidden_state", "action")
 
-_LINE = re.compile(r"[^\n]*\n\s*|[^\n]+")
-"""A line with its break and the next one's indent: no token reaches over the end of one."""
+_LINE = re.compile(r"[^\n]*\n\s*?(?= ?\S)|[^\n]+")
+"""A line with its break and indents, but for the blank before the next word: no token reaches over its end."""
 
 _NUMBERED = re.compile(r"\b([a-z]+) \d")
 
@@ -58,7 +61,7 @@ class TrainText:
 
     def add_episode(self, episode: Episode) -> None:
         """Raises DataError for an episode that is not of the train split."""
-        if episode.split != "train":
+        if episode.split not in TRAIN_SPLITS:
             raise DataError(f"split: {episode.split!r} episode of {episode.task}; the tokenizer sees train text only")
         self.add("goal", episode.goal)
         for i, step in enumerate(episode.steps):
