@@ -173,7 +173,7 @@ def pattern(pieces: Iterable[str]) -> str:
     bare = {piece.removeprefix(" ") for piece in pieces}
     words, marks = (sorted(piece for piece in bare if piece.isalpha() is kind) for kind in (True, False))
     together = [rf" ?(?:{'|'.join(_by_first_letter(words))})(?!\p{{L}})"] if words else []
-    together += [rf" ?(?:{'|'.join(map(re.escape, marks))})(?![^\s\p{{L}}\p{{N}}])"] if marks else []
+    together += [f" ?(?:{'|'.join(map(re.escape, marks))})"] if marks else []
     runs = [f"(?:{'|'.join(together)})+"] if together else []
     return "|".join([_BREAKS, *runs, _INTEGER, _APART])
 

@@ -203,7 +203,8 @@ def test_the_parts_make_the_asked_size() -> None:
     assert words.get_vocab_size() == 269
     assert words.encode("12 12 door").tokens == ["1", "2", "Ġ", "1", "2", "Ġdoor"]
     assert whole_tokenizer(words, []).get_vocab_size() == 269 + 192
-    assert whole_tokenizer(words, [((" door",), (" door",))]).get_vocab_size() == 269 + 193
+    twice = [((" door",), (" door",)), ((" door", " door"), (" door",)), ((" door",), (" door", " door"))]
+    assert sorted(whole_tokenizer(words, twice).get_vocab().values()) == list(range(269 + 194))
 
 
 def test_frequent_lines_do_not_rule_and_each_kind_of_text_counts() -> None:
@@ -229,6 +230,7 @@ def test_alfworlds_names_are_what_it_numbers(alfworld_games: Path) -> None:
     assert text.things == {"drawer", "spoon"}
     steps = (Step(None, "On the shelf 2, you see a cd 1.", 0, False), Step("take cd 1", "Pick 1 up.", 0, False))
     text.add_episode(Episode("alfworld", "pick", "built/pick-1-1", "built", "expert", "put a cd", steps))
+    text.add_episode(Episode("scienceworld", "boil", 0, "train", "gold", "boil", (Step(None, "wait 1", 0, False),)))
     assert text.things == {"drawer", "spoon", "shelf", "cd"}
 
 
@@ -253,10 +255,13 @@ def test_a_tokenizer_is_the_same_bytes_twice_and_then_frozen(
 ) -> None:
     out = tmp_path / "tokenizer.json"
     arguments = ["tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(alfworld_games)]
-    arguments += ["--word-entries", "300", "--vocab-size", "520"]
+    (tmp_path / "names.txt").write_text("boil\nmelt\n")
+    arguments += ["--word-entries", "400", "--vocab-size", "640", "--names", str(tmp_path / "names.txt")]
     assert main([*arguments, "--out", str(out)]) == 0
     assert main([*arguments, "--out", str(tmp_path / "again.json")]) == 0
     frozen = tokenizer_hash(out)
+    names = frozenset(("boil", "melt", "drawer", "spoon"))
+    assert check_no_phrase_holds_a_name(Tokenizer.from_file(str(out)), names) >= 5
     assert tokenizer_hash(tmp_path / "again.json") == frozen
     assert main([*arguments, "--out", str(out)]) == 2
     assert tokenizer_hash(out) == frozen
