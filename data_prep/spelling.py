@@ -19,11 +19,9 @@ from tokenizers import Tokenizer
 
 from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.errors import DataError
+from data_prep.stats import STEP_MARKS
 from data_prep.tokenizer import NAMES, read_names
 from loopwm.text.format import clean
-
-STEP_MARKS = 3
-"""Template tokens of a transition: action, observation, end."""
 
 _NUMBERED = re.compile(r"\b[a-z]+(?= \d)")
 
