@@ -6,7 +6,19 @@ import argparse
 import sys
 from types import ModuleType
 
-from data_prep import collect, counterfactual, determined, export, hidden, pack, stats, tokenize, tokenizer, windows
+from data_prep import (
+    collect,
+    counterfactual,
+    determined,
+    export,
+    hidden,
+    pack,
+    spelling,
+    stats,
+    tokenize,
+    tokenizer,
+    windows,
+)
 from data_prep.environments.base import SimulatorError
 from data_prep.errors import DataError
 
@@ -26,6 +38,11 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
         tokenizer,
         "train the byte-level BPE and freeze it",
         "python -m data_prep tokenizer --episodes data/episodes/train --alfworld-games data/alfworld",
+    ),
+    "spelling": (
+        spelling,
+        "measure vocabularies: tokens a text, and names spelled unlike before",
+        "python -m data_prep spelling --tokenizers loopwm/text/tokenizer.json --episodes data/episodes/dev-gold",
     ),
     "tokenize": (
         tokenize,

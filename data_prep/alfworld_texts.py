@@ -21,6 +21,9 @@ from data_prep.errors import DataError
 TRAIN_FOLDERS = ("train", "valid_train")
 """Folders of games that training may see."""
 
+GAME, NOTE = "game", "note"
+"""Texts that a game shows, and people's descriptions of its task."""
+
 _FILE = re.compile(rf"(?:^|/)(?:{'|'.join(TRAIN_FOLDERS)})/.*/(game\.tw-pddl|traj_data\.json)$")
 _FACT = re.compile(r"\((receptacleType|objectType|inReceptacle|openable) ([^?\s]+?)(?: ([^?\s]+?))?\)")
 _RULE = re.compile(r'"([\w.-]+(?:\(\w\))?)"\s*:\s*\[(.*?)\n\s*\]', re.DOTALL)
@@ -42,17 +45,20 @@ class Game:
     commands: tuple[str, ...]
 
 
-def train_texts(path: Path) -> Iterator[str]:
-    """Texts of the games in the train folders of a folder or tar archive. Raises DataError if there is none."""
+def train_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """(`GAME` or `NOTE`, text) of the games in the train folders of a folder or tar archive.
+
+    Raises DataError if there is none.
+    """
     found = False
     for name, text in _train_files(path):
         try:
             record = json.loads(text)
             if name.endswith("game.tw-pddl"):
                 found = True
-                yield from game_texts(parse_game(record))
+                yield from ((GAME, text) for text in game_texts(parse_game(record)))
             else:
-                yield from (note["task_desc"] for note in record["turk_annotations"]["anns"])
+                yield from ((NOTE, note["task_desc"]) for note in record["turk_annotations"]["anns"])
         except (json.JSONDecodeError, KeyError, IndexError) as error:
             raise DataError(f"{name}: not a game ({error!r})") from error
     if not found:

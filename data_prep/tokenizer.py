@@ -1,98 +1,139 @@
-"""Trains the byte-level BPE of the text worlds and freezes it.
+"""Trains the vocabulary of the text worlds on train episodes and games, and freezes it.
 
-Text is split before merging so that each digit, and each line break with its indent, stands alone; readings and
-tables are then spelled the same way wherever they appear. Every byte is in the alphabet, so any text round-trips.
+It is one byte-level BPE: words, integers and phrases without names (`data_prep.vocabulary`). Every byte is in the
+alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m eval build-entities` makes of
+the simulator's jar; those of ALFWorld are the words before a number in what its games and episodes show.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-from tokenizers.trainers import BpeTrainer
+from tokenizers import Tokenizer
 
-from data_prep.alfworld_texts import train_texts
+from data_prep.alfworld_texts import GAME, NOTE, train_texts
 from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.errors import DataError
-from data_prep.files import atomic_write
+from data_prep.files import atomic_write, open_text
+from data_prep.vocabulary import (
+    integer_merges,
+    name_words,
+    phrase_merges,
+    template_runs,
+    whole_tokenizer,
+    word_tokenizer,
+)  # fmt: skip
 from loopwm.text.format import SPECIAL_TOKENS, clean
 
-PATTERN = r"\n\t?|\t| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
-COMPARED_SIZES = (1792, 2048, 3072)
-KINDS = ("goal", "observation", "look", "inventory", "action")
+NAMES = Path("eval/data/scienceworld_entities.txt")
+COMPARED_PHRASES = (0, 448, 896, 1792)
+TRAIN_SPLITS = ("train", "built")
+"""Splits that only train: built games are ALFWorld's train games made from floor plans."""
+
+KINDS = ("goal", "observation", "look", "inventory", "hidden_state", "action")
+
+_LINE = re.compile(r"[^\n]*\n\s*?(?= ?\S)|[^\n]+")
+"""A line with its break and indents, but for the blank before the next word: no token reaches over its end."""
+
+_NUMBERED = re.compile(r"\b([a-z]+) \d")
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE with `vocab_size` entries, `SPECIAL_TOKENS` first."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Sequence(
-        [Split(Regex(PATTERN), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = ByteLevelDecoder()
-    trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+@dataclass
+class TrainText:
+    """What a vocabulary is learnt from: how often each line occurs in each kind of text.
 
+    `texts` counts the texts of a kind; `things` holds the kinds of thing that ALFWorld numbers.
+    """
 
-def count_texts(episodes: Iterable[Episode]) -> dict[str, Counter[str]]:
-    """How often each text of a kind occurs. Raises DataError for an episode that is not of the train split."""
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    for episode in episodes:
-        if episode.split != "train":
+    lines: dict[str, Counter[str]] = field(default_factory=dict)
+    texts: Counter[str] = field(default_factory=Counter)
+    things: set[str] = field(default_factory=set)
+
+    def add(self, kind: str, text: str) -> None:
+        self.lines.setdefault(kind, Counter()).update(_LINE.findall(clean(text)))
+        self.texts[kind] += 1
+
+    def add_episode(self, episode: Episode) -> None:
+        """Raises DataError for an episode that is not of the train split."""
+        if episode.split not in TRAIN_SPLITS:
             raise DataError(f"split: {episode.split!r} episode of {episode.task}; the tokenizer sees train text only")
-        counts["goal"][clean(episode.goal)] += 1
-        for step in episode.steps:
-            for kind in KINDS[1:]:
-                if (text := getattr(step, kind)) is not None:
-                    counts[kind][clean(text)] += 1
-    return counts
+        self.add("goal", episode.goal)
+        for i, step in enumerate(episode.steps):
+            shown = {kind: getattr(step, kind) for kind in KINDS[1:]} | {"hidden_state": episode.hidden_state_at(i)}
+            for kind, text in shown.items():
+                if text is not None:
+                    self.add(kind, text)
+            if episode.env == "alfworld":
+                self.things.update(_NUMBERED.findall(step.observation))
+
+    def add_games(self, path: Path) -> None:
+        for kind, text in train_texts(path):
+            self.add(kind, text)
+            if kind == GAME:
+                self.things.update(_NUMBERED.findall(text))
+
+    def weighted(self, kinds: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Each distinct line with the root of its count: frequent lines matter more but do not rule."""
+        for kind in kinds:
+            for line, count in sorted(self.lines[kind].items()):
+                yield line, math.isqrt(count)
+
+    def tokens_per_text(self, tokenizer: Tokenizer) -> dict[str, float]:
+        """Mean tokens a text of each kind, over occurrences."""
+        means = {}
+        for kind, counter in self.lines.items():
+            lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(list(counter))]
+            tokens = sum(n * count for n, count in zip(lengths, counter.values(), strict=True))
+            means[kind] = tokens / self.texts[kind]
+        return means
 
 
-def training_texts(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """Each distinct text, repeated by the root of its count: frequent texts matter more but do not rule."""
-    for counter in counts.values():
-        for text, count in sorted(counter.items()):
-            yield from [text] * math.isqrt(count)
+def train_words(text: TrainText, entries: int) -> Tokenizer:
+    return word_tokenizer((line for line, count in text.weighted(text.lines) for _ in range(count)), entries)
 
 
-def tokens_per_text(tokenizer: Tokenizer, counts: Mapping[str, Counter[str]]) -> dict[str, float]:
-    """Mean tokens a text of each kind, over occurrences."""
-    means = {}
-    for kind, counter in counts.items():
-        texts = list(counter)
-        lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts)]
-        means[kind] = sum(n * counter[t] for n, t in zip(lengths, texts, strict=True)) / max(1, counter.total())
-    return means
+def add_phrases(text: TrainText, words: Tokenizer, names: frozenset[str], phrases: int) -> Tokenizer:
+    """`words` with the integers and up to `phrases` phrases.
+
+    Phrases are learnt from what the worlds show, not from what people wrote about them.
+    """
+    runs = template_runs(text.weighted(kind for kind in text.lines if kind != NOTE), words, names)
+    return whole_tokenizer(words, phrase_merges(runs, phrases))
 
 
-def size_table(texts: list[str], counts: Mapping[str, Counter[str]], sizes: Iterable[int]) -> str:
-    """A Markdown table of mean tokens a text for several vocabulary sizes."""
-    lines = ["| entries | " + " | ".join(counts) + " |", "|---" * (len(counts) + 1) + "|"]
-    for size in sizes:
-        tokenizer = train_tokenizer(texts, size)
-        means = tokens_per_text(tokenizer, counts)
-        lines.append(f"| {tokenizer.get_vocab_size()} | " + " | ".join(f"{means[k]:.2f}" for k in counts) + " |")
+def read_names(paths: Iterable[Path]) -> list[str]:
+    """Names, one a line. Raises DataError for a file that cannot be read."""
+    names: list[str] = []
+    for path in paths:
+        with open_text(path) as file:
+            names += file.read().splitlines()
+    return names
+
+
+def size_table(tokenizers: Iterable[Tokenizer], text: TrainText) -> str:
+    """A Markdown table of mean tokens a text for several vocabularies."""
+    lines = ["| entries | " + " | ".join(text.lines) + " |", "|---" * (len(text.lines) + 1) + "|"]
+    for tokenizer in tokenizers:
+        means = text.tokens_per_text(tokenizer)
+        lines.append(f"| {tokenizer.get_vocab_size()} | " + " | ".join(f"{mean:.2f}" for mean in means.values()) + " |")
     return "\n".join(lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders, train split")
     parser.add_argument("--alfworld-games", type=Path, required=True, help="folder or archive in ALFWorld's layout")
-    parser.add_argument("--vocab-size", type=int, default=2048, help="entries, special tokens included")
-    parser.add_argument("--compare", action="store_true", help=f"only print tokens a text at {COMPARED_SIZES}")
+    parser.add_argument("--names", nargs="+", type=Path, default=[NAMES], help="lists of ScienceWorld's names")
+    parser.add_argument("--word-entries", type=int, default=2048, help="entries below the integers and phrases")
+    parser.add_argument("--vocab-size", type=int, default=3136, help="entries, special tokens included")
+    parser.add_argument(
+        "--compare", action="store_true", help=f"only print tokens a text with {COMPARED_PHRASES} phrases"
+    )
     parser.add_argument("--out", type=Path, default=Path("loopwm/text/tokenizer.json"))
     parser.add_argument("--force", action="store_true", help="overwrite; shards and checkpoints made before are void")
 
@@ -100,18 +141,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.force and not args.compare:
         raise DataError(f"{args.out}: exists and is frozen; --force replaces it, and voids shards and checkpoints")
-    if args.vocab_size < 256 + len(SPECIAL_TOKENS):
-        raise DataError(f"--vocab-size: at least {256 + len(SPECIAL_TOKENS)} (every byte and the special tokens)")
-    episodes = (episode for path in episode_files(args.episodes) for episode in read_episodes(path))
-    counts = count_texts(episodes)
-    counts["alfworld"] = Counter(map(clean, train_texts(args.alfworld_games)))
-    texts = list(training_texts(counts))
+    if args.word_entries < 256 + len(SPECIAL_TOKENS):
+        raise DataError(f"--word-entries: at least {256 + len(SPECIAL_TOKENS)} (every byte and the special tokens)")
+    phrases = args.vocab_size - args.word_entries - len(integer_merges())
+    if phrases < 0:
+        raise DataError(f"--vocab-size: at least {args.vocab_size - phrases} (--word-entries and the integers)")
+    listed = read_names(args.names)
+    text = TrainText()
+    text.add_games(args.alfworld_games)
+    for path in episode_files(args.episodes):
+        for episode in read_episodes(path):
+            text.add_episode(episode)
+    names = name_words([*listed, *text.things])
+    words = train_words(text, args.word_entries)
     if args.compare:
-        print(size_table(texts, counts, COMPARED_SIZES))
+        print(size_table((add_phrases(text, words, names, count) for count in COMPARED_PHRASES), text))
         return
-    tokenizer = train_tokenizer(texts, args.vocab_size)
+    tokenizer = add_phrases(text, words, names, phrases)
     with atomic_write(args.out) as file:
         file.write(tokenizer.to_str(pretty=False).encode() + b"\n")
-    means = tokens_per_text(tokenizer, counts)
-    summary = ", ".join(f"{kind} {mean:.2f}" for kind, mean in means.items())
+    summary = ", ".join(f"{kind} {mean:.2f}" for kind, mean in text.tokens_per_text(tokenizer).items())
     print(f"{args.out}: {tokenizer.get_vocab_size()} entries; mean tokens a text: {summary}")

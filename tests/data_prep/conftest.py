@@ -80,7 +80,7 @@ def alfworld_games(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         (folder / "game.tw-pddl").write_text(json.dumps(_game(thing)))
         (folder / "traj_data.json").write_text(
-            json.dumps({"turk_annotations": {"anns": [{"task_desc": f"Get {thing}"}]}})
+            json.dumps({"turk_annotations": {"anns": [{"task_desc": f"Get {thing} from bed 2"}]}})
         )
     return tmp_path / "json_2.1.1"
 

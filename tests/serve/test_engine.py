@@ -15,6 +15,7 @@ import torch
 
 from loopwm.core import CoreState, Fixed, SharedState
 from loopwm.core.state import SLACK
+from loopwm.text.tokenizer import load_tokenizer
 from serve.batch import MAX_PREFILL, Batch, Passes, prefill_group
 from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
 from serve.prefixes import BLOCK, PrefixCache, shared_prefix
@@ -46,7 +47,7 @@ class Collector:
 
 def random_prompt(length: int, seed: int) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randint(9, 2000, (length,), generator=generator).tolist())
+    return tuple(torch.randint(9, len(load_tokenizer()), (length,), generator=generator).tolist())
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from transformers.cache_utils import DynamicCache
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.tokenizer import load_tokenizer
 
-TOKENS = torch.randint(9, 2000, (2, 24), generator=torch.Generator().manual_seed(3))
+TOKENS = torch.randint(9, len(load_tokenizer()), (2, 24), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture(scope="module")
