@@ -16,6 +16,7 @@ from eval import (
     markov,
     rollout,
     run,
+    seen,
     tabulate,
     validate,
 )
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "study": (study, "answer a question about the model by a written protocol"),
     "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov floor"),
+    "build-seen": (seen, "find out which windows stand in train episodes"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
 }

@@ -6,7 +6,7 @@ Where all values are 0 or all are 1, every resample is the same: `fraction_inter
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +18,8 @@ INTERVALS = "games-v1"
 """How the intervals and standard errors of a result were made; results that do not say so resampled windows."""
 
 Values = NDArray[np.float64]
+Games = Sequence[str] | range
+"""What game each row is of."""
 _Z95 = 1.959963984540054
 
 
@@ -38,19 +40,18 @@ def interval95(values: Values) -> Values:
     return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
 
 
-def by_game(values: Values, games: Sequence[Hashable]) -> tuple[Values, Values]:
+def by_game(values: Values, games: Games) -> tuple[Values, Values]:
     """Sums of the columns (G, metrics) and numbers of rows (G,) of each game. values: (n, metrics), games: n of them.
 
     Games are in the order of their names, so that intervals do not depend on that of the rows.
     """
-    place = {game: i for i, game in enumerate(sorted(set(games), key=repr))}
-    index = np.array([place[game] for game in games])
-    sums = np.zeros((len(place), values.shape[1]))
+    _, index, sizes = np.unique(np.array(games), return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), values.shape[1]))
     np.add.at(sums, index, values)
-    return sums, np.bincount(index).astype(np.float64)
+    return sums, sizes.astype(np.float64)
 
 
-def game_interval95(values: Values, games: Sequence[Hashable]) -> Values:
+def game_interval95(values: Values, games: Games) -> Values:
     """Percentile bounds of the means over rows, games resampled with all their rows. values: (n, metrics), n >= 1;
     games: of each row. Returns (2, metrics), NaN for one game: nothing says how games differ."""
     sums, sizes = by_game(values, games)
@@ -60,7 +61,7 @@ def game_interval95(values: Values, games: Sequence[Hashable]) -> Values:
     return np.percentile(means, [2.5, 97.5], axis=0)
 
 
-def fraction_interval95(values: Values, games: Sequence[Hashable]) -> Values:
+def fraction_interval95(values: Values, games: Games) -> Values:
     """As `game_interval95`, for values in [0, 1]; where all are 0 or all are 1, Wilson's interval of 0 or n of n games.
 
     E. B. Wilson, 1927, without continuity correction: [0, z^2 / (n + z^2)] and its mirror image.
@@ -71,7 +72,7 @@ def fraction_interval95(values: Values, games: Sequence[Hashable]) -> Values:
     return np.where(mean == 0, none, np.where(mean == 1, every, bounds))
 
 
-def game_standard_errors(values: Values, games: Sequence[Hashable]) -> Values | None:
+def game_standard_errors(values: Values, games: Games) -> Values | None:
     """Standard errors of the means over rows, games being what varies (linearised ratio of sums). None for one game.
 
     values: (n, metrics), games: of each row. Returns (metrics,). With one row a game, std(ddof=1) / sqrt(n).

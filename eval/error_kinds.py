@@ -105,8 +105,7 @@ def _loops(text: str) -> bool:
     """Whether it ends in a loop of at most `LONGEST_LOOP` words, perhaps cut within its last round."""
     words = text.split()
     return any(
-        words[-LOOP * n : -n] == words[-(LOOP - 1) * n :]
-        for n in range(1, min(LONGEST_LOOP, len(words) // LOOP) + 1)
+        words[-LOOP * n : -n] == words[-(LOOP - 1) * n :] for n in range(1, min(LONGEST_LOOP, len(words) // LOOP) + 1)
     )
 
 

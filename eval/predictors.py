@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from eval.windows import Window
@@ -12,10 +12,16 @@ from loopwm.text.format import Regime
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted observations of one window by horizon, and how many history steps did not fit the context."""
+    """Predicted observations of one window by horizon, and how many history steps did not fit the context.
+
+    rewards (points) and ends (whether the world is over) of the last step, by horizon too; empty where a model predicts
+    none.
+    """
 
     texts: dict[int, str]
     steps_cut: int = 0
+    rewards: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, bool] = field(default_factory=dict)
 
 
 class Predictor(Protocol):
@@ -27,7 +33,11 @@ class Predictor(Protocol):
         ...
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime."""
+        """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime.
+
+        Raises EvalError from a FormatError where a window cannot be rendered: too long for what the model reads. The
+        harness then refuses that window and asks again for the others.
+        """
         ...
 
 

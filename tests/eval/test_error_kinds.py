@@ -1,4 +1,4 @@
-"""The rule of error kinds: against 50 errors of floors on dev windows that were labelled by reading them, and by case."""
+"""The rule of error kinds, by case and against 50 errors of floors on dev windows, labelled by reading them."""
 
 from __future__ import annotations
 
