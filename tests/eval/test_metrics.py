@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ from eval.metrics import (
 from eval.predictors import Prediction
 from eval.report import four_cell
 from eval.scoring import METRICS, make_rows, score_window, summarize
-from loopwm.text.format import window_context
+from eval.windows import Window
+from loopwm.text.format import Regime, window_context
 from tests.eval.conftest import MakeWindow
 
 
@@ -179,3 +181,33 @@ def test_standard_errors_are_of_the_mean_and_absent_for_one_item(make_window: Ma
     assert row["stderr"]["em"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
     assert row["stderr"].keys() == row["ci95"].keys()
     assert summarize(items[:1])["stderr"] == {}
+
+
+def test_errors_are_counted_by_kind_and_refusals_told_by_their_text(make_window: MakeWindow) -> None:
+    refused = "No known action matches that input."
+    said = [refused, refused, "You move to the hallway.", "You move to the kitchen.", "The door is now open."]
+    true = [refused, "You move to the hallway.", refused, "You move to the hallway.", "The door is already open."]
+    items = []
+    for i, (prediction, reference) in enumerate(zip(said, true, strict=True)):
+        window = make_window(f"w{i}", observations=[reference] * 5)
+        items += score_window(window, "observed", Prediction({1: prediction}))
+    row = summarize(items)
+    assert {kind: n for kind, n in row["errors"].items() if n} == {"refusal": 2, "name": 1, "state": 1}
+    assert row["refusal"] == {"n": 2, "predicted": 2, "precision": 0.5, "recall": 0.5, "f1": 0.5}
+
+
+def test_windows_of_one_game_count_once_in_intervals(make_window: MakeWindow) -> None:
+    def row(variations: list[int]) -> dict[str, Any]:
+        windows = [make_window(f"w{i}", variation=v) for i, v in enumerate(variations)]
+        predicted = [Prediction({1: w["observations"][0] if w["variation"] % 2 else "x"}) for w in windows]
+        return summarize([i for pair in zip(windows, predicted, strict=True) for i in score_window(*_shown(*pair))])
+
+    few, many = row([i // 8 for i in range(80)]), row(list(range(80)))
+    assert (few["games"], many["games"], few["em"], many["em"]) == (10, 80, 0.5, 0.5)
+    width = [high - low for low, high in (few["ci95"]["em"], many["ci95"]["em"])]
+    assert width[0] > 2 * width[1]
+    assert few["stderr"]["em"] > 2 * many["stderr"]["em"]
+
+
+def _shown(window: Window, prediction: Prediction) -> tuple[Window, Regime, Prediction]:
+    return window, "observed", prediction
