@@ -16,6 +16,7 @@ from eval import (
     markov,
     rollout,
     run,
+    seen,
     tabulate,
     validate,
 )
@@ -38,6 +39,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov floor"),
+    "build-seen": (seen, "find out which windows stand in train episodes"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
 }

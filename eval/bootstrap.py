@@ -1,7 +1,12 @@
-"""Bootstrap intervals of means: items drawn with replacement, seeded. Paired when the values are differences."""
+"""95 % intervals of means. What is drawn with replacement, seeded, are games: windows of one game are alike, and drawn
+one by one they would make intervals too narrow. Paired when the values are differences.
+
+Where all values are 0 or all are 1, every resample is the same: `fraction_interval95` then gives Wilson's interval.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -9,20 +14,73 @@ from numpy.typing import NDArray
 
 RESAMPLES = 1000
 SEED = 0
+INTERVALS = "games-v1"
+"""How the intervals and standard errors of a result were made; results that do not say so resampled windows."""
+
+Values = NDArray[np.float64]
+Games = Sequence[str] | range
+"""What game each row is of."""
+_Z95 = 1.959963984540054
 
 
 @lru_cache(maxsize=64)
-def _weights(n: int) -> NDArray[np.float64]:
-    """How often each of n items is drawn in each resample, divided by n: (RESAMPLES, n)."""
+def _weights(n: int) -> Values:
+    """How often each of n games is drawn in each resample, divided by n: (RESAMPLES, n)."""
     counts = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     return counts / n
 
 
-def interval95(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Percentile bounds of the means of the columns. values: (n, metrics), n >= 1; returns (2, metrics)."""
+def resampled_means(values: Values) -> Values:
+    """Means of the columns in each resample, one row a game. values: (n, metrics), n >= 1; (RESAMPLES, metrics)."""
+    return _weights(len(values)) @ values
+
+
+def interval95(values: Values) -> Values:
+    """Percentile bounds of the means of the columns, one row a game. values: (n, metrics), n >= 1; (2, metrics)."""
     return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
 
 
-def resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of the columns in each resample. values: (n, metrics), n >= 1; returns (RESAMPLES, metrics)."""
-    return _weights(len(values)) @ values
+def by_game(values: Values, games: Games) -> tuple[Values, Values]:
+    """Sums of the columns (G, metrics) and numbers of rows (G,) of each game. values: (n, metrics), games: n of them.
+
+    Games are in the order of their names, so that intervals do not depend on that of the rows.
+    """
+    _, index, sizes = np.unique(np.array(games), return_inverse=True, return_counts=True)
+    sums = np.zeros((len(sizes), values.shape[1]))
+    np.add.at(sums, index, values)
+    return sums, sizes.astype(np.float64)
+
+
+def game_interval95(values: Values, games: Games) -> Values:
+    """Percentile bounds of the means over rows, games resampled with all their rows. values: (n, metrics), n >= 1;
+    games: of each row. Returns (2, metrics), NaN for one game: nothing says how games differ."""
+    sums, sizes = by_game(values, games)
+    if len(sizes) < 2:
+        return np.full((2, values.shape[1]), np.nan)
+    means = resampled_means(sums) / resampled_means(sizes[:, None])
+    return np.percentile(means, [2.5, 97.5], axis=0)
+
+
+def fraction_interval95(values: Values, games: Games) -> Values:
+    """As `game_interval95`, for values in [0, 1]; where all are 0 or all are 1, Wilson's interval of 0 or n of n games.
+
+    E. B. Wilson, 1927, without continuity correction: [0, z^2 / (n + z^2)] and its mirror image.
+    """
+    bounds, mean = game_interval95(values, games), values.mean(axis=0)
+    margin = _Z95**2 / (len(set(games)) + _Z95**2)
+    none, every = np.array([[0.0], [margin]]), np.array([[1 - margin], [1.0]])
+    return np.where(mean == 0, none, np.where(mean == 1, every, bounds))
+
+
+def game_standard_errors(values: Values, games: Games) -> Values | None:
+    """Standard errors of the means over rows, games being what varies (linearised ratio of sums). None for one game.
+
+    values: (n, metrics), games: of each row. Returns (metrics,). With one row a game, std(ddof=1) / sqrt(n).
+    """
+    sums, sizes = by_game(values, games)
+    count = len(sizes)
+    if count < 2:
+        return None
+    rest = sums - sizes[:, None] * values.mean(axis=0)
+    errors: Values = np.sqrt(count / (count - 1) * (rest**2).sum(axis=0)) / len(values)
+    return errors

@@ -15,7 +15,7 @@ from eval.errors import EvalError
 from eval.fewshot import END, Shots, as_text, fit_history, read_continuation
 from eval.predictors import Prediction
 from eval.windows import Window
-from loopwm.text.format import Context, Regime, window_context
+from loopwm.text.format import Context, FormatError, Regime, window_context
 
 MAX_NEW_TOKENS = 512
 _WEIGHTS_AND_TEXT = (".json", ".safetensors", ".bin", ".txt", ".model", ".jinja")
@@ -25,7 +25,7 @@ class CausalLMPredictor:
     """A folder's model and tokenizer; nothing is downloaded and no code of the folder is run.
 
     With a chat template the examples are turns of a conversation, else one text that is continued. The oldest history
-    goes first where a prompt is over the model's length; raises EvalError where the examples alone are.
+    goes first where a prompt is over the model's length; raises EvalError from FormatError where that is not enough.
     """
 
     def __init__(self, folder: Path, shots: Shots) -> None:
@@ -68,10 +68,9 @@ class CausalLMPredictor:
 
         found = fit_history(window_context(window, regime), fits)
         if found is None:
-            raise EvalError(
-                f"window {window['id']}: the prompt is over {self._limit} tokens, what the model reads besides "
-                f"{MAX_NEW_TOKENS} new ones; take fewer --shots"
-            )
+            reads = f"what the model reads besides {MAX_NEW_TOKENS} new ones; take fewer --shots"
+            error = FormatError("prompt", f"is over {self._limit} tokens, {reads}")
+            raise EvalError(f"window {window['id']}: {error}") from error
         return found
 
     def _prompt(self, window: Window, context: Context, regime: Regime, horizon: int) -> str:

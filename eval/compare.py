@@ -1,17 +1,21 @@
-"""Compare two finished runs on the same windows: paired differences A - B with bootstrap 95 % bounds."""
+"""Compare two finished runs on the same windows: paired differences A - B with bootstrap 95 % bounds over games.
+
+Windows that one of them refused are left out.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.bootstrap import interval95
+from eval.bootstrap import Games, game_interval95
 from eval.errors import EvalError
-from eval.files import read_json
+from eval.harness import read_results
 from eval.metrics import exact_match, token_f1
 from eval.report import percent, table
 from eval.run_folder import Key, Record, read_records
@@ -23,7 +27,7 @@ _SCORES = {"em": exact_match, "f1": token_f1}
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of A - B over the same windows at one horizon, fractions; low and high are 95 % bounds."""
+    """Mean of A - B over the same windows at one horizon, fractions; low and high are 95 % bounds, games resampled."""
 
     metric: str
     horizon: int
@@ -37,30 +41,39 @@ class Difference:
 
 def compare_runs(folder_a: Path, folder_b: Path) -> list[Difference]:
     """Every shared horizon. Raises EvalError for unfinished runs, another suite or other windows."""
-    results_a, results_b = (read_json(folder / "results.json") for folder in (folder_a, folder_b))
+    results_a, results_b = (read_results(folder / "results.json") for folder in (folder_a, folder_b))
     if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
         raise EvalError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
     a, b = (read_records(folder / "predictions.jsonl") for folder in (folder_a, folder_b))
     shared = sorted({k for _, k in a} & {k for _, k in b})
     if not shared:
         raise EvalError(f"{folder_b}: horizons: shares none with {folder_a}")
-    return [_difference(metric, k, _at(a, k), _at(b, k), folder_b) for metric in _SCORES for k in shared]
+    refused = results_a["refused"].keys() | results_b["refused"].keys()
+    games = results_a["games"]
+    found = []
+    for k in shared:
+        at_a, at_b = (_at(records, k, refused) for records in (a, b))
+        if at_a.keys() != at_b.keys():
+            raise EvalError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
+        found += [_difference(metric, k, at_a, at_b, games) for metric in _SCORES]
+    return sorted(found, key=lambda d: list(_SCORES).index(d.metric))
 
 
-def _at(records: dict[Key, Record], horizon: int) -> dict[str, Record]:
-    return {window: record for (window, k), record in records.items() if k == horizon}
+def _at(records: dict[Key, Record], horizon: int, refused: Collection[str]) -> dict[str, Record]:
+    return {name: record for (name, k), record in records.items() if k == horizon and name not in refused}
 
 
-def _difference(metric: str, k: int, a: dict[str, Record], b: dict[str, Record], folder_b: Path) -> Difference:
-    if a.keys() != b.keys():
-        raise EvalError(f"{folder_b}: windows: other ones at horizon {k} ({len(b)}, the first run has {len(a)})")
-    scores_a, scores_b = (_scores(metric, records, sorted(a)) for records in (a, b))
-    return paired_difference(metric, k, scores_a, scores_b)
+def _difference(
+    metric: str, k: int, a: dict[str, Record], b: dict[str, Record], games: Mapping[str, str]
+) -> Difference:
+    names = sorted(a)
+    scores_a, scores_b = (_scores(metric, records, names) for records in (a, b))
+    return paired_difference(metric, k, scores_a, scores_b, [games[name] for name in names])
 
 
-def paired_difference(metric: str, horizon: int, a: Scores, b: Scores) -> Difference:
-    """a, b: (n,) scores of the same windows in the same order."""
-    low, high = interval95((a - b)[:, None])[:, 0].tolist()
+def paired_difference(metric: str, horizon: int, a: Scores, b: Scores, games: Games) -> Difference:
+    """a, b: (n,) scores of the same windows in the same order, games: what each is of. NaN bounds for one game."""
+    low, high = game_interval95((a - b)[:, None], games)[:, 0].tolist()
     mean_a, mean_b = float(a.mean()), float(b.mean())
     return Difference(metric, horizon, len(a), mean_a, mean_b, mean_a - mean_b, low, high)
 

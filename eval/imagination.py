@@ -85,7 +85,7 @@ def next_window(env: str, context: Context, action: str) -> Window:
     """A window of one action after what a context shows; what follows is not known."""
     history = [(None, context.observation), *((step.action, step.observation) for step in context.history)]
     return {
-        "id": env, "env": env, "task": "", "family": "", "split": "", "goal": context.goal,
+        "id": env, "env": env, "task": "", "variation": None, "family": "", "split": "", "goal": context.goal,
         "history": [{"action": action, "observation": text} for action, text in history],
         "look": None, "inventory": None, "hidden_state": None, "hidden_state_start": None,
         "actions": [action], "observations": [""], "rewards": [0], "dones": [False],

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from eval.errors import EvalError
 from eval.model_options import FLOORS
 from eval.report import table
 from eval.selections import SELECTIONS
-from eval.windows import Suite, check_runnable, load_suite, suite_names
+from eval.windows import Suite, load_suite, refusal, suite_names
 from loopwm.text.format import REGIMES, Regime
 
 EXAMPLE = "python -m eval list"
@@ -29,7 +28,7 @@ def _describe(suite: Suite) -> list[str]:
     envs = sorted({window["env"] for window in suite.windows})
     families = {window["family"] for window in suite.windows}
     longest = min(len(window["actions"]) for window in suite.windows)
-    regimes = [regime for regime in REGIMES if _runs(suite, regime)]
+    regimes = [text for regime in REGIMES if (text := _runs(suite, regime))]
     counts = [str(len(suite.windows)), str(len(families)), f"1-{longest}"]
     return [suite.name, ", ".join(envs), *counts, ", ".join(regimes), suite.sha256[:12]]
 
@@ -40,9 +39,7 @@ def _left_out(name: str) -> list[str]:
     return [f"SUITE:{name}", "; ".join(families), selection.source]
 
 
-def _runs(suite: Suite, regime: Regime) -> bool:
-    try:
-        check_runnable(suite.windows, regime, [1])
-    except EvalError:
-        return False
-    return True
+def _runs(suite: Suite, regime: Regime) -> str:
+    """The regime, with how many windows have what it shows unless all do; empty where none has."""
+    shown = sum(refusal(window, regime) is None for window in suite.windows)
+    return regime if shown == len(suite.windows) else f"{regime} ({shown})" if shown else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from eval.windows import Window
@@ -15,11 +15,15 @@ class Prediction:
     """Predicted observations of one window by horizon, and how many history steps did not fit the context.
 
     unanswered: horizons at which the model came to no answer; their text is empty, and another run may ask again.
+    rewards (points) and ends (whether the world is over) of the last step, by horizon too; empty where a model predicts
+    none.
     """
 
     texts: dict[int, str]
     steps_cut: int = 0
     unanswered: frozenset[int] = frozenset()
+    rewards: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, bool] = field(default_factory=dict)
 
 
 class Predictor(Protocol):
@@ -31,7 +35,11 @@ class Predictor(Protocol):
         ...
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime."""
+        """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime.
+
+        Raises EvalError from a FormatError where a window cannot be rendered: too long for what the model reads. The
+        harness then refuses that window and asks again for the others.
+        """
         ...
 
 

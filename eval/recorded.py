@@ -63,6 +63,7 @@ def _start_window(name: str, episode: Episode, last: int) -> Window:
         "id": name,
         "env": episode.env,
         "task": episode.task,
+        "variation": episode.variation,
         "family": episode.task,
         "split": episode.split,
         "goal": episode.goal,

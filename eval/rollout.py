@@ -17,24 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.bootstrap import interval95
+from eval.bootstrap import INTERVALS
 from eval.compare import paired_difference
 from eval.errors import EvalError
 from eval.files import sha256, write_atomic, write_json
-from eval.harness import window_records
+from eval.harness import recorded_prediction, window_records
 from eval.imagination import fed_back
 from eval.metrics import METRICS_VERSION
 from eval.model_options import ModelOptions, add_model_arguments, make_predictor, positive
 from eval.predictors import Predictor
 from eval.provenance import provenance
 from eval.recorded import padded, recorded_episodes, start_windows
-from eval.report import percent, table
+from eval.report import percent, table, with_bounds
 from eval.run_folder import Key, Record, RunFolder
-from eval.scoring import Item, score_window, summarize
-from eval.windows import Window, check_runnable, stratified_sample
+from eval.scoring import Item, estimates, score_window, summarize
+from eval.windows import Window, check_runnable, game_of, stratified_sample
 from loopwm.text.format import REGIMES, Regime
 
 EXAMPLE = (
@@ -165,38 +164,30 @@ def make_results(
     over each episode's depths, then over episodes."""
     items = {way: [_items(window, settings.context, records[way]) for window in windows] for way in WAYS}
     scores = {way: np.array([_episode_means(episode) for episode in items[way]]) for way in WAYS}
+    games = [game_of(window) for window in windows]
     return {
         "model": settings.model,
         "env": windows[0]["env"],
         "context": settings.context,
         "metrics_version": METRICS_VERSION,
+        "intervals": INTERVALS,
         "provenance": {**spec, **provenance()},
         "n": len(windows),
         "rows": [row for way in WAYS for row in _rows(way, items[way])],
-        "episodes": {way: _means(scores[way]) for way in WAYS},
+        "episodes": {way: estimates(scores[way], games, _SCORES) for way in WAYS},
         "latent_minus_fed_back": [
-            asdict(paired_difference(metric, settings.depth_limit, scores["latent"][:, i], scores["fed_back"][:, i]))
-            for i, metric in enumerate(_SCORES)
+            asdict(paired_difference(metric, settings.depth_limit, latent, back, games))
+            for metric, latent, back in zip(_SCORES, scores["latent"].T, scores["fed_back"].T, strict=True)
         ],
     }
 
 
 def _items(window: Window, regime: Regime, records: Mapping[Key, Record]) -> list[Item]:
-    predictions = {k: records[window["id"], k]["prediction"] for k in _depths(window)}
-    return list(score_window(window, regime, predictions))
+    return list(score_window(window, regime, recorded_prediction(window, records, _depths(window))))
 
 
 def _episode_means(items: Sequence[Item]) -> list[float]:
     return [float(np.mean([getattr(item.scores, metric) for item in items])) for metric in _SCORES]
-
-
-def _means(scores: NDArray[np.float64]) -> dict[str, Any]:
-    """scores: (episodes, metrics)."""
-    bounds = interval95(scores).T.tolist()
-    return {
-        **dict(zip(_SCORES, scores.mean(axis=0).tolist(), strict=True)),
-        "ci95": dict(zip(_SCORES, bounds, strict=True)),
-    }
 
 
 def _rows(way: str, episodes: Sequence[Sequence[Item]]) -> Rows:
@@ -211,7 +202,7 @@ def render_rollout(results: Mapping[str, Any]) -> str:
     for row in results["rows"]:
         by_depth.setdefault(row["depth"], {})[row["way"]] = row
     head = f"# Rollouts of {results['model']} in {results['env']}, {results['context']} at the start\n\n"
-    head += f"{results['n']} episodes. Percent, with bootstrap 95 % bounds over the episodes that are that long.\n\n"
+    head += f"{results['n']} episodes. Percent, with 95 % bounds over the games of the episodes that are that long.\n\n"
     titles = [f"{metric}, {way}" for metric in ("EM", "F1") for way in ("latent", "fed back")]
     lines = [
         [str(k), str(ways["latent"]["n"]), *(_cell(ways[way], metric) for metric in _SCORES for way in WAYS)]
@@ -228,8 +219,7 @@ def render_rollout(results: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Mapping[str, Any], metric: str) -> str:
-    low, high = row["ci95"][metric]
-    return f"{percent(row[metric])} ({percent(low)}-{percent(high)})"
+    return with_bounds(row, metric)
 
 
 def plot_depths(path: Path, results: Mapping[str, Any]) -> None:
@@ -246,7 +236,7 @@ def plot_depths(path: Path, results: Mapping[str, Any]) -> None:
             axes.plot(
                 depths, [100 * row[metric] for row in rows], marker="o", markersize=3, label=way.replace("_", " ")
             )
-            bounds = 100 * np.array([row["ci95"][metric] for row in rows])
+            bounds = 100 * np.array([row["ci95"].get(metric, [row[metric]] * 2) for row in rows])
             axes.fill_between(depths, bounds[:, 0], bounds[:, 1], alpha=0.15)
         axes.set(title=f"{TITLES[metric]} (%)", xlabel="depth: steps imagined", ylim=(0, 100))
         axes.legend(fontsize="small")

@@ -1,4 +1,4 @@
-"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, results.
+"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, `refused.jsonl`, results.
 
 Predictions are appended in whole batches and synced, so a run that is killed loses at most the batch it was in: a
 torn last line is dropped, and the rest of its batch is predicted again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -29,13 +29,18 @@ class _Predicted(TypedDict):
 class Record(_Predicted, total=False):
     """A line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context.
 
-    unanswered stands where the model came to no answer: it is scored as an empty one, and asked for again.
+    reward (points) and ended are predictions too, there where a model makes them. unanswered stands where the model
+    came to no answer: it is scored as an empty one, and asked for again.
     """
 
+    reward: float
+    ended: bool
     unanswered: bool
 
 
 Key = tuple[str, int]
+Refusals = dict[str, str]
+"""Reasons by window: those that could not be shown to the model. A line of `refused.jsonl` each."""
 
 
 class RunFolder:
@@ -44,6 +49,7 @@ class RunFolder:
     def __init__(self, path: Path, spec: dict[str, Any]) -> None:
         self.path = path
         self._predictions = path / "predictions.jsonl"
+        self._refused = path / "refused.jsonl"
         if (path / "run.json").is_file():
             _refuse_other(path, read_json(path / "run.json"), spec)
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -62,6 +68,22 @@ class RunFolder:
     def append(self, records: Sequence[Record]) -> None:
         append_lines(self._predictions, records)
 
+    def read_refusals(self) -> Refusals:
+        if self._refused.exists():
+            drop_torn_line(self._refused)
+        return read_refusals(self.path)
+
+    def append_refusals(self, refusals: Refusals) -> None:
+        append_lines(self._refused, [{"id": name, "reason": reason} for name, reason in refusals.items()])
+
+
+def read_refusals(folder: Path) -> Refusals:
+    """The windows that a run has refused so far; a torn last line is left out."""
+    path = folder / "refused.jsonl"
+    if not path.exists():
+        return {}
+    return {line["id"]: line["reason"] for _, line in _settled_lines(path)}
+
 
 def read_records(predictions: Path) -> dict[Key, Record]:
     """The last line of each key. Raises EvalError naming file, line and field."""
@@ -70,9 +92,13 @@ def read_records(predictions: Path) -> dict[Key, Record]:
 
 def read_settled(predictions: Path) -> dict[Key, Record]:
     """As `read_records`, without the torn last line that a run under way or killed may have."""
-    content = predictions.read_bytes()
+    return _by_key(_settled_lines(predictions), predictions)
+
+
+def _settled_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-    return _by_key(parse_json_lines(whole.split("\n"), predictions), predictions)
+    return parse_json_lines(whole.split("\n"), path)
 
 
 def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.files import read_json
+from eval.harness import read_results
 from eval.report import render_comparison_table
 
 EXAMPLE = "python -m eval table runs/eval/small-observed runs/eval/markov-observed"
@@ -16,4 +16,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    print(render_comparison_table([read_json(folder / "results.json") for folder in args.runs]), end="")
+    print(render_comparison_table([read_results(folder / "results.json") for folder in args.runs]), end="")

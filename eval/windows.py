@@ -2,13 +2,14 @@
 
 A window file (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`) holds one JSON object a line:
 
-    {"id", "env", "task", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and with now),
-     "look", "inventory", "hidden_state", "hidden_state_start", "actions": [K strings], "observations": [K],
+    {"id", "env", "task", "variation", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and
+     with now), "look", "inventory", "hidden_state", "hidden_state_start", "actions": [K strings], "observations": [K],
      "rewards": [K], "dones": [K]}
 
 `history[0].action` is null: it is the first observation. `look`, `inventory` and `hidden_state` describe now,
-`hidden_state_start` the start of the episode; each may be null. Horizon k takes the first k actions and scores
-`observations[k - 1]`.
+`hidden_state_start` the start of the episode; each may be null, and so may `variation` (a number, or a game's name).
+Horizon k takes the first k actions and scores `observations[k - 1]`. Two windows whose ids end in `/fact` and
+`/counterfact` after the same name are a pair.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypedDict, cast
 
 from eval.errors import EvalError
@@ -27,6 +29,7 @@ from loopwm.text.format import FormatError, Regime, StateSlots, render_prompt, w
 
 SUITES = Path(__file__).parent / "suites"
 NULLABLE = ("look", "inventory", "hidden_state", "hidden_state_start")
+FACT, COUNTERFACT = "/fact", "/counterfact"
 _FUTURE = {"actions": (str,), "observations": (str,), "rewards": (int, float), "dones": (bool,)}
 
 
@@ -39,6 +42,7 @@ class Window(TypedDict):
     id: str
     env: str
     task: str
+    variation: int | str | None
     family: str
     split: str
     goal: str
@@ -115,7 +119,7 @@ def check_window(record: dict[str, Any], where: str) -> Window:
     """The record as a window. Raises EvalError, led by `where`, naming the first field at fault."""
     for fault in window_faults(record):
         raise EvalError(f"{where}: {fault}")
-    for field in NULLABLE:
+    for field in (*NULLABLE, "variation"):
         record.setdefault(field, None)
     return cast(Window, record)
 
@@ -127,6 +131,8 @@ def window_faults(record: Mapping[str, Any]) -> Iterator[str]:
     for field in NULLABLE:
         if record.get(field) is not None:
             yield from _faults_of(record, field, str)
+    if record.get("variation") is not None:
+        yield from _faults_of(record, "variation", int | str)
     yield from _history_faults(record)
     yield from _future_faults(record)
 
@@ -166,7 +172,7 @@ def _future_faults(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"{field}: has {length} entries, actions has {lengths['actions']}"
 
 
-def _faults_of(record: Mapping[str, Any], field: str, kind: type, prefix: str = "") -> Iterator[str]:
+def _faults_of(record: Mapping[str, Any], field: str, kind: type | UnionType, prefix: str = "") -> Iterator[str]:
     if field not in record:
         yield f"{prefix}{field}: missing"
     elif not isinstance(record[field], kind):
@@ -181,32 +187,63 @@ def question(window: Window, regime: Regime, horizon: int) -> str:
     return render_prompt(window_context(window, regime), window["actions"][:horizon], StateSlots(in_trunk=False))
 
 
-def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:
-    """Raises EvalError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
+def game_of(window: Window) -> str:
+    """The game that a window was cut from: windows of one are alike, and are drawn together in intervals.
+
+    Where a file does not tell the variation, every window (every pair) counts as a game of its own.
+    """
+    if window["variation"] is None:
+        return pair_of(window["id"])
+    return f"{window['env']}/{window['task']}/{window['variation']}"
+
+
+def pair_of(name: str) -> str:
+    """The pair's name in a window's id, or the whole id."""
+    return name.removesuffix(FACT).removesuffix(COUNTERFACT)
+
+
+def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
+    """Raises EvalError naming the first window that is shorter than a horizon."""
     longest = max(horizons)
     for window in windows:
         if len(window["actions"]) < longest:
             length = len(window["actions"])
             raise EvalError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
-        try:
-            window_context(window, regime)
-        except FormatError as error:
-            raise EvalError(f"window {window['id']}: {error}") from error
+
+
+def refusal(window: Window, regime: Regime) -> str | None:
+    """Why a window cannot be shown in the regime, naming the field that it lacks; None where it can."""
+    try:
+        window_context(window, regime)
+    except FormatError as error:
+        return str(error)
+    return None
+
+
+def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:
+    """Raises EvalError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
+    check_horizons(windows, horizons)
+    for window in windows:
+        if (reason := refusal(window, regime)) is not None:
+            raise EvalError(f"window {window['id']}: {reason}")
 
 
 def stratified_sample(windows: Sequence[Window], limit: int, seed: int) -> list[Window]:
-    """`limit` windows in file order, drawn with the seed; families keep their shares (largest remainders round up)."""
+    """`limit` windows in file order, drawn with the seed; families keep their shares (largest remainders round up).
+
+    Pairs are drawn whole, at least one: of a file of pairs an odd limit gives one window less.
+    """
     if limit >= len(windows):
         return list(windows)
-    families: dict[str, list[Window]] = defaultdict(list)
+    families: dict[str, dict[str, None]] = defaultdict(dict)
     for window in windows:
-        families[window["family"]].append(window)
-    quotas = _quotas({family: len(members) for family, members in families.items()}, limit)
+        families[window["family"]][pair_of(window["id"])] = None
+    sizes = {family: len(pairs) for family, pairs in families.items()}
+    quotas = _quotas(sizes, max(1, limit * sum(sizes.values()) // len(windows)))
     chosen: set[str] = set()
-    for family, members in families.items():
-        drawn = random.Random(f"{seed}/{family}").sample(members, quotas[family])
-        chosen.update(window["id"] for window in drawn)
-    return [window for window in windows if window["id"] in chosen]
+    for family, pairs in families.items():
+        chosen.update(random.Random(f"{seed}/{family}").sample(list(pairs), quotas[family]))
+    return [window for window in windows if pair_of(window["id"]) in chosen]
 
 
 def _quotas(sizes: dict[str, int], limit: int) -> dict[str, int]:

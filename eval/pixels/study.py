@@ -189,7 +189,7 @@ def _differences(
                 a, b = (
                     np.stack([getattr(hits, part)[chosen] for hits in side]).astype(float) for side in (ours, theirs)
                 )
-                paired = paired_difference(part, 0, a.mean(0), b.mean(0))
+                paired = paired_difference(part, 0, a.mean(0), b.mean(0), range(a.shape[1]))
                 by_seed = (a - b).mean(1)
                 one_sign = bool((by_seed > 0).all() or (by_seed < 0).all())
                 counts = one_sign and (paired.low > 0 or paired.high < 0)

@@ -23,19 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", type=Path, metavar="RUN", help="compare the others with this one (default: the first)"
     )
     parser.add_argument("--suites", type=Path, nargs="+", default=[], metavar="FILE", help="window files not committed")
+    parser.add_argument("--seen", type=Path, nargs="+", default=[], metavar="FILE", help="tables of build-seen")
 
 
 def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.out.is_dir():
         raise EvalError(f"--out: {args.out} is not a folder")
-    files = dict(render(args.runs, args.against or args.runs[0], args.suites))
+    files = dict(render(args.runs, args.against or args.runs[0], args.suites, args.seen))
     for name, content in files.items():
         write_atomic(args.out / name, content)
     print(f"{args.out / 'report.html'}: {len(args.runs)} runs")
 
 
-def render(folders: list[Path], against: Path, suites: list[Path]) -> Iterator[tuple[str, str]]:
-    """(file name, content) of a report. Raises EvalError for a run or a suite that does not fit."""
+def render(folders: list[Path], against: Path, suites: list[Path], tables: list[Path]) -> Iterator[tuple[str, str]]:
+    """(file name, content) of a report. Raises EvalError for a run, a suite or a table that does not fit."""
     # jinja2 and matplotlib: seconds to import, and the other commands run without them
     from eval.provenance import provenance
     from eval.reports.blocks import Plots
@@ -48,7 +49,7 @@ def render(folders: list[Path], against: Path, suites: list[Path]) -> Iterator[t
     places = [folder.resolve() for folder in folders]
     if against.resolve() not in places:
         raise EvalError(f"--against: {against} is none of the runs given")
-    runs = load_runs(folders, SuiteShelf(suites))
+    runs = load_runs(folders, SuiteShelf(suites, tables))
     groups = make_groups(runs, runs[places.index(against.resolve())])
     page = make_page(groups, f"Made by: {provenance()['command']}")
     yield "report.html", render_html(page)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from data_prep.windows import SUITES
+from eval.episodes import EXPERTS
 from eval.errors import EvalError
 from eval.reports.plots import Look, look
 from eval.reports.runs import Run, SuiteShelf, check_run
@@ -28,6 +30,11 @@ class Group:
     @property
     def reference_name(self) -> str:
         return self.names[self.runs.index(self.reference)]
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether the windows are of an expert's path, as far as the suite's name tells."""
+        return self.suite in SUITES and SUITES[self.suite].policy in EXPERTS
 
     @property
     def peers(self) -> list[tuple[str, Run]]:

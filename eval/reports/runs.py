@@ -9,10 +9,12 @@ from typing import Any
 
 from eval.errors import EvalError
 from eval.files import read_json, sha256
+from eval.harness import read_results, recorded_prediction
 from eval.metrics import METRICS_VERSION
-from eval.run_folder import Key, Record, read_settled
+from eval.run_folder import Key, Record, Refusals, read_refusals, read_settled
 from eval.scoring import Item, make_rows, score_window
-from eval.windows import Suite, Window, load_suite, question, stratified_sample
+from eval.seen import Seen, find_seen, load_table
+from eval.windows import Suite, Window, load_suite, question, refusal, stratified_sample
 from loopwm.text.format import Regime
 
 _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizons", "limit", "seed")
@@ -22,7 +24,8 @@ _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizo
 class Run:
     """One run. items: the windows with all their horizons predicted. asked: how many windows it is a run of.
 
-    rows: as in `results.json`. cut_share: share of windows whose oldest steps did not fit.
+    rows: as in `results.json`. refused: windows that could not be shown, with the reason. cut_share: share of windows
+    whose oldest steps did not fit.
     """
 
     folder: Path
@@ -31,6 +34,7 @@ class Run:
     items: tuple[Item, ...]
     rows: tuple[Mapping[str, Any], ...]
     asked: int
+    refused: Refusals
     finished: bool
     cut_share: float
     provenance: Mapping[str, Any]
@@ -65,11 +69,20 @@ class Run:
 
 
 class SuiteShelf:
-    """Suites by the hash that runs name: the given window files, then the committed suites, each read once."""
+    """Suites by the hash that runs name: the given window files, then the committed suites, each read once.
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    tables: of `build-seen`; they come before the committed ones.
+    """
+
+    def __init__(self, files: Sequence[Path], tables: Sequence[Path] = ()) -> None:
         self._given = [load_suite(str(path)) for path in files]
         self._committed: dict[str, Suite] = {}
+        self._tables = [load_table(path) for path in tables]
+
+    def seen(self, suite: Suite) -> Seen | None:
+        """What is known of the suite's windows in train episodes."""
+        given = (table for table in self._tables if table.suite_sha256 == suite.sha256)
+        return next(given, None) or find_seen(suite, None)
 
     def find(self, folder: Path, spec: Mapping[str, Any]) -> Suite:
         """Raises EvalError for a suite that is not there or has changed since the run."""
@@ -105,17 +118,20 @@ class CheckedRun:
     suite: Suite
     windows: Sequence[Window]
     asked: int
+    refused: Refusals
     records: Mapping[Key, Record]
     results: Mapping[str, Any] | None
+    seen: Seen | None
 
     def score(self) -> Run:
-        items = tuple(item for window in self.windows for item in _items(window, self.spec, self.records))
-        horizons = self.spec["horizons"]
+        regime, horizons = self.spec["context"], self.spec["horizons"]
+        predicted = [(window, recorded_prediction(window, self.records, horizons)) for window in self.windows]
+        items = tuple(item for pair in predicted for item in score_window(pair[0], regime, pair[1], self.seen))
         results = self.results or {"rows": make_rows(items, horizons), "provenance": {}}
         cut = [self.records[window["id"], horizons[0]]["steps_cut"] > 0 for window in self.windows]
         return Run(
-            self.folder, self.spec, self.suite, items, tuple(results["rows"]), self.asked, self.results is not None,
-            sum(cut) / len(cut), results["provenance"],
+            self.folder, self.spec, self.suite, items, tuple(results["rows"]), self.asked, self.refused,
+            self.results is not None, sum(cut) / len(cut), results["provenance"],
         )  # fmt: skip
 
 
@@ -126,13 +142,15 @@ def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
     records = _read_predictions(folder)
     check_records(folder / "predictions.jsonl", records, suite, spec["context"])
     windows = stratified_sample(suite.windows, spec["limit"] or len(suite.windows), spec["seed"])
+    refused = read_refusals(folder)
+    refused |= {w["id"]: reason for w in windows if (reason := refusal(w, spec["context"])) is not None}
     complete = [window for window in windows if all((window["id"], k) in records for k in spec["horizons"])]
     if not complete:
         raise EvalError(f"{folder}: predictions.jsonl: no window is complete yet")
     results = _read_results(folder)
-    if results is not None and len(complete) < len(windows):
+    if results is not None and len(complete) + len(refused) < len(windows):
         raise EvalError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
-    return CheckedRun(folder, spec, suite, complete, len(windows), records, results)
+    return CheckedRun(folder, spec, suite, complete, len(windows), refused, records, results, shelf.seen(suite))
 
 
 def _read_spec(folder: Path) -> dict[str, Any]:
@@ -160,13 +178,7 @@ def _read_predictions(folder: Path) -> dict[Key, Record]:
 def _read_results(folder: Path) -> dict[str, Any] | None:
     """None where the run is not finished."""
     path = folder / "results.json"
-    if not path.is_file():
-        return None
-    results: dict[str, Any] = read_json(path)
-    for field in ("rows", "provenance"):
-        if field not in results:
-            raise EvalError(f"{path}: {field}: missing")
-    return results
+    return read_results(path) if path.is_file() else None
 
 
 def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regime: Regime) -> None:
@@ -184,8 +196,3 @@ def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regim
         for field, expected in hashes.items():
             if record[field] != expected:  # type: ignore[literal-required]
                 raise EvalError(f"{where}: {field}: not that of {suite.name!r}")
-
-
-def _items(window: Window, spec: Mapping[str, Any], records: Mapping[Key, Record]) -> list[Item]:
-    predictions = {k: records[window["id"], k]["prediction"] for k in spec["horizons"]}
-    return list(score_window(window, spec["context"], predictions))

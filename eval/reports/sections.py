@@ -7,16 +7,17 @@ from typing import Any
 
 from eval import papers
 from eval.compare import Difference
+from eval.error_kinds import ERROR_KINDS
 from eval.papers import OURS
-from eval.report import FOUR, four_cell, paper_cell, percent
+from eval.report import DETECTION, FOUR, four_cell, paper_cell, percent
 from eval.reports import analysis, plots
-from eval.reports.analysis import Mean, Pairs
+from eval.reports.analysis import Mean
 from eval.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text
 from eval.reports.groups import Group
 from eval.reports.plots import Line
 from eval.reports.runs import Run
 from eval.reports.word_diff import word_diff
-from eval.scoring import OVERALL, Item
+from eval.scoring import OVERALL, SPLITS, Item, summarize_pairs
 
 TITLES = {"em": "EM", "f1": "Token F1", "bleu4": "BLEU-4", "entity_recall": "Entity recall"}
 WORST = 20
@@ -24,11 +25,11 @@ LONGEST_SHOWN = 1500
 """Characters of an observation or prediction in a word diff; the rest is counted, not shown."""
 
 LEAD = (
-    "Figures are percent. Four figures in a cell are EM / Token F1 / BLEU-4 / Entity recall; brackets hold bootstrap "
-    "95 % bounds. Horizon k takes the first k actions without seeing what they lead to and scores what the last one "
-    "leads to. The context is what of a window the model is shown: observed (goal and history), snapshot (goal, look, "
-    "inventory, last observation), full (snapshot and hidden state) or briefed (observed and the hidden state at the "
-    "start)."
+    "Figures are percent. Four figures in a cell are EM / Token F1 / BLEU-4 / Entity recall; brackets hold 95 % bounds "
+    "(games resampled with all their windows, Wilson's where all or none are right). Horizon k takes the first k "
+    "actions without seeing what they lead to and scores what the last one leads to. The context is what of a window "
+    "the model is shown: observed (goal and history), snapshot (goal, look, inventory, last observation), full "
+    "(snapshot and hidden state) or briefed (observed and the hidden state at the start)."
 )
 PAPER = (
     "The paper's windows and metric definitions are not published: its rows stand here for orientation and are not "
@@ -46,18 +47,55 @@ def make_page(groups: Sequence[Group], made_by: str) -> Page:
 
 
 def _overview(groups: Sequence[Group]) -> Section:
+    """What decides stands before all windows of an expert's path, which are easy: most were met in training."""
     names = list(dict.fromkeys(f"{run.model}, {run.context}" for group in groups for run in group.runs))
-    cells: dict[str, dict[str, str]] = {name: {} for name in names}
-    for group in groups:
-        for run in group.runs:
-            row = run.row(OVERALL, run.last)
-            figures = "-" if row is None else f"{percent(row['em'])} / {percent(row['f1'])}"
-            place = cells[f"{run.model}, {run.context}"]
-            place[group.suite] = "\n".join(filter(None, (place.get(group.suite), figures + _small(run))))
-    suites = [group.suite for group in groups]
-    rows = [[name, *(cells[name].get(suite, "") for suite in suites)] for name in names]
-    table = Table(["Model, context", *suites], rows, "EM / Token F1 at the farthest horizon of each run.")
-    return Section("Overview", "overview", 2, [table, Fold("The runs", [_runs_table(groups)])])
+    first = [_overview_column(group, title, figure) for group in groups for title, figure in _deciding(group)]
+    rest = [_overview_column(group, "", _all_windows) for group in groups]
+    text = (
+        "Novel: the windows whose last observation, actions and answer stand in no train episode. Pairs: both windows "
+        "of a counterfactual pair right."
+    )
+    blocks: list[Block] = [Text(text)]
+    for caption, columns in (("What decides, at the farthest horizon of each run.", first),
+                             ("All windows: EM / Token F1 at the farthest horizon of each run.", rest)):  # fmt: skip
+        rows = [[name, *(cells.get(name, "") for _, cells in columns)] for name in names]
+        blocks += [Table(["Model, context", *(title for title, _ in columns)], rows, caption)] if columns else []
+    return Section("Overview", "overview", 2, [*blocks, Fold("The runs", [_runs_table(groups)])])
+
+
+Figure = Callable[[Run], str]
+
+
+def _deciding(group: Group) -> list[tuple[str, Figure]]:
+    """Title and figure of the columns that tell models apart on a suite."""
+    if any(summarize_pairs(run.items) for run in group.runs):
+        return [(", pairs", _both_right)]
+    if group.is_expert:
+        known = any(item.seen is not None for run in group.runs for item in run.items)
+        return [(", novel", _novel)] if known else []
+    return [("", _all_windows)]
+
+
+def _overview_column(group: Group, title: str, figure: Figure) -> tuple[str, dict[str, str]]:
+    """A column's title, and its cells by model and context."""
+    cells: dict[str, str] = {}
+    for run in group.runs:
+        name = f"{run.model}, {run.context}"
+        cells[name] = "\n".join(filter(None, (cells.get(name), figure(run) + _small(run))))
+    return group.suite + title, cells
+
+
+def _all_windows(run: Run) -> str:
+    row = run.row(OVERALL, run.last)
+    return "-" if row is None else f"{percent(row['em'])} / {percent(row['f1'])}"
+
+
+def _novel(run: Run) -> str:
+    return _mean_cell(analysis.em_where(run.at(run.last), SPLITS["novel"]))
+
+
+def _both_right(run: Run) -> str:
+    return _mean_cell(_pair_means(run)["both"])
 
 
 def _small(run: Run) -> str:
@@ -74,20 +112,33 @@ def _runs_table(groups: Sequence[Group]) -> Table:
             code = str(run.provenance.get("commit", "-"))[:10]
             model = str(run.spec.get("model_sha256", "-"))[:10]
             depth = str(run.spec.get("depth", "-"))
-            cells = [str(run.windows), state, percent(run.cut_share), depth, model, code]
+            cells = [str(run.windows), str(len(run.refused)), state, percent(run.cut_share), depth, model, code]
             rows.append([name, group.suite, *cells])
-    header = ["Run", "Suite", "Windows", "State", "History cut, % of windows", "Loops", "Model hash", "Commit"]
+    header = [
+        "Run",
+        "Suite",
+        "Windows",
+        "Refused",
+        "State",
+        "History cut, % of windows",
+        "Loops",
+        "Model hash",
+        "Commit",
+    ]
     return Table(header, rows)
 
 
 def _chapter(group: Group, anchor: str) -> list[Section]:
     parts: list[tuple[str, str, list[Block]]] = [
+        ("Novel and seen", "novel", _novel_and_seen(group, anchor)),
+        ("Counterfactual pairs", "pairs", _pairs(group, anchor)),
         ("By horizon", "horizon", _by_horizon(group, anchor)),
         ("Beside the paper", "paper", _paper(group)),
         (f"Differences from {group.reference_name}", "peers", _differences(group)),
         ("By length of the observation", "length", _by_length(group, anchor)),
         ("What changed, what could be known", "splits", _splits(group, anchor)),
-        ("Counterfactual pairs", "pairs", _pairs(group, anchor)),
+        ("Wrong predictions by kind", "errors", _errors(group)),
+        ("Refusals, ends and rewards", "judgements", _judgements(group)),
         (f"The worst predictions of {group.reference_name}", "worst", _worst(group.reference)),
     ]
     head = Section(group.suite, anchor, 2, [Text(_chapter_lead(group))])
@@ -98,7 +149,9 @@ def _chapter_lead(group: Group) -> str:
     windows = group.runs[0].suite.windows
     partial = [name for name, run in zip(group.names, group.runs, strict=True) if not run.finished]
     lead = f"{len(windows)} windows, {len({window['family'] for window in windows})} families, {len(group.runs)} runs."
-    return lead if not partial else f"{lead} Not finished, figures are of the windows so far: {'; '.join(partial)}."
+    lead += "" if not partial else f" Not finished, figures are of the windows so far: {'; '.join(partial)}."
+    short = [f"{name}, {len(run.refused)}" for name, run in zip(group.names, group.runs, strict=True) if run.refused]
+    return lead if not short else f"{lead} Refused, because they could not be shown: {'; '.join(short)}."
 
 
 # By horizon
@@ -121,16 +174,13 @@ def _by_horizon(group: Group, anchor: str) -> list[Block]:
 def _horizon_cell(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
-    low, high = row["ci95"]["em"]
+    low, high = row["ci95"].get("em", (None, None))
     return f"{four_cell(row)}\nEM [{percent(low)}, {percent(high)}]"
 
 
 def _row_mean(run: Run, metric: str, horizon: int) -> Mean | None:
     row = run.row(OVERALL, horizon)
-    if row is None or metric not in row:
-        return None
-    low, high = row["ci95"][metric]
-    return Mean(row[metric], low, high, row["n"])
+    return None if row is None else analysis.mean_of(row, metric, row["n"])
 
 
 def _paper_lines(group: Group, metric: str) -> list[Line]:
@@ -268,9 +318,26 @@ def _by_length(group: Group, anchor: str) -> list[Block]:
     return [Plots([Plot(name, "EM by observation length", svg)]), Table(["Run", *ticks], rows, caption)]
 
 
+def _novel_and_seen(group: Group, anchor: str) -> list[Block]:
+    if all(item.seen is None for run in group.runs for item in run.items):
+        return []
+    header = ["Run", *(f"{name}, horizon {k}" for name in ("novel", "seen") for k in group.horizons)]
+    rows = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        found = [analysis.em_where(run.at(k), SPLITS[split]) for split in ("novel", "seen") for k in group.horizons]
+        rows.append([name, *map(_mean_cell, found)])
+    text = (
+        "EM. Seen: the last observation, the actions and the answer stand word for word in one train episode; novel: "
+        "they do not."
+    )
+    drawn = _split(group, SPLITS["novel"])
+    plot = _split_plot(f"{anchor}-novel", "Novel and seen", ("novel", "seen"), drawn)
+    return [Text(text), Plots([plot]), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
+
+
 def _splits(group: Group, anchor: str) -> list[Block]:
-    changed = _split(group, lambda item: item.changed)
-    decidable = _split(group, lambda item: item.decidable)
+    changed = _split(group, SPLITS["changed"])
+    decidable = _split(group, SPLITS["decidable"])
     drawn = [
         _split_plot(f"{anchor}-changed", "Changed and unchanged", ("changed", "unchanged"), changed),
         _split_plot(f"{anchor}-decidable", "Decidable and not", ("decidable", "not decidable"), decidable),
@@ -306,25 +373,68 @@ def _mean_cell(mean: Mean | None) -> str:
     return f"{percent(mean.value)} ({mean.n})\n[{percent(mean.low)}, {percent(mean.high)}]"
 
 
+# Errors
+
+
+def _errors(group: Group) -> list[Block]:
+    rows = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        row = run.row(OVERALL, run.last)
+        if row is not None:
+            wrong = sum(row["errors"].values())
+            rows.append([name, str(row["n"]), str(wrong), *(str(row["errors"][kind]) for kind in ERROR_KINDS)])
+    text = "Counts at the farthest horizon, by the rule of eval/error_kinds.py."
+    return [Table(["Run", "n", "wrong", *ERROR_KINDS], rows, text)]
+
+
+def _judgements(group: Group) -> list[Block]:
+    """Refusals told by the predicted text; ends and rewards where a model predicts them."""
+    rows = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        if (row := run.row(OVERALL, run.last)) is not None:
+            rows.append([name, _detection_cell(row["refusal"]), _detection_cell(row.get("end")), _reward_cell(row)])
+    text = (
+        "At the farthest horizon: precision / recall / F1 (how many are true, how many predicted). Rewards: share "
+        "within half a point, and of those that are not 0."
+    )
+    return [Table(["Run", "refusals", "ends", "rewards"], rows, text)]
+
+
+def _detection_cell(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    return " / ".join(percent(found.get(name)) for name in DETECTION) + f" ({found['n']}, {found['predicted']})"
+
+
+def _reward_cell(row: Mapping[str, Any]) -> str:
+    if "reward" not in row:
+        return "-"
+    found = row["reward"]
+    shares = [percent(found["accuracy"]), percent(found.get("accuracy_nonzero"))]
+    return f"{' / '.join(shares)} ({found['n']}, {found['n_nonzero']})"
+
+
 # Counterfactual pairs
 
 
 def _pairs(group: Group, anchor: str) -> list[Block]:
-    found: list[tuple[str, Pairs]] = []
-    for name, run in zip(group.names, group.runs, strict=True):
-        if (pairs := analysis.counterfactual_pairs(run)) is not None:
-            found.append((name, pairs))
-    if not found:
+    found = [(n, _pair_means(run)) for n, run in zip(group.names, group.runs, strict=True)]
+    if not any(means["both"] for _, means in found):
         return []
     text = (
         "The windows of a pair differ in one earlier action, and therefore in what the last one leads to. Whoever says "
         "the same for both has one of them wrong."
     )
     name, kinds = f"{anchor}-pairs", ("both right", "the same said for both")
-    svg = plots.plot_splits(name, "Share of pairs", kinds, [(n, p.both, p.same) for n, p in found])
+    svg = plots.plot_splits(name, "Share of pairs", kinds, [(n, means["both"], means["same"]) for n, means in found])
     header = ["Run", "both right", "fact right", "counterfact right", "the same said for both"]
-    rows = [[n, *map(_mean_cell, (p.both, p.fact, p.counterfact, p.same))] for n, p in found]
+    rows = [[n, *map(_mean_cell, means.values())] for n, means in found]
     return [Text(text), Plots([Plot(name, "Counterfactual pairs", svg)]), Table(header, rows, "Share of pairs.")]
+
+
+def _pair_means(run: Run) -> dict[str, Mean | None]:
+    row = summarize_pairs(run.items) or {"n": 0}
+    return {name: analysis.mean_of(row, name, row["n"]) for name in ("both", "fact", "counterfact", "same")}
 
 
 # The worst

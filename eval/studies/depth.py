@@ -20,7 +20,7 @@ from eval.studies.flops import forward_flops
 from eval.studies.report import TITLES, UNITS, differences_table, means_table, save_figure
 from eval.studies.scores import read_scores, score
 from eval.studies.summary import FLOPS_KEYS
-from eval.windows import Suite
+from eval.windows import Suite, game_of
 
 
 def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Sequence[int] | None, out: Path) -> None:
@@ -35,6 +35,7 @@ def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Seque
     for depth in chosen:
         named = replace(settings, model=f"{settings.model} T={depth}")
         score(CheckpointPredictor(model, depth), suite, windows, named, out / f"T-{depth}")
+    games = [game_of(window) for window in windows]
     scores = {depth: read_scores(windows, settings.horizons, out / f"T-{depth}") for depth in chosen}
     found_means: list[Mean] = []
     found_differences: list[Difference] = []
@@ -42,7 +43,7 @@ def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Seque
         found_means += means(f"T={depth}", settings.context, [scores[depth]], settings.horizons)
         if depth != default:
             names, sides = (f"T={depth}", f"T={default}"), ([scores[depth]], [scores[default]])
-            found_differences += differences(names, settings.context, *sides, settings.horizons)
+            found_differences += differences(names, settings.context, *sides, settings.horizons, games)
     results = {
         "study": "depth",
         "settings": asdict(settings),
@@ -65,7 +66,7 @@ def write_report(results: dict[str, Any], out: Path) -> None:
     head = (
         f"# Study: depth of {settings['model']}\n\n{results['windows']} windows, {settings['context']}. The reference "
         f"is the default depth, T={results['default_depth']}. A difference counts where its paired bootstrap 95 % "
-        f"interval over windows excludes zero. FLOPs are of one token with {FLOPS_KEYS} keys in every layer. {UNITS}\n"
+        f"interval over games excludes zero. FLOPs are of one token with {FLOPS_KEYS} keys in every layer. {UNITS}\n"
     )
     flops = [[f"T={depth}", f"{value / 1e6:.2f}"] for depth, value in results["flops_per_token"].items()]
     tables = [means_table(found_means, settings["context"], metric) for metric in METRICS]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eval.bootstrap import Games
 from eval.compare import paired_difference
 from eval.studies.scores import Scores, Values
 
@@ -29,7 +30,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """Arm minus reference over the same windows and seeds; low and high are 95 % bounds over windows of the mean over
+    """Arm minus reference over the same windows and seeds; low and high are 95 % bounds over games of the mean over
     seeds. counts: the bounds exclude zero and every seed has the same sign."""
 
     arm: str
@@ -55,22 +56,27 @@ def means(arm: str, regime: str, seeds: Sequence[Scores], horizons: Sequence[int
 
 
 def differences(
-    names: tuple[str, str], regime: str, arm: Sequence[Scores], reference: Sequence[Scores], horizons: Sequence[int]
+    names: tuple[str, str],
+    regime: str,
+    arm: Sequence[Scores],
+    reference: Sequence[Scores],
+    horizons: Sequence[int],
+    games: Games,
 ) -> list[Difference]:
-    """names: of arm and reference. The scores are of the same seeds and windows in the same order."""
+    """names: of arm and reference. The scores are of the same seeds and windows in the same order, games of windows."""
     found = []
     for metric in METRICS:
         columns = zip(_columns(arm, metric, horizons), _columns(reference, metric, horizons), strict=False)
         for (horizon, ours), (_, theirs) in columns:
-            found.append(_difference(names, regime, metric, horizon, ours, theirs))
+            found.append(_difference(names, regime, metric, horizon, ours, theirs, games))
     return found
 
 
 def _difference(
-    names: tuple[str, str], regime: str, metric: str, horizon: int | str, ours: Values, theirs: Values
+    names: tuple[str, str], regime: str, metric: str, horizon: int | str, ours: Values, theirs: Values, games: Games
 ) -> Difference:
     """ours, theirs: (seeds, windows)."""
-    paired = paired_difference(metric, 0, ours.mean(0), theirs.mean(0))
+    paired = paired_difference(metric, 0, ours.mean(0), theirs.mean(0), games)
     by_seed = (ours - theirs).mean(1)
     counts = bool((paired.low > 0 and (by_seed > 0).all()) or (paired.high < 0 and (by_seed < 0).all()))
     bounds = (paired.difference, paired.low, paired.high)

@@ -28,7 +28,7 @@ from eval.studies.differences import ALL, Difference, differences
 from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
 from eval.studies.report import save_figure
 from eval.studies.scores import Scores, read_scores, score
-from eval.windows import Suite, Window
+from eval.windows import Suite, Window, game_of
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import Convergence, CumulativeGate, Gate
 
@@ -145,7 +145,8 @@ class _Study:
 
     def _difference(self, ours: Policy, theirs: Policy) -> Difference:
         sides = [self._scores(ours)], [self._scores(theirs)]
-        found = differences((ours.name, theirs.name), self.settings.context, *sides, self.settings.horizons)
+        games = [game_of(window) for window in self.windows]
+        found = differences((ours.name, theirs.name), self.settings.context, *sides, self.settings.horizons, games)
         return next(d for d in found if (d.metric, d.horizon) == ("em", ALL))
 
     def _scores(self, policy: Policy) -> Scores:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from eval.errors import EvalError
 from eval.files import read_json_lines
 from eval.harness import Settings, evaluate, plan_batches
 from eval.metrics import exact_match, token_f1
@@ -32,8 +33,12 @@ def score(
     out: Path,
     teacher_forced: bool = True,
 ) -> None:
-    """Makes what `out` lacks of a model's scores: predictions, and the losses unless no such loss is defined."""
-    evaluate(predictor, suite, windows, settings, out)
+    """Makes what `out` lacks of a model's scores: predictions, and the losses unless no such loss is defined.
+
+    Raises EvalError naming a window that had to be refused: a study compares arms on the same windows.
+    """
+    for name, reason in evaluate(predictor, suite, windows, settings, out)["refused"].items():
+        raise EvalError(f"window {name}: {reason}")
     if teacher_forced:
         add_losses(predictor, windows, settings, out / NATS)
 

@@ -18,7 +18,7 @@ from eval.studies.report import UNITS, differences_table, latents_table, means_t
 from eval.studies.scores import read_scores
 from eval.studies.training import Job, make_run
 from eval.studies.training_log import TrainingFacts, read_training_log
-from eval.windows import Suite, Window
+from eval.windows import Suite, Window, game_of
 from loopwm.core.depth import backward_loops
 from loopwm.text.configuration import LoopWMConfig
 
@@ -33,6 +33,7 @@ def summarize(
     by_arm = {arm: [job for job in jobs if job.arm == arm] for arm in protocol.arms}
     facts = {arm: [read_training_log(job.run.folder) for job in of_arm] for arm, of_arm in by_arm.items()}
     healthy = [arm for arm in by_arm if not any(f.diverged for f in facts[arm])]
+    games = [game_of(window) for window in windows]
     found_means: list[Mean] = []
     found_differences: list[Difference] = []
     for regime in protocol.regimes:
@@ -43,7 +44,7 @@ def summarize(
             found_means += means(arm, regime, scores[arm], protocol.horizons)
             if protocol.reference in healthy and arm != protocol.reference:
                 sides = scores[arm], scores[protocol.reference]
-                found_differences += differences((arm, protocol.reference), regime, *sides, protocol.horizons)
+                found_differences += differences((arm, protocol.reference), regime, *sides, protocol.horizons, games)
     return {
         "study": name,
         "protocol": asdict(protocol),
@@ -115,7 +116,7 @@ def _how(results: dict[str, Any]) -> str:
     return (
         f"Reference arm: {protocol['reference']}. {results['windows']} windows, seeds "
         f"{', '.join(map(str, protocol['seeds']))}. A difference counts where its paired bootstrap 95 % interval over "
-        f"windows (of the mean over seeds) excludes zero and every seed has the same sign. FLOPs are of one token with "
+        f"games (of the mean over seeds) excludes zero and every seed has the same sign. FLOPs are of one token with "
         f"{FLOPS_KEYS} keys in every layer. Dev loss (nats a token), loss spikes and the largest RMS of h^(T) in "
         f"training are given by seed. {UNITS}\n"
     )

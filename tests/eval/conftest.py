@@ -22,7 +22,7 @@ def make_window() -> MakeWindow:
     def make(name: str = "w", history: Sequence[tuple[str | None, str]] | None = None, **fields: Any) -> Window:
         steps = history or [(None, "This room is called the kitchen."), ("open fridge", "The fridge is now open.")]
         window: dict[str, Any] = {
-            "id": name, "env": "scienceworld", "task": "boil", "family": "Boil", "split": "dev",
+            "id": name, "env": "scienceworld", "task": "boil", "variation": None, "family": "Boil", "split": "dev",
             "goal": "Your task is to boil water.",
             "history": [{"action": action, "observation": text} for action, text in steps],
             "look": "This room is called the kitchen. In it, you see: a stove.",

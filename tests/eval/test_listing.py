@@ -19,7 +19,7 @@ def test_list_names_every_suite_with_its_regimes_and_every_floor(capsys: pytest.
     assert all(f"| {name} |" in printed for name in (*suite_names(), *FLOORS))
 
 
-def test_a_regime_is_listed_only_where_every_window_allows_it(
+def test_a_regime_is_listed_with_the_windows_that_allow_it_unless_all_do_or_none(
     make_window: MakeWindow,
     write_suite: WriteSuite,
     monkeypatch: pytest.MonkeyPatch,
@@ -28,7 +28,7 @@ def test_a_regime_is_listed_only_where_every_window_allows_it(
     path = write_suite([make_window("a"), make_window("b", look=None)])
     monkeypatch.setattr("eval.listing.suite_names", lambda: [str(path)])
     assert main(["list"]) == 0
-    assert "| scienceworld | 2 | 1 | 1-5 | observed |" in capsys.readouterr().out
+    assert "| scienceworld | 2 | 1 | 1-5 | observed, snapshot (1) |" in capsys.readouterr().out
 
 
 def test_a_sound_file_is_fine(suite_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import numpy as np
 import pytest
 
-from eval.bootstrap import interval95
 from eval.entities import NameList
 from eval.metrics import (
     context_texts,
@@ -20,9 +19,11 @@ from eval.metrics import (
     sentence_bleu4,
     token_f1,
 )
+from eval.predictors import Prediction
 from eval.report import four_cell
 from eval.scoring import METRICS, make_rows, score_window, summarize
-from loopwm.text.format import window_context
+from eval.windows import Window
+from loopwm.text.format import Regime, window_context
 from tests.eval.conftest import MakeWindow
 
 
@@ -124,7 +125,7 @@ def test_decidable_means_every_name_was_met_before(
 
 def test_deferred_observations_do_not_make_later_steps_decidable(make_window: MakeWindow) -> None:
     window = make_window(actions=["look around", "wait1"], observations=["You see a jug.", "You see a jug."])
-    items = list(score_window(window, "observed", {1: "", 2: ""}))
+    items = list(score_window(window, "observed", Prediction({1: "", 2: ""})))
     assert [item.decidable for item in items] == [False, False]
 
 
@@ -132,13 +133,16 @@ def test_a_perfect_model_scores_one_everywhere(make_window: MakeWindow) -> None:
     windows = [make_window(f"w{i}", family=family) for i, family in enumerate(("Boil", "Boil", "Melt"))]
     items = []
     for window in windows:
-        items += score_window(window, "snapshot", dict(enumerate(window["observations"], start=1)))
+        items += score_window(window, "snapshot", Prediction(dict(enumerate(window["observations"], start=1))))
     rows = make_rows(items, [1, 2, 3, 4, 5])
     assert len(rows) == 3 * 5
     for row in rows:
         assert [row[name] for name in METRICS] == [1.0] * len(METRICS)
         assert row["bleu4_corpus"] == 1.0
-        assert all(bounds == [1.0, 1.0] for bounds in row["ci95"].values())
+        low = row["n"] / (row["n"] + 1.96**2)
+        assert all(bounds[1] == 1.0 for bounds in row["ci95"].values())
+        assert row["ci95"]["em"][0] == pytest.approx(low, abs=1e-4)
+        assert not any(row["errors"].values())
     assert [row["n"] for row in rows if row["horizon"] == 1] == [3, 2, 1]
 
 
@@ -146,10 +150,10 @@ def test_changed_splits_by_what_copy_would_say(make_window: MakeWindow) -> None:
     repeated = make_window("same", observations=["The fridge is now  open."] * 5)
     items = [
         item for window in (repeated, make_window("other"))
-        for item in score_window(window, "observed", {1: "The fridge is now open."})
+        for item in score_window(window, "observed", Prediction({1: "The fridge is now open."}))
     ]  # fmt: skip
     row = make_rows(items, [1])[0]
-    assert (row["changed_share"], row["em_changed"], row["em_unchanged"]) == (0.5, 0.0, 1.0)
+    assert (row["n_changed"], row["em_changed"], row["n_unchanged"], row["em_unchanged"]) == (1, 0.0, 1, 1.0)
 
 
 def test_score_item_fills_every_metric() -> None:
@@ -159,28 +163,51 @@ def test_score_item_fills_every_metric() -> None:
     assert scores.entity_recall == 1
 
 
-def test_bootstrap_interval_is_seeded_and_has_the_normal_width() -> None:
-    values = np.array([[0.0], [1.0]] * 200)
-    low, high = interval95(values)[:, 0]
-    np.testing.assert_array_equal(interval95(values), interval95(values))
-    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
-    assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)
-
-
 def test_environments_without_known_names_have_no_entity_metrics(make_window: MakeWindow) -> None:
     window = make_window(env="nethack")
-    items = list(score_window(window, "observed", {1: window["observations"][0]}))
+    items = list(score_window(window, "observed", Prediction({1: window["observations"][0]})))
     row = make_rows(items, [1])[0]
-    assert (row["em"], row["decidable_share"]) == (1.0, 0.0)
+    assert (row["em"], row["n_decidable"]) == (1.0, 0)
     assert not any(name.startswith("entity") for name in (*row, *row["ci95"]))
     assert four_cell(row) == "100.0 / 100.0 / 100.0 / -"
 
 
 def test_standard_errors_are_of_the_mean_and_absent_for_one_item(make_window: MakeWindow) -> None:
     texts = ["You move to the hallway.", "x", "y", "z"]
-    items = [item for text in texts for item in score_window(make_window(), "observed", {1: text})]
+    predicted = [(make_window(f"w{i}"), Prediction({1: text})) for i, text in enumerate(texts)]
+    items = [item for window, prediction in predicted for item in score_window(window, "observed", prediction)]
     row = summarize(items)
     assert row["em"] == 0.25
     assert row["stderr"]["em"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
     assert row["stderr"].keys() == row["ci95"].keys()
     assert summarize(items[:1])["stderr"] == {}
+
+
+def test_errors_are_counted_by_kind_and_refusals_told_by_their_text(make_window: MakeWindow) -> None:
+    refused = "No known action matches that input."
+    said = [refused, refused, "You move to the hallway.", "You move to the kitchen.", "The door is now open."]
+    true = [refused, "You move to the hallway.", refused, "You move to the hallway.", "The door is already open."]
+    items = []
+    for i, (prediction, reference) in enumerate(zip(said, true, strict=True)):
+        window = make_window(f"w{i}", observations=[reference] * 5)
+        items += score_window(window, "observed", Prediction({1: prediction}))
+    row = summarize(items)
+    assert {kind: n for kind, n in row["errors"].items() if n} == {"refusal": 2, "name": 1, "state": 1}
+    assert row["refusal"] == {"n": 2, "predicted": 2, "precision": 0.5, "recall": 0.5, "f1": 0.5}
+
+
+def test_windows_of_one_game_count_once_in_intervals(make_window: MakeWindow) -> None:
+    def row(variations: list[int]) -> dict[str, Any]:
+        windows = [make_window(f"w{i}", variation=v) for i, v in enumerate(variations)]
+        predicted = [Prediction({1: w["observations"][0] if w["variation"] % 2 else "x"}) for w in windows]
+        return summarize([i for pair in zip(windows, predicted, strict=True) for i in score_window(*_shown(*pair))])
+
+    few, many = row([i // 8 for i in range(80)]), row(list(range(80)))
+    assert (few["games"], many["games"], few["em"], many["em"]) == (10, 80, 0.5, 0.5)
+    width = [high - low for low, high in (few["ci95"]["em"], many["ci95"]["em"])]
+    assert width[0] > 2 * width[1]
+    assert few["stderr"]["em"] > 2 * many["stderr"]["em"]
+
+
+def _shown(window: Window, prediction: Prediction) -> tuple[Window, Regime, Prediction]:
+    return window, "observed", prediction

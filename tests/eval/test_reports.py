@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.reports.analysis import counterfactual_pairs, difference, em_by_length, length_class, worst
+from eval.reports.analysis import difference, em_by_length, length_class, worst
 from eval.reports.groups import make_groups
 from eval.reports.markdown import escape
 from eval.reports.runs import Run, SuiteShelf, check_run
 from eval.reports.word_diff import word_diff
+from eval.scoring import summarize_pairs
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 SCRIPT = "<script>alert('|')</script>"
@@ -155,14 +156,14 @@ def test_a_pair_counts_when_both_its_windows_are_right(
     folder = evaluate(suite, tmp_path / "a")
     right = {"s/w0/fact", "s/w0/counterfact", "s/w1/fact", "s/lonely/fact"}
     edit(folder, lambda r: r.update(prediction=r["target"] if r["id"] in right else "You wait."))
-    pairs = counterfactual_pairs(load(suite, folder))
+    pairs = summarize_pairs(load(suite, folder).items)
     assert pairs is not None
-    shares = [pairs.both.value, pairs.fact.value, pairs.counterfact.value, pairs.same.value]
-    assert (shares, pairs.both.n) == ([0.25, 0.5, 0.25, 0.5], 4)
+    shares = [pairs[name] for name in ("both", "fact", "counterfact", "same")]
+    assert (shares, pairs["n"], pairs["games"]) == ([0.25, 0.5, 0.25, 0.5], 4, 4)
 
 
 def test_suites_without_pairs_have_none(suite_path: Path, tmp_path: Path) -> None:
-    assert counterfactual_pairs(load(suite_path, evaluate(suite_path, tmp_path / "a"))) is None
+    assert summarize_pairs(load(suite_path, evaluate(suite_path, tmp_path / "a")).items) is None
 
 
 def test_every_item_is_in_one_class_of_length(suite_path: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ import pytest
 from eval.__main__ import main
 from eval.baselines import Copy
 from eval.compare import compare_runs
-from eval.predictors import Prediction
+from eval.errors import EvalError
+from eval.model_options import FLOORS, Floor
+from eval.predictors import Prediction, Predictor
 from eval.run_folder import read_records
+from eval.windows import Window
+from loopwm.text.format import FormatError, Regime
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
 RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
@@ -120,6 +126,108 @@ def test_what_needs_no_torch_does_not_load_it(suite_path: Path, tmp_path: Path, 
         options += ["--reply-cache", str(tmp_path / "replies.sqlite"), "--request-timeout", "0.01", "--limit", "1"]
     command = [sys.executable, "-c", code, *RUN, *options]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def use(monkeypatch: pytest.MonkeyPatch, predictor: Predictor) -> None:
+    """Makes `copy` another predictor."""
+    monkeypatch.setitem(FLOORS, "copy", Floor("", lambda *_: predictor))
+
+
+class Short(Copy):
+    """Reads no goal longer than 40 characters, as a model with a limit does."""
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        for window in windows:
+            if len(window["goal"]) > 40:
+                error = FormatError("context", "has 41 characters, the limit is 40")
+                raise EvalError(f"window {window['id']}: {error}") from error
+        return super().predict(windows, regime, horizons)
+
+
+def test_a_window_that_cannot_be_shown_is_refused_and_the_others_are_scored(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    windows = [make_window(f"w{i}") for i in range(10)]
+    long, null = make_window("long", goal="g" * 41), make_window("null", look=None, inventory=None)
+    suite = write_suite([*windows, long, null])
+    use(monkeypatch, Short())
+    out = tmp_path / "out"
+    for _ in range(2):  # the second time nothing is left to predict
+        assert run(suite, out, "--context", "snapshot") == 0
+        assert "10 of 12 windows scored, 2 refused under `snapshot`." in capsys.readouterr().out
+        found = results(out)
+        assert found["windows"] == {"asked": 12, "scored": 10, "refused": 2}
+        assert found["refused"].keys() == {"long", "null"}
+        assert "the limit is 40" in found["refused"]["long"]
+        assert {row["n"] for row in found["rows"]} == {10}
+        monkeypatch.setattr(Short, "predict", None)
+    assert "| long | context: has 41" in (out / "report.md").read_text()
+    capsys.readouterr()
+    assert main(["report", str(out), "--suites", str(suite), "--out", str(tmp_path / "page")]) == 0
+    assert "Refused, because they could not be shown: copy, snapshot, 2." in (tmp_path / "page/report.md").read_text()
+
+
+def test_a_run_with_a_refused_window_pairs_with_one_without(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = write_suite([*(make_window(f"w{i}") for i in range(10)), make_window("long", goal="g" * 41)])
+    assert run(suite, tmp_path / "all") == 0
+    use(monkeypatch, Short())
+    assert run(suite, tmp_path / "short") == 0
+    assert {d.n for d in compare_runs(tmp_path / "all", tmp_path / "short")} == {10}
+
+
+def test_errors_that_are_no_windows_end_a_run(
+    suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> list[Prediction]:
+        raise EvalError("--model: endpoint: gone")
+
+    monkeypatch.setattr(Copy, "predict", fail)
+    assert run(suite_path, tmp_path / "out") == 2
+    assert "error: --model: endpoint: gone\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["table", "compare", "report"])
+def test_results_with_intervals_over_windows_are_refused_until_made_again(
+    suite_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    out = tmp_path / "out"
+    assert run(suite_path, out) == 0
+    old = {name: value for name, value in results(out).items() if name != "intervals"}
+    (out / "results.json").write_text(json.dumps(old))
+    more = {"table": [], "compare": [str(out)], "report": ["--suites", str(suite_path), "--out", str(tmp_path / "p")]}
+    capsys.readouterr()
+    assert main([command, str(out), *more[command]]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "intervals: 'over windows'" in error
+    assert run(suite_path, out) == 0
+    assert main([command, str(out), *more[command]]) == 0
+
+
+class Judge(Copy):
+    """Predicts a reward of 0.6 and an end at the third action."""
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        found = super().predict(windows, regime, horizons)
+        return [replace(p, rewards=dict.fromkeys(p.texts, 0.6), ends={k: k == 3 for k in p.texts}) for p in found]
+
+
+def test_rewards_and_ends_are_scored_where_a_model_predicts_them(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid = make_window("paid", rewards=[0, 0, 1, 0, 0], dones=[False, False, True, False, False])
+    suite = write_suite([paid, make_window("not", rewards=[0, 0, 0, 0, 0])])
+    assert run(suite, tmp_path / "without") == 0
+    assert not {"reward", "end"} & results(tmp_path / "without")["rows"][0].keys()
+    use(monkeypatch, Judge())
+    assert run(suite, tmp_path / "out") == 0
+    assert run(suite, tmp_path / "out") == 0  # from what was kept
+    third = next(r for r in results(tmp_path / "out")["rows"] if (r["family"], r["horizon"]) == ("overall", 3))
+    assert third["reward"] == {"n": 2, "accuracy": 0.5, "n_nonzero": 1, "accuracy_nonzero": 1.0}
+    assert third["end"] == {"n": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3)}
 
 
 def test_compare_pairs_the_windows(make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path) -> None:

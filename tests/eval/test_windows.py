@@ -15,7 +15,7 @@ from scienceworld.constants import ID2TASK
 from data_prep.families import FAMILIES
 from eval.errors import EvalError
 from eval.selections import SELECTIONS
-from eval.windows import NULLABLE, check_runnable, load_suite, stratified_sample
+from eval.windows import NULLABLE, check_runnable, game_of, load_suite, stratified_sample
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 
@@ -35,6 +35,7 @@ def test_plain_gzip_and_xz_hold_the_same_windows(make_window: MakeWindow, write_
         ({"goal": ...}, "goal: missing"),
         ({"env": 3}, "env"),
         ({"look": ["a"]}, "look"),
+        ({"variation": 1.5}, "variation"),
         ({"history": []}, "history"),
         ({"history": [{"action": "look", "observation": "x"}]}, "history[0].action"),
         ({"history": [{"action": None, "observation": "x"}, {"action": " ", "observation": "x"}]}, "history[1].action"),
@@ -148,6 +149,22 @@ def test_a_selection_that_is_none_or_empty_is_refused(make_window: MakeWindow, w
         load_suite(f"{path}:word2world")
     colon = path.rename(path.with_name("12:30.jsonl"))
     assert len(load_suite(str(colon)).windows) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 9, 20, 39])
+def test_limit_never_splits_a_pair(make_window: MakeWindow, limit: int) -> None:
+    names = [f"s/{i}/{end}" for i in range(20) for end in ("fact", "counterfact")]
+    windows = [make_window(name, family="Melt" if i < 12 else "Grow") for i, name in enumerate(names)]
+    drawn = Counter(window["id"].rsplit("/", 1)[0] for window in stratified_sample(windows, limit, seed=0))
+    assert set(drawn.values()) == {2}
+    assert len(drawn) == max(1, limit // 2)
+
+
+def test_windows_of_one_variation_are_of_one_game_and_so_are_pairs(make_window: MakeWindow) -> None:
+    a, b = make_window("a", variation=3), make_window("b", variation=3)
+    assert game_of(a) == game_of(b) != game_of(make_window("c", variation=4))
+    assert game_of(a) != game_of(make_window("d", variation=3, task="melt"))
+    assert game_of(make_window("p/fact")) == game_of(make_window("p/counterfact")) != game_of(make_window("q/fact"))
 
 
 def test_committed_suites_can_be_read(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def test_a_difference_counts_only_with_bounds_off_zero_and_all_seeds_agreeing() 
         return [{"nats": base[i] + shift + 0.1 * rng.normal(size=(400, 2))} for i, shift in enumerate(shifts)]
 
     def over_all(ours: list[Scores], theirs: list[Scores]) -> Difference:
-        (found,) = (d for d in differences(("a", "b"), "observed", ours, theirs, HORIZONS) if d.horizon == ALL)
+        (found,) = (
+            d for d in differences(("a", "b"), "observed", ours, theirs, HORIZONS, range(400)) if d.horizon == ALL
+        )
         return found
 
     better = over_all(arm(0.2, 0.2, 0.2), arm(0, 0, 0))
@@ -92,7 +94,7 @@ def test_a_difference_counts_only_with_bounds_off_zero_and_all_seeds_agreeing() 
 def test_pairing_removes_what_windows_have_in_common() -> None:
     """Windows differ by 10, arms by 0.1: unpaired bounds would be fifty times as wide."""
     windows = 10 * np.random.default_rng(1).normal(size=(200, 2))
-    (d, *_) = differences(("a", "b"), "observed", [{"em": windows + 0.1}], [{"em": windows}], HORIZONS)
+    (d, *_) = differences(("a", "b"), "observed", [{"em": windows + 0.1}], [{"em": windows}], HORIZONS, range(200))
     assert d.high - d.low < 1e-9
 
 
