@@ -23,18 +23,22 @@ EPISODES_PER_FILE = 5_000
 
 
 def to_row(episode: Episode) -> dict[str, Any]:
-    """An episode as a flat row: `variation` as a string, each field of its steps as a list."""
-    names = ("env", "task", "split", "policy", "goal", "hidden_state")
-    steps = {name: [getattr(step, name) for step in episode.steps] for name in STEP_FIELDS}
+    """An episode as a flat row: `variation` as a string, each field of its steps as a list, `hidden_states` likewise."""
+    names = ("env", "task", "split", "policy", "goal")
+    steps: dict[str, Any] = {name: [getattr(step, name) for step in episode.steps] for name in STEP_FIELDS}
+    steps["hidden_states"] = [episode.hidden_state_at(i) for i in range(len(episode.steps))]
     return {**{name: getattr(episode, name) for name in names}, "variation": str(episode.variation), **steps}
 
 
 def from_row(row: dict[str, Any]) -> dict[str, Any]:
     """The record of `data_prep.episodes` that the row came from."""
     steps = [dict(zip(STEP_FIELDS, values, strict=True)) for values in zip(*(row[n] for n in STEP_FIELDS), strict=True)]
+    start, *later = row["hidden_states"]
+    for step, hidden_state in zip(steps[1:], later, strict=True):
+        step |= {} if hidden_state is None else {"hidden_state": hidden_state}
     variation = int(row["variation"]) if row["variation"].isdecimal() else row["variation"]
-    kept = {name: value for name, value in row.items() if name not in STEP_FIELDS}
-    return {**kept, "variation": variation, "steps": steps}
+    kept = {name: value for name, value in row.items() if name not in (*STEP_FIELDS, "hidden_states")}
+    return {**kept, "variation": variation, "hidden_state": start, "steps": steps}
 
 
 def data_card(sizes: Counter[str], environments: list[str], policies: list[str]) -> str:
@@ -57,10 +61,10 @@ def data_card(sizes: Counter[str], environments: list[str], policies: list[str])
 
 # Episodes of text environments
 
-Played in {" and ".join(environments)} by the policies {", ".join(policies)}. One row is an episode: goal, hidden state
-at the start (or null), and parallel lists over its steps; step 0 is the first observation and has no action. `score`
-is the simulator's, 0 to 100; `look` and `inventory` were read without spending a step. `variation` is a number, or a
-game's name, as a string. Splits are the simulators' own: evaluate on what you have not trained on.
+Played in {" and ".join(environments)} by the policies {", ".join(policies)}. One row is an episode: goal and parallel
+lists over its steps; step 0 is the first observation and has no action. `score` is the simulator's, 0 to 100; `look`,
+`inventory` and, at the start and every few steps, `hidden_states` were read without spending a step. `variation` is a
+number, or a game's name, as a string. Splits are the simulators' own: evaluate on what you have not trained on.
 
 | split | episodes |
 | --- | ---: |
@@ -98,8 +102,8 @@ def _write_rows(out: Path, split: str, last: int, rows: list[dict[str, Any]]) ->
     from datasets import Dataset, Features, List, Value
 
     text, texts = Value("string"), List(Value("string"))
-    fields = dict.fromkeys(("env", "task", "variation", "split", "policy", "goal", "hidden_state"), text)
-    steps = dict.fromkeys(("action", "observation", "look", "inventory"), texts)
+    fields = dict.fromkeys(("env", "task", "variation", "split", "policy", "goal"), text)
+    steps = dict.fromkeys(("action", "observation", "look", "inventory", "hidden_states"), texts)
     numbers = {"score": List(Value("float64")), "done": List(Value("bool"))}
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)
