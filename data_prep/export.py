@@ -23,7 +23,7 @@ EPISODES_PER_FILE = 5_000
 
 
 def to_row(episode: Episode) -> dict[str, Any]:
-    """An episode as a flat row: `variation` as a string, each field of its steps as a list, `hidden_states` likewise."""
+    """An episode as a flat row: `variation` as a string, each field of its steps as a list, and `hidden_states`."""
     names = ("env", "task", "split", "policy", "goal")
     steps: dict[str, Any] = {name: [getattr(step, name) for step in episode.steps] for name in STEP_FIELDS}
     steps["hidden_states"] = [episode.hidden_state_at(i) for i in range(len(episode.steps))]
