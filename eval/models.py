@@ -45,8 +45,14 @@ class CheckpointPredictor:
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         predictions: list[Prediction] = []
+        judges = self.world_model.model.config.prediction_heads
         for k, world in self._imagine(windows, regime, max(horizons)):
             predictions = predictions or [Prediction({}, cut) for cut in world.steps_cut]
+            if k in horizons and judges:
+                ahead = self.world_model.predictions(world)
+                for i, prediction in enumerate(predictions):
+                    prediction.rewards[k] = float(ahead.reward[i])
+                    prediction.ends[k] = float(ahead.continuation[i]) < 0.5
             if k in horizons:
                 for prediction, text in zip(predictions, self.world_model.decode(world, MAX_NEW_TOKENS), strict=True):
                     prediction.texts[k] = text

@@ -18,14 +18,35 @@ from loopwm.text.world import WorldModel
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
+def save_checkpoint(folder: Path, **overrides: bool) -> Path:
     torch.manual_seed(0)
     tokenizer = load_tokenizer()
-    LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"])).save_pretrained(folder)
+    config = LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"], **overrides)
+    LoopWMForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def test_a_checkpoint_with_heads_predicts_rewards_and_ends(
+    tmp_path: Path, make_window: MakeWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 2)
+    folder = save_checkpoint(tmp_path, prediction_heads=True)
+    windows = [make_window("a"), make_window("b", goal="another goal")]
+    found = CheckpointPredictor(folder).predict(windows, "observed", [1, 3])
+    model = WorldModel.from_pretrained(folder)
+    world = model.encode([window_context(window, "observed") for window in windows])
+    for k in (1, 2, 3):
+        world = model.advance(world, [window["actions"][k - 1] for window in windows])
+        ahead = model.predictions(world)
+        for i, prediction in enumerate(found):
+            assert prediction.rewards.get(k) == (None if k == 2 else pytest.approx(float(ahead.reward[i])))
+            assert prediction.ends.get(k) == (None if k == 2 else bool(ahead.continuation[i] < 0.5))
 
 
 def test_a_checkpoint_is_run_as_its_rollout(
