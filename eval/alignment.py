@@ -1,0 +1,105 @@
+"""Alignment of two places: which thing of the one stands where which thing of the other does.
+
+Actions of both are laid over each other, name by name. An action may name a thing by its last word (`block`), so each
+name is first completed from what was seen there last (`steel block`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import cache
+
+from eval.entities import Names
+
+LONGEST = 4
+"""Names and words of a difference that are still another name; more is another sentence."""
+
+SHORT = 2
+"""A letter or number of so many characters belongs to the word before it (`flower pot 3`, `unknown substance C`)."""
+
+
+_NUMBER = re.compile(r"\d")
+_LETTER = re.compile(r"\b[a-z]$")
+
+
+class World:
+    """What was seen at a place, the last observation first: how things are called there."""
+
+    def __init__(self, observations: Sequence[str], names: Names) -> None:
+        self._observations = observations
+        self._known = dict.fromkeys(name for text in observations for name in _sorted_names(text, names))
+
+    def knows(self, name: str) -> bool:
+        return name in self._known
+
+    def complete(self, name: str) -> str:
+        """The name itself where it was seen, else the one seen last that ends with it."""
+        if name in self._known:
+            return name
+        return next((full for full in self._known if full.endswith(f" {name}")), name)
+
+    def spell(self, name: str) -> str:
+        """As it is written in what was seen last; actions do not heed upper case."""
+        pattern = re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
+        return next((found[0] for text in self._observations if (found := pattern.search(text))), name)
+
+
+@cache
+def _sorted_names(text: str, names: Names) -> list[str]:
+    return sorted(names.named(text))
+
+
+def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
+    """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word."""
+    parts, others = names.split(old), names.split(new)
+    blocks = SequenceMatcher(None, parts, others, autojunk=False).get_opcodes()
+    if all(kind != "equal" for kind, *_ in blocks):
+        return
+    for kind, i, end_i, j, end_j in blocks:
+        if kind == "equal":
+            yield from ((part, part) for part in parts[i:end_i])
+        elif kind == "replace" and max(end_i - i, end_j - j) <= LONGEST:
+            short = max(map(len, parts[i:end_i] + others[j:end_j])) <= SHORT
+            back = 1 if short and min(i, j) > 0 else 0
+            yield " ".join(parts[i - back : end_i]), " ".join(others[j - back : end_j])
+
+
+def renaming(
+    actions: Sequence[tuple[str, str]], observations: Sequence[tuple[str, str]], old: World, new: World, names: Names
+) -> dict[str, str]:
+    """By name of the old world, the name of the new world that takes its place. Of pairs that differ the first holds.
+
+    actions, observations: (there, here) of the same step, the last first. What the asked action, the first, names is
+    renamed in any case; other names only where the new world does not know them as well.
+    """
+    found: dict[str, str] = {}
+    for i, (there, here) in enumerate(actions):
+        for part, other in aligned(there, here, names):
+            whole, its = old.complete(part), new.complete(other)
+            if new.knows(its) and (i == 0 or not new.knows(whole)):
+                found.setdefault(whole, its)
+            if i == 0 or not new.knows(part):
+                found.setdefault(part, other)
+    for there, here in observations:
+        for part, other in aligned(there, here, names):
+            if _are_names(part, other, names) and not new.knows(part):
+                found.setdefault(part, other)
+    return {name: new.spell(other) for name, other in found.items() if name != other}
+
+
+def _are_names(part: str, other: str, names: Names) -> bool:
+    """Whether a difference of observations is one of names; it may be one of states or of numbers."""
+    if any(text not in names.named(text) and _NUMBER.search(text) for text in (part, other)):
+        return False
+    return bool(names.named(part) and names.named(other)) or _LETTER.sub("", part) == _LETTER.sub("", other)
+
+
+def rename(text: str, names: Mapping[str, str]) -> str:
+    """Every whole-word occurrence renamed at once, whatever its case; of names within names the longest."""
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
+    return pattern.sub(lambda name: names[name[0].lower()], text)
