@@ -13,7 +13,7 @@ from functools import cache
 
 from eval.entities import Names
 
-LONGEST = 4
+LONGEST = 8
 """Names and words of a difference that are still another name; more is another sentence."""
 
 SHORT = 2
@@ -78,15 +78,20 @@ def renaming(
     for i, (there, here) in enumerate(actions):
         for part, other in aligned(there, here, names):
             whole, its = old.complete(part), new.complete(other)
-            if new.knows(its) and (i == 0 or not new.knows(whole)):
+            if (part != other or new.knows(its)) and (i == 0 or _differ(whole, its, old, new)):
                 found.setdefault(whole, its)
-            if i == 0 or not new.knows(part):
+            if i == 0 or _differ(part, other, old, new):
                 found.setdefault(part, other)
     for there, here in observations:
         for part, other in aligned(there, here, names):
-            if _are_names(part, other, names) and not new.knows(part):
+            if _are_names(part, other, names) and _differ(part, other, old, new):
                 found.setdefault(part, other)
     return {name: new.spell(other) for name, other in found.items() if name != other}
+
+
+def _differ(name: str, other: str, old: World, new: World) -> bool:
+    """Whether neither world has both, so that they may be one thing."""
+    return name == other or not (new.knows(name) or old.knows(other))
 
 
 def _are_names(part: str, other: str, names: Names) -> bool:

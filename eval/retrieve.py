@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -89,7 +89,8 @@ class Question:
 class Index:
     """The places of an environment at one horizon, and how similar they are to a question."""
 
-    def __init__(self, episodes: Iterable[Episode], horizon: int) -> None:
+    def __init__(self, episodes: Sequence[Episode], horizon: int) -> None:
+        self.episodes = episodes
         self.places = [Place(e, step, horizon) for e in episodes for step in range(horizon, len(e.steps))]
         self._bm25 = bm25s.BM25(k1=1.5, b=0.0)
         if self.places:
@@ -129,7 +130,7 @@ class Retrieval(ABC):
     def _answer(self, question: Question, index: Index) -> str: ...
 
     def _make_index(self, env: str, horizon: int) -> Index:
-        index = Index((e for e in self._episodes if e.env == env), horizon)
+        index = Index([e for e in self._episodes if e.env == env], horizon)
         if not index.places:
             raise EvalError(f"--train-episodes: none of {env!r} has {horizon} steps")
         return index

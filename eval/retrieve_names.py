@@ -1,17 +1,15 @@
-"""The `retrieve-names` baseline: `retrieve` whose answer is put in the names of the place that is asked about.
+"""The `retrieve-names` baseline: `retrieve` among the places that fit, retold in the names of the place asked about.
 
-Readings come first: where the asked action was taken before and told numbers, of all places those are taken whose
-readings agree with those in view at the same steps; of these the most similar. Where two or more readings are in view
-and no place agrees with them, they are continued. Then the actions there and here are aligned, and the names that differ
-are substituted in what was seen there.
+Places fit that answer to an action of the same verb and, where the asked action was taken before and told numbers,
+agree with these readings. Readings that tell how fast they change and that no place agrees with are continued instead.
+Of the most similar place that fits, the actions and observations are aligned with those of the question, and the names
+that differ are substituted in its answer.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -20,25 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.alignment import World, rename, renaming
-from eval.baselines import continue_readings
 from eval.entities import names_of
 from eval.episodes import Episode
 from eval.markov import verb
-from eval.retrieve import Index, Place, Question, Retrieval, Steps, read_episodes_for
+from eval.readings import ReadingIndex, continue_in_view
+from eval.retrieve import Index, Place, Question, Retrieval, read_episodes_for
 from eval.windows import Window
 
 EARLIER_STEPS = 8
 """Steps up to now that are aligned as well."""
-
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Numbers that the asked action told, and how many steps before the one asked about."""
-
-    back: int
-    numbers: tuple[str, ...]
 
 
 class RetrieveNames(Retrieval):
@@ -48,73 +36,20 @@ class RetrieveNames(Retrieval):
         self._by_verb = cache(_by_verb)
 
     def _answer(self, question: Question, index: Index) -> str:
-        in_view = list(readings(question.seen, question.now, question.step, question.actions[-1]))
-        agreeing, agreed = self._readings(index).agreeing(question.actions[-1], in_view)
-        if len(in_view) > 1 and agreed < 2:
-            return _continue(question, in_view)
-        of_verb = self._by_verb(index).get(verb(question.actions[-1]), range(len(index.places)))
-        candidates = np.asarray(agreeing if agreed else of_verb)
-        best = candidates[index.scores(question)[candidates].argmax()]
-        return retell(index.places[best], question)
+        in_view = self._readings(index).look_up(question)
+        if in_view.contradicted:
+            return continue_in_view(question, in_view.readings)
+        of_verb = self._by_verb(index).get(verb(question.actions[-1]), np.arange(len(index.places)))
+        fitting = np.asarray(in_view.agreeing) if in_view.agreed else of_verb
+        return retell(index.places[fitting[index.scores(question)[fitting].argmax()]], question)
 
 
 def _by_verb(index: Index) -> Mapping[str, NDArray[np.int64]]:
-    places: dict[str, list[int]] = defaultdict(list)
+    """Numbers of places by the verb of the action that they answer to."""
+    numbers: dict[str, list[int]] = defaultdict(list)
     for number, place in enumerate(index.places):
-        places[verb(place.action)].append(number)
-    return {verb: np.array(numbers) for verb, numbers in places.items()}
-
-
-class ReadingIndex:
-    """The places of an index by the last reading in view there."""
-
-    def __init__(self, index: Index) -> None:
-        self._places = index.places
-        self._by_last: dict[tuple[str, Reading], list[int]] = defaultdict(list)
-        for number in range(len(index.places)):
-            for last in islice(self._readings(number), 1):
-                self._by_last[verb(index.places[number].action), last].append(number)
-
-    def agreeing(self, action: str, in_view: Sequence[Reading]) -> tuple[list[int], int]:
-        """The places that agree with most of the readings, counted from the last, and with how many."""
-        found = self._by_last.get((verb(action), in_view[0]), []) if in_view else []
-        theirs = {number: list(islice(self._readings(number), len(in_view))) for number in found}
-        for agreed in range(1, len(in_view)):
-            further = [number for number in found if theirs[number][agreed : agreed + 1] == [in_view[agreed]]]
-            if not further:
-                return found, min(agreed, len(found))
-            found = further
-        return found, len(in_view) if found else 0
-
-    def _readings(self, number: int) -> Iterator[Reading]:
-        place = self._places[number]
-        return readings(place.episode.steps, place.now, place.step, place.action)
-
-
-def readings(steps: Steps, now: int, target: int, action: str) -> Iterator[Reading]:
-    """What `action` told up to now, the last first, as long as the texts are the same but for their numbers.
-
-    now, target: step up to which was seen, and the one asked about.
-    """
-    template = None
-    for step in range(now, 0, -1):
-        if steps[step][0] != action:
-            continue
-        numbers, without = _numbers(steps[step][1])
-        template = without if template is None else template
-        if not numbers or without != template:
-            return
-        yield Reading(target - step, numbers)
-
-
-@cache
-def _numbers(text: str) -> tuple[tuple[str, ...], str]:
-    return tuple(_NUMBER.findall(text)), _NUMBER.sub("#", text)
-
-
-def _continue(question: Question, in_view: Sequence[Reading]) -> str:
-    steps = [question.step - reading.back for reading in reversed(in_view)]
-    return continue_readings(steps, [question.seen[step][1] for step in steps], question.step)
+        numbers[verb(place.action)].append(number)
+    return {name: np.array(some) for name, some in numbers.items()}
 
 
 def retell(place: Place, question: Question) -> str:

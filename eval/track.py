@@ -197,7 +197,10 @@ class Game:
         return self._here(place) and self._door(place) != "closed"
 
     def _may_hold(self, place: str, thing: str) -> bool:
-        return thing in self.contents.get(place, {thing})
+        """Whether the thing is known to be there, or the place was never seen into and the thing nowhere else."""
+        if place in self.contents:
+            return thing in self.contents[place]
+        return not any(thing in things for things in self.contents.values())
 
     def _in_view(self, thing: str) -> bool:
         """Whether it is known to lie where the player stands."""
