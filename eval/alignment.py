@@ -29,10 +29,11 @@ class World:
 
     def __init__(self, observations: Sequence[str], names: Names) -> None:
         self._observations = observations
+        self._lower = "\n".join(observations).lower()
         self._known = dict.fromkeys(name for text in observations for name in _sorted_names(text, names))
 
     def knows(self, name: str) -> bool:
-        return name in self._known
+        return name in self._known or name in self._lower
 
     def complete(self, name: str) -> str:
         """The name itself where it was seen, else the one seen last that ends with it."""
@@ -101,10 +102,11 @@ def _are_names(part: str, other: str, names: Names) -> bool:
     return bool(names.named(part) and names.named(other)) or _LETTER.sub("", part) == _LETTER.sub("", other)
 
 
-def rename(text: str, names: Mapping[str, str]) -> str:
-    """Every whole-word occurrence renamed at once, whatever its case; of names within names the longest."""
-    if not names:
+def rename(text: str, renamed: Mapping[str, str], names: Names) -> str:
+    """Every occurrence renamed at once, whatever its case; not inside a longer name that stays."""
+    kept_or_renamed = {**{name: None for name in names.named(text)}, **renamed}
+    if not renamed:
         return text
-    longest_first = sorted(names, key=len, reverse=True)
+    longest_first = sorted(kept_or_renamed, key=len, reverse=True)
     pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
-    return pattern.sub(lambda name: names[name[0].lower()], text)
+    return pattern.sub(lambda name: kept_or_renamed[name[0].lower()] or name[0], text)

@@ -1,4 +1,4 @@
-"""Readings: an action that was taken before and told numbers, which change with the time that passes.
+"""Readings: what an action told that was taken before. If it told numbers, they change with the time that passes.
 
 A place of a train episode agrees with a question where the same numbers were read the same time before. Time is
 ScienceWorld's: an input that is no action, and a look at the room, the inventory or the task, take none; everything
@@ -31,7 +31,7 @@ _FREE = ("look around", "inventory", "task")
 
 @dataclass(frozen=True)
 class Reading:
-    """Numbers that were told, and how many ticks before the observation that is asked about."""
+    """Numbers that were told (there may be none), and how many ticks before the observation that is asked about."""
 
     back: int
     numbers: tuple[str, ...]
@@ -56,7 +56,7 @@ def readings(steps: Steps, times: Sequence[int], last: int, action: str, target:
             continue
         numbers, without = _numbers(steps[step][1])
         template = without if template is None else template
-        if not numbers or without != template:
+        if without != template:
             return
         yield Reading(target - times[step], numbers)
 
@@ -75,8 +75,8 @@ class InView:
     agreed: int
 
     @property
-    def contradicted(self) -> bool:
-        """Whether they tell how fast the numbers change, and no place agrees with that."""
+    def must_go_on(self) -> bool:
+        """Whether they tell how the observation changes, if at all, and no place agrees with that."""
         return len(self.readings) > 1 and self.agreed < 2
 
 
@@ -91,7 +91,7 @@ class ReadingIndex:
         for number, place in enumerate(index.places):
             clock = times[id(place.episode)]
             told = readings(place.episode.steps, clock, place.step - 1, place.action, clock[place.step])
-            self._before.append(frozenset(islice(told, AT_MOST)))
+            self._before.append(frozenset(reading for reading in islice(told, AT_MOST) if reading.numbers))
             for reading in self._before[-1]:
                 self._by_reading[verb(place.action), reading].append(number)
 

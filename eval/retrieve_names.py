@@ -1,7 +1,7 @@
 """The `retrieve-names` baseline: `retrieve` among the places that fit, retold in the names of the place asked about.
 
 Places fit that answer to an action of the same verb and, where the asked action was taken before and told numbers,
-agree with these readings. Readings that tell how fast they change and that no place agrees with are continued instead.
+agree with these readings. Two or more readings that no place agrees with are continued instead.
 Of the most similar place that fits, the actions and observations are aligned with those of the question, and the names
 that differ are substituted in its answer.
 """
@@ -37,7 +37,7 @@ class RetrieveNames(Retrieval):
 
     def _answer(self, question: Question, index: Index) -> str:
         in_view = self._readings(index).look_up(question)
-        if in_view.contradicted:
+        if in_view.must_go_on:
             return continue_in_view(question, in_view.readings)
         of_verb = self._by_verb(index).get(verb(question.actions[-1]), np.arange(len(index.places)))
         fitting = np.asarray(in_view.agreeing) if in_view.agreed else of_verb
@@ -59,7 +59,7 @@ def retell(place: Place, question: Question) -> str:
         return place.answer
     there = World([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
     here = World([observation for _, observation in reversed(question.seen)], names)
-    return rename(place.answer, renaming(*_pairs(place, question), there, here, names))
+    return rename(place.answer, renaming(*_pairs(place, question), there, here, names), names)
 
 
 def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
