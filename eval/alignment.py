@@ -53,18 +53,32 @@ def _sorted_names(text: str, names: Names) -> list[str]:
 
 
 def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
-    """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word."""
+    """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word.
+
+    As many parts are paired one by one, others as the longest common runs leave it.
+    """
     parts, others = names.split(old), names.split(new)
-    blocks = SequenceMatcher(None, parts, others, autojunk=False).get_opcodes()
-    if all(kind != "equal" for kind, *_ in blocks):
+    if not set(parts) & set(others):
         return
-    for kind, i, end_i, j, end_j in blocks:
+    for start, end, its_start, its_end in _spans(parts, others):
+        if max(end - start, its_end - its_start) > LONGEST:
+            continue
+        differ = parts[start:end] != others[its_start:its_end]
+        short = max(map(len, parts[start:end] + others[its_start:its_end])) <= SHORT
+        back = 1 if differ and short and min(start, its_start) > 0 else 0
+        yield " ".join(parts[start - back : end]), " ".join(others[its_start - back : its_end])
+
+
+def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """(start, end, start, end) of what stands for each other; equal parts one by one."""
+    if len(parts) == len(others):
+        yield from ((i, i + 1, i, i + 1) for i in range(len(parts)))
+        return
+    for kind, i, end_i, j, end_j in SequenceMatcher(None, parts, others, autojunk=False).get_opcodes():
         if kind == "equal":
-            yield from ((part, part) for part in parts[i:end_i])
-        elif kind == "replace" and max(end_i - i, end_j - j) <= LONGEST:
-            short = max(map(len, parts[i:end_i] + others[j:end_j])) <= SHORT
-            back = 1 if short and min(i, j) > 0 else 0
-            yield " ".join(parts[i - back : end_i]), " ".join(others[j - back : end_j])
+            yield from ((i + n, i + n + 1, j + n, j + n + 1) for n in range(end_i - i))
+        elif kind == "replace":
+            yield i, end_i, j, end_j
 
 
 def renaming(
