@@ -25,11 +25,8 @@ HOLDERS = ("bowl", "box", "cup", "mug", "pan", "plate", "pot")
 """Kinds of objects that could hold others: `examine` says what is in them."""
 
 LAMPS = ("desklamp", "floorlamp")
-TREATMENTS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cool"), "clean": ("sinkbasin", "clean")}
+TREATMENTS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cold"), "clean": ("sinkbasin", "clean")}
 """By verb: the kind of place that it takes, and what an object is afterwards."""
-
-SINGLE = {"cool": "cold"}
-"""How a state is worded alone."""
 
 _NAME = re.compile(r"[a-z]+ \d+")
 _VIEW = re.compile(
@@ -38,7 +35,7 @@ _VIEW = re.compile(
 )
 _FACING = re.compile(r"You are facing the ([^.]*)\.")
 _CARRYING = re.compile(r"You are carrying: ([^.]*)\.|You are (not) carrying anything\.")
-_STATE = re.compile(r"The ([a-z]+ \d+) is (on|hot|cool|clean)\.")
+_STATE = re.compile(r"The ([a-z]+ \d+) is (on|hot|cold|clean)\.")
 
 
 class Track:
@@ -151,9 +148,9 @@ class Game:
                 self.contents.get(place, set()).discard(thing)
             case ["move", thing, "to", place]:
                 self.held = ""
-                self.contents.setdefault(place, set()).add(thing)
+                self.contents.get(place, set()).add(thing)
             case ["heat" | "cool" | "clean" as verb, thing, "with", _]:
-                self.states[thing] -= {"heat": {"cool"}, "cool": {"hot"}}.get(verb, set())
+                self.states[thing] -= {"heat": {"cold"}, "cool": {"hot"}}.get(verb, set())
                 self.states[thing].add(TREATMENTS[verb][1])
             case ["use", thing]:
                 self.states[thing].add("on")
@@ -219,10 +216,10 @@ class Game:
             return f"This is a normal {thing}. In it, you see nothing."
         if _kind(thing) in LAMPS:
             return f"This {thing} is {'on' if 'on' in self.states[thing] else 'off'}."
-        states = [state for state in ("hot", "cool", "clean") if state in self.states[thing]]
-        if not states:
-            return f"There's nothing special about {thing}."
-        return f"This is a {' and '.join(states) if len(states) > 1 else SINGLE.get(states[0], states[0])} {thing}."
+        states = [state for state in ("hot", "cold", "clean") if state in self.states[thing]]
+        if states == ["cold", "clean"]:
+            return f"This is a cool and clean {thing}."
+        return f"This is a {' and '.join(states)} {thing}." if states else f"There's nothing special about {thing}."
 
 
 def split_command(command: str) -> list[str]:

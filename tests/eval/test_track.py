@@ -71,7 +71,7 @@ def test_what_was_never_seen_is_guessed_to_be_closed_or_empty(play: Play) -> Non
         ([AT_DESK], "go to desk 1"),  # there already
         ([AT_DESK], "examine pen 9"),
         ([AT_DESK], "use cd 1"),
-        ([AT_DRAWER], "use desklamp 1"),
+        ([AT_DESK, AT_DRAWER], "use desklamp 1"),  # left on the desk
         ([AT_DESK], "go to moon"),
         ([AT_DESK], "open unicorn"),
         ([AT_DESK], "look at unicorn"),
@@ -120,10 +120,11 @@ def test_other_regimes_know_what_they_show(play: Play) -> None:
     told = play([AT_DESK], *actions, regime="snapshot", **now)
     assert told[2] == "The drawer 2 is open. In it, you see a mug 2, a pen 10, a pen 9, and a pencil 1."
     assert told[3].endswith("a cd 1, a desklamp 1, and a mug 2.")  # the last observation is shown, not its order
-    hidden = "The drawer 10 is closed. In it, you see a watch 1.\nOn the shelf 1, you see a vase 1."
-    told = play([AT_DESK], "go to drawer 10", "open drawer 10", "go to shelf 1", regime="full", hidden_state=hidden, **now)
+    hidden = "The drawer 10 is closed. In it, you see a watch 1.\nOn the shelf 1, you see a vase 1.\nThe vase 1 is cold."
+    told = play([AT_DESK], "go to drawer 10", "open drawer 10", "go to shelf 1", "examine vase 1", regime="full",
+                hidden_state=hidden, **now)  # fmt: skip
     assert told[1:] == ["You open the drawer 10. The drawer 10 is open. In it, you see a watch 1.",
-                        "You arrive at shelf 1. On the shelf 1, you see a vase 1."]  # fmt: skip
+                        "You arrive at shelf 1. On the shelf 1, you see a vase 1.", "This is a cold vase 1."]  # fmt: skip
 
 
 def test_other_environments_are_refused(make_window: MakeWindow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
