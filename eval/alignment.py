@@ -118,7 +118,7 @@ def _are_names(part: str, other: str, names: Names) -> bool:
 
 def rename(text: str, renamed: Mapping[str, str], names: Names) -> str:
     """Every occurrence renamed at once, whatever its case; not inside a longer name that stays."""
-    kept_or_renamed = {**{name: None for name in names.named(text)}, **renamed}
+    kept_or_renamed = {**dict.fromkeys(names.named(text)), **renamed}
     if not renamed:
         return text
     longest_first = sorted(kept_or_renamed, key=len, reverse=True)

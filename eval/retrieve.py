@@ -99,9 +99,7 @@ class Index:
 
     def scores(self, question: Question) -> NDArray[np.float32]:
         """By place, (places,)."""
-        scores: NDArray[np.float32] = self._bm25.get_scores(
-            describe(question.goal, question.seen, question.actions)
-        )
+        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.seen, question.actions))
         return scores
 
 

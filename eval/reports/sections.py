@@ -8,6 +8,7 @@ from typing import Any
 from eval import papers
 from eval.compare import Difference
 from eval.papers import OURS
+from eval.predictors import OPPONENTS
 from eval.report import FOUR, four_cell, paper_cell, percent
 from eval.reports import analysis, plots
 from eval.reports.analysis import Mean, Pairs
@@ -56,7 +57,20 @@ def _overview(groups: Sequence[Group]) -> Section:
     suites = [group.suite for group in groups]
     rows = [[name, *(cells[name].get(suite, "") for suite in suites)] for name in names]
     table = Table(["Model, context", *suites], rows, "EM / Token F1 at the farthest horizon of each run.")
-    return Section("Overview", "overview", 2, [table, Fold("The runs", [_runs_table(groups)])])
+    lacking = [Text(line) for line in map(lacking_opponent, groups) if line]
+    return Section("Overview", "overview", 2, [table, *lacking, Fold("The runs", [_runs_table(groups)])])
+
+
+def lacking_opponent(group: Group) -> str:
+    """A sentence about each context that is not shown beside the opponent of its environment; empty if all are."""
+    env = group.runs[0].suite.windows[0]["env"]
+    opponent = OPPONENTS.get(env)
+    contexts = dict.fromkeys(run.context for run in group.runs)
+    faced = {run.context for run in group.runs if run.model == opponent}
+    lacking = [context for context in contexts if context not in faced]
+    if opponent is None or not lacking:
+        return ""
+    return f"{group.suite}, {', '.join(lacking)}: no run of {opponent} is shown, the opponent that counts there."
 
 
 def _small(run: Run) -> str:

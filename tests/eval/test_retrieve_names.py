@@ -41,8 +41,15 @@ def renamed(text: str, actions: list[tuple[str, str]], there: list[str], here: l
 
 
 def test_the_answer_is_told_in_the_names_of_the_action_asked(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
-    train = write(episode(("look around", "a steel block."), ("move apple seed to flower pot 3", "You move the apple seed to the flower pot 3.")))
-    window = make_window(history=[(None, "Start."), ("look around", "a wood block.")], actions=["move lemon seed to flower pot 2"])
+    train = write(
+        episode(
+            ("look around", "a steel block."),
+            ("move apple seed to flower pot 3", "You move the apple seed to the flower pot 3."),
+        )
+    )
+    window = make_window(
+        history=[(None, "Start."), ("look around", "a wood block.")], actions=["move lemon seed to flower pot 2"]
+    )
     assert predict(train, window) == ["You move the lemon seed to the flower pot 2."]
     plain = load_retrieve([window], [train]).predict([window], "observed", [1])[0].texts
     assert plain == {1: "You move the apple seed to the flower pot 3."}
@@ -89,8 +96,7 @@ def run(speed: float, block: str = "steel block", name: str = "b", first: int = 
 
 
 def test_of_known_speeds_the_one_that_fits_the_readings_is_chosen(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
-    train = write(episode(*run(4.7)), episode(*run(3.1)), episode(*run(6.4)), goal := episode(*run(5.2)))
-    assert goal
+    train = write(episode(*run(4.7)), episode(*run(3.1)), episode(*run(6.4)), episode(*run(5.2)))
     for speed in (4.7, 3.1, 6.4):
         truth = [text for _, text in run(speed, "wood block", "c", first=2)]
         seen = run(speed, "wood block", "c", first=2)[:2]
@@ -101,11 +107,10 @@ def test_of_known_speeds_the_one_that_fits_the_readings_is_chosen(make_window: M
 def test_time_passes_only_in_steps_that_take_time(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
     refused = ("go to moon", "No known action matches that input.")
     train = write(episode(*run(4.7)), episode(*run(3.1)), episode(refused))
-    one, two, three, four, five, six, *_ = run(4.7, first=3)
+    one, two, _, _, five, six, *_ = run(4.7, first=3)  # the wait takes two ticks
     seen = [one, refused, ("look around", "The workshop."), two, ("wait1", "You decide to wait for 1 iterations.")]
     window = make_window(history=[(None, "a steel block"), *seen], actions=[LOOK, "go to moon", LOOK])
     assert predict(train, window)[::2] == [five[1], six[1]]
-    assert three and four  # the wait took two ticks
 
 
 def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repeated(
@@ -119,7 +124,10 @@ def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repea
 
 
 def test_an_answer_to_another_verb_is_not_taken_while_there_is_one(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
-    train = write(episode(("look", "a hall"), ("close red door", "It closes.")), episode(("dance", "x"), ("open box", "It opens.")))
+    train = write(
+        episode(("look", "a hall"), ("close red door", "It closes.")),
+        episode(("dance", "x"), ("open box", "It opens.")),
+    )
     window = make_window(history=[(None, "Start."), ("look", "a hall")], actions=["open red door"])
     assert predict(train, window) == ["It opens."]
     assert re.match("It|a|x", predict(train, make_window(actions=["sing"]))[0])

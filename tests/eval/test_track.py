@@ -19,7 +19,10 @@ ROOM = (
 )
 AT_DESK = ("go to desk 1", "You arrive at desk 1. On the desk 1, you see a cd 1, a desklamp 1, and a mug 2.")
 AT_DRAWER = ("go to drawer 2", "You arrive at drawer 2. The drawer 2 is closed.")
-OPENED = ("open drawer 2", "You open the drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, and a pencil 1.")
+OPENED = (
+    "open drawer 2",
+    "You open the drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, and a pencil 1.",
+)
 TAKEN = ("take mug 2 from desk 1", "You pick up the mug 2 from the desk 1.")
 Play = Callable[..., list[str]]
 
@@ -37,7 +40,8 @@ def play(make_window: MakeWindow) -> Play:
 
 def test_what_was_seen_is_told_again_with_what_the_actions_changed(play: Play) -> None:
     history = [AT_DRAWER, OPENED, AT_DESK]
-    assert play(history, "take cd 1 from desk 1", "go to drawer 2", "move cd 1 to drawer 2", "examine drawer 2", "close drawer 2", "go to desk 1") == [
+    moving = ("take cd 1 from desk 1", "go to drawer 2", "move cd 1 to drawer 2", "examine drawer 2", "close drawer 2")
+    assert play(history, *moving, "go to desk 1") == [
         "You pick up the cd 1 from the desk 1.",
         "You arrive at drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, and a pencil 1.",
         "You move the cd 1 to the drawer 2.",
@@ -67,7 +71,7 @@ def test_what_was_never_seen_is_guessed_to_be_closed_or_empty(play: Play) -> Non
         ([AT_DESK], "move cd 1 to desk 1"),  # not held
         ([AT_DESK, TAKEN, AT_DRAWER], "move mug 2 to drawer 2"),  # closed
         ([AT_DESK, TAKEN], "heat mug 2 with microwave 1"),  # elsewhere
-        ([AT_DESK, TAKEN, ("go to fridge 1", "You arrive at fridge 1. The fridge 1 is closed.")], "heat mug 2 with fridge 1"),
+        ([AT_DESK, TAKEN, ("go to fridge 1", "You arrive at fridge 1.")], "heat mug 2 with fridge 1"),
         ([AT_DESK], "go to desk 1"),  # there already
         ([AT_DESK], "examine pen 9"),
         ([AT_DESK], "use cd 1"),
@@ -91,7 +95,8 @@ def test_a_refusal_in_the_history_changes_nothing(play: Play) -> None:
 
 def test_places_seen_together_are_reached_together(play: Play) -> None:
     facing = ("look", "You are facing the drawer 10, and drawer 2. Next to it, you see nothing.")
-    assert play([AT_DRAWER, facing], "examine drawer 10", "go to drawer 10", "go to desk 1", "go to drawer 10", "look") == [
+    actions = ("examine drawer 10", "go to drawer 10", "go to desk 1", "go to drawer 10", "look")
+    assert play([AT_DRAWER, facing], *actions) == [
         "The drawer 10 is closed.",
         NOTHING,
         "You arrive at desk 1. On the desk 1, you see nothing.",
@@ -120,19 +125,25 @@ def test_other_regimes_know_what_they_show(play: Play) -> None:
     told = play([AT_DESK], *actions, regime="snapshot", **now)
     assert told[2] == "The drawer 2 is open. In it, you see a mug 2, a pen 10, a pen 9, and a pencil 1."
     assert told[3].endswith("a cd 1, a desklamp 1, and a mug 2.")  # the last observation is shown, not its order
-    hidden = "The drawer 10 is closed. In it, you see a watch 1.\nOn the shelf 1, you see a vase 1.\nThe vase 1 is cold."
+    hidden = (
+        "The drawer 10 is closed. In it, you see a watch 1.\nOn the shelf 1, you see a vase 1.\nThe vase 1 is cold."
+    )
     told = play([AT_DESK], "go to drawer 10", "open drawer 10", "go to shelf 1", "examine vase 1", regime="full",
                 hidden_state=hidden, **now)  # fmt: skip
     assert told[1:] == ["You open the drawer 10. The drawer 10 is open. In it, you see a watch 1.",
-                        "You arrive at shelf 1. On the shelf 1, you see a vase 1.", "This is a cold vase 1."]  # fmt: skip
+                        "You arrive at shelf 1. On the shelf 1, you see a vase 1.",
+                        "This is a cold vase 1."]  # fmt: skip
 
 
-def test_other_environments_are_refused(make_window: MakeWindow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_environments_are_refused(
+    make_window: MakeWindow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(EvalError, match="--model: 'track' knows the rules of alfworld alone"):
         load_track([make_window()])
     out = tmp_path / "run"
     asked = ["run", "--suite", "scienceworld-500", "--context", "observed", "--out", str(out), "--model", "track"]
     assert main(asked) == 2
-    assert "scienceworld" in capsys.readouterr().err and not out.exists()
+    assert "scienceworld" in capsys.readouterr().err
+    assert not out.exists()
     assert main([*asked[:2], "alfworld-500", *asked[3:], "--train-episodes", "x"]) == 2
     assert "--train-episodes: not an option of 'track'" in capsys.readouterr().err
