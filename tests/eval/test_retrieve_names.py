@@ -67,9 +67,9 @@ def test_a_short_name_means_what_was_seen_last_that_ends_with_it() -> None:
 def test_names_change_places_at_once_and_keep_their_spelling() -> None:
     swapped = [("connect red wire to blue wire", "connect blue wire to red wire")]
     assert renamed("Red wire, red box, blue wire.", swapped, [], []) == "blue wire, red box, red wire."
-    letters = [("pick up unknown substance c", "pick up unknown substance d")]
-    told = renamed("unknown substance C, inclined plane c", letters, [], ["an unknown substance D"])
-    assert told == "unknown substance D, inclined plane c"
+    letters = [("pick up vial c", "pick up vial d")]
+    told = renamed("vial C, mark c", letters, [], ["a vial D"])
+    assert told == "vial D, mark c"
 
 
 def test_a_name_inside_a_longer_one_stays() -> None:
@@ -117,8 +117,8 @@ def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repea
     make_window: MakeWindow, write  # type: ignore[no-untyped-def]
 ) -> None:  # fmt: skip
     train = write(episode(*run(4.7)), episode(("open door", "It opens."), ("read", "No.")))
-    window = make_window(history=[(None, "Start."), plane(10), plane(31)], actions=[LOOK, LOOK])
-    assert predict(train, window) == [plane(52)[1], plane(73)[1]]
+    window = make_window(history=[(None, "Start."), plane(10), plane(33)], actions=[LOOK, LOOK])
+    assert predict(train, window) == [plane(56)[1], plane(79)[1]]  # 33 % is known, but at another speed
     window = make_window(history=[(None, "Start."), *[("read", "Yes.")] * 2], actions=["read"])
     assert predict(train, window) == ["Yes."]
 

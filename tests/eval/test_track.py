@@ -21,7 +21,7 @@ AT_DESK = ("go to desk 1", "You arrive at desk 1. On the desk 1, you see a cd 1,
 AT_DRAWER = ("go to drawer 2", "You arrive at drawer 2. The drawer 2 is closed.")
 OPENED = (
     "open drawer 2",
-    "You open the drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, and a pencil 1.",
+    "You open the drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, a pen 1, and a pencil 1.",
 )
 TAKEN = ("take mug 2 from desk 1", "You pick up the mug 2 from the desk 1.")
 Play = Callable[..., list[str]]
@@ -43,9 +43,9 @@ def test_what_was_seen_is_told_again_with_what_the_actions_changed(play: Play) -
     moving = ("take cd 1 from desk 1", "go to drawer 2", "move cd 1 to drawer 2", "examine drawer 2", "close drawer 2")
     assert play(history, *moving, "go to desk 1") == [
         "You pick up the cd 1 from the desk 1.",
-        "You arrive at drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, and a pencil 1.",
+        "You arrive at drawer 2. The drawer 2 is open. In it, you see a pen 10, a pen 9, a pen 1, and a pencil 1.",
         "You move the cd 1 to the drawer 2.",
-        "The drawer 2 is open. In it, you see a cd 1, a pen 10, a pen 9, and a pencil 1.",
+        "The drawer 2 is open. In it, you see a cd 1, a pen 10, a pen 9, a pen 1, and a pencil 1.",
         "You close the drawer 2.",
         "You arrive at desk 1. On the desk 1, you see a desklamp 1, and a mug 2.",
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def test_other_regimes_know_what_they_show(play: Play) -> None:
            "inventory": "You are carrying: a mug 2."}  # fmt: skip
     actions = ("inventory", "move mug 2 to drawer 2", "examine drawer 2", "go to desk 1")
     told = play([AT_DESK], *actions, regime="snapshot", **now)
-    assert told[2] == "The drawer 2 is open. In it, you see a mug 2, a pen 10, a pen 9, and a pencil 1."
+    assert told[2] == "The drawer 2 is open. In it, you see a mug 2, a pen 10, a pen 9, a pen 1, and a pencil 1."
     assert told[3].endswith("a cd 1, a desklamp 1, and a mug 2.")  # the last observation is shown, not its order
     hidden = (
         "The drawer 10 is closed. In it, you see a watch 1.\nOn the shelf 1, you see a vase 1.\nThe vase 1 is cold."
