@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def predict(train: Path, window: Window) -> list[str]:
 
 
 @pytest.fixture
-def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+def write(tmp_path: Path) -> Callable[..., Path]:
     def write(*lines: str) -> Path:
         path = tmp_path / "train.jsonl"
         path.write_text("".join(lines))
@@ -40,7 +41,9 @@ def renamed(text: str, actions: list[tuple[str, str]], there: list[str], here: l
     return rename(text, renaming(actions, [], World(there, NAMES), World(here, NAMES), NAMES), NAMES)
 
 
-def test_the_answer_is_told_in_the_names_of_the_action_asked(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
+def test_the_answer_is_told_in_the_names_of_the_action_asked(
+    make_window: MakeWindow, write: Callable[..., Path]
+) -> None:
     train = write(
         episode(
             ("look around", "a steel block."),
@@ -95,7 +98,9 @@ def run(speed: float, block: str = "steel block", name: str = "b", first: int = 
     return [plane(int(speed * tick + 0.5), block, name) for tick in range(first, 14)]
 
 
-def test_of_known_speeds_the_one_that_fits_the_readings_is_chosen(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
+def test_of_known_speeds_the_one_that_fits_the_readings_is_chosen(
+    make_window: MakeWindow, write: Callable[..., Path]
+) -> None:
     train = write(episode(*run(4.7)), episode(*run(3.1)), episode(*run(6.4)), episode(*run(5.2)))
     for speed in (4.7, 3.1, 6.4):
         truth = [text for _, text in run(speed, "wood block", "c", first=2)]
@@ -104,7 +109,17 @@ def test_of_known_speeds_the_one_that_fits_the_readings_is_chosen(make_window: M
         assert predict(train, window) == truth[2:7]
 
 
-def test_time_passes_only_in_steps_that_take_time(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("before", "then"), [(14, 24), (13, 26)])
+def test_earlier_readings_tell_apart_what_the_last_one_does_not(
+    make_window: MakeWindow, write: Callable[..., Path], before: int, then: int
+) -> None:
+    train = write(episode(*run(4.7)), episode(*run(6.4)))  # 19 % is a reading of both
+    between = [("inventory", "Nothing.")] * 3
+    window = make_window(history=[(None, "Start."), plane(before), *between, plane(19)], actions=[LOOK])
+    assert predict(train, window) == [plane(then)[1]]
+
+
+def test_time_passes_only_in_steps_that_take_time(make_window: MakeWindow, write: Callable[..., Path]) -> None:
     refused = ("go to moon", "No known action matches that input.")
     train = write(episode(*run(4.7)), episode(*run(3.1)), episode(refused))
     one, two, _, _, five, six, *_ = run(4.7, first=3)  # the wait takes two ticks
@@ -114,7 +129,7 @@ def test_time_passes_only_in_steps_that_take_time(make_window: MakeWindow, write
 
 
 def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repeated(
-    make_window: MakeWindow, write  # type: ignore[no-untyped-def]
+    make_window: MakeWindow, write: Callable[..., Path]
 ) -> None:  # fmt: skip
     train = write(episode(*run(4.7)), episode(("open door", "It opens."), ("read", "No.")))
     window = make_window(history=[(None, "Start."), plane(10), plane(33)], actions=[LOOK, LOOK])
@@ -123,7 +138,9 @@ def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repea
     assert predict(train, window) == ["Yes."]
 
 
-def test_an_answer_to_another_verb_is_not_taken_while_there_is_one(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
+def test_an_answer_to_another_verb_is_not_taken_while_there_is_one(
+    make_window: MakeWindow, write: Callable[..., Path]
+) -> None:
     train = write(
         episode(("look", "a hall"), ("close red door", "It closes.")),
         episode(("dance", "x"), ("open box", "It opens.")),
@@ -133,12 +150,12 @@ def test_an_answer_to_another_verb_is_not_taken_while_there_is_one(make_window: 
     assert re.match("It|a|x", predict(train, make_window(actions=["sing"]))[0])
 
 
-def test_numbered_names_are_renamed_whole(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
+def test_numbered_names_are_renamed_whole(make_window: MakeWindow, write: Callable[..., Path]) -> None:
     train = write(episode(("take mug 1 from desk 1", "You pick up the mug 1 from the desk 1."), env="alfworld"))
     window = make_window(history=[(None, "mug 11")], actions=["take mug 11 from desk 2"], env="alfworld")
     assert predict(train, window) == ["You pick up the mug 11 from the desk 2."]
 
 
-def test_without_known_names_the_answer_stays(make_window: MakeWindow, write) -> None:  # type: ignore[no-untyped-def]
+def test_without_known_names_the_answer_stays(make_window: MakeWindow, write: Callable[..., Path]) -> None:
     train = write(episode(("pick up red wire", "red wire"), env="elsewhere"))
     assert predict(train, make_window(actions=["pick up blue wire"], env="elsewhere")) == ["red wire"]
