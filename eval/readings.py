@@ -121,8 +121,10 @@ def usual_ticks(episodes: Sequence[Episode]) -> Mapping[str, int]:
 
 
 def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
-    """The readings continued to the observation that is asked about."""
+    """The readings continued to the observation that is asked about; the last again if no time passed between them."""
     *_, last = (text for action, text in question.seen if action == question.actions[-1])
+    if in_view[0].back == in_view[-1].back:
+        return last
     texts = [_with_numbers(last, reading.numbers) for reading in reversed(in_view)]
     return continue_readings([-reading.back for reading in reversed(in_view)], texts, 0)
 

@@ -138,6 +138,15 @@ def test_readings_that_fit_no_place_are_continued_and_text_without_numbers_repea
     assert predict(train, window) == ["Yes."]
 
 
+def test_readings_between_which_no_time_passed_are_not_continued(
+    make_window: MakeWindow, write: Callable[..., Path]
+) -> None:
+    train = write(episode(("inventory", "Nothing."), ("wait1", "You decide to wait for 1 iterations.")))
+    seen = [("inventory", "a flower pot 7"), ("inventory", "a flower pot 8")]
+    window = make_window(history=[(None, "Start."), *seen], actions=["wait1", "inventory"])
+    assert predict(train, window)[1] == "a flower pot 8"
+
+
 def test_an_answer_to_another_verb_is_not_taken_while_there_is_one(
     make_window: MakeWindow, write: Callable[..., Path]
 ) -> None:
