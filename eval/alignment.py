@@ -17,8 +17,7 @@ LONGEST = 8
 """Names and words of a difference that are still another name; more is another sentence."""
 
 SHORT = 2
-"""A letter or number of so many characters belongs to the word before it (`flower pot 3`, `unknown substance C`)."""
-
+"""A letter or number of so many characters belongs to the word before it (`vial C`)."""
 
 _NUMBER = re.compile(r"\d")
 _LETTER = re.compile(r"\b[a-z]$")
@@ -118,9 +117,9 @@ def _are_names(part: str, other: str, names: Names) -> bool:
 
 def rename(text: str, renamed: Mapping[str, str], names: Names) -> str:
     """Every occurrence renamed at once, whatever its case; not inside a longer name that stays."""
-    kept_or_renamed = {**dict.fromkeys(names.named(text)), **renamed}
     if not renamed:
         return text
+    kept_or_renamed = {**dict.fromkeys(names.named(text)), **renamed}
     longest_first = sorted(kept_or_renamed, key=len, reverse=True)
-    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE | re.ASCII)
     return pattern.sub(lambda name: kept_or_renamed[name[0].lower()] or name[0], text)

@@ -81,10 +81,6 @@ class Question:
     def now(self) -> int:
         return len(self.seen) - 1
 
-    @property
-    def step(self) -> int:
-        return self.now + len(self.actions)
-
 
 class Index:
     """The places of an environment at one horizon, and how similar they are to a question."""

@@ -107,7 +107,7 @@ class Game:
                 self.contents[place] = set(_NAME.findall(listed))
         for facing in _FACING.finditer(text):
             together = set(_NAME.findall(facing[1]))
-            self.at = self.at if self.at in together else min(together)
+            self.at = self.at if self.at in together else min(together, default=self.at)
             for place in together:
                 self.beside[place] |= together
         for carrying in _CARRYING.finditer(text):
@@ -238,5 +238,10 @@ def _is_name(text: str) -> bool:
 
 def _listed(names: Iterable[str]) -> str:
     """In the game's order: kinds ascending, numbers descending."""
-    *others, last = sorted(names, key=lambda name: (name.split()[:-1], -int(name.split()[-1]))) or [""]
+    *others, last = sorted(names, key=_place_in_list) or [""]
     return f"{', '.join(others)}, and {last}" if others else last
+
+
+def _place_in_list(name: str) -> tuple[str, int]:
+    kind, _, number = name.rpartition(" ")
+    return (kind, -int(number)) if number.isdecimal() else (name, 0)

@@ -75,6 +75,10 @@ def test_names_change_places_at_once_and_keep_their_spelling() -> None:
     assert told == "vial D, mark c"
 
 
+def test_letters_beyond_ascii_are_no_case_of_a_name() -> None:
+    assert renamed("a \u017fink, a SINK", [("open sink", "open fridge")], [], []) == "a \u017fink, a fridge"
+
+
 def test_a_name_inside_a_longer_one_stays() -> None:
     action = [("open freezer", "open fridge")]
     text = "The freezer is open, the ultra low temperature freezer is not."

@@ -93,6 +93,11 @@ def test_a_refusal_in_the_history_changes_nothing(play: Play) -> None:
     assert play(refused, "inventory") == ["You are carrying: a mug 2."]
 
 
+def test_texts_that_are_not_the_games_do_no_harm(play: Play) -> None:
+    odd = [("go to moon", "You fly."), ("look", "You are facing the ."), ("move x to desk 1", "Ok."), ("", "")]
+    assert play(odd, "look", "go to desk 1")[1] == "You arrive at desk 1. On the desk 1, you see nothing."
+
+
 def test_places_seen_together_are_reached_together(play: Play) -> None:
     facing = ("look", "You are facing the drawer 10, and drawer 2. Next to it, you see nothing.")
     actions = ("examine drawer 10", "go to drawer 10", "go to desk 1", "go to drawer 10", "look")
