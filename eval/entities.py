@@ -16,6 +16,7 @@ from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
 _TOKEN = re.compile(r"[a-z0-9]+(?:[-'][a-z0-9]+)*|[^\sa-z0-9]")
+_NUMBERED_OR_WORD = re.compile(rf"[a-z]+ \d+\b|{_TOKEN.pattern}")
 _NUMBERED = re.compile(r"\b[a-z]+ \d+\b")
 
 Extractor = Callable[[str], frozenset[str]]
@@ -33,13 +34,20 @@ class NameList:
 
     def longest(self, text: str) -> frozenset[str]:
         """The names met when reading from left to right and taking the longest name at each place."""
+        return frozenset(part for part, is_name in self._read(text) if is_name)
+
+    def split(self, text: str) -> list[str]:
+        """The text's words and marks in order, lower-case, each of the names of `longest` in one piece."""
+        return [part for part, _ in self._read(text)]
+
+    def _read(self, text: str) -> Iterator[tuple[str, bool]]:
         words = _TOKEN.findall(text.lower())
-        found, start = set(), 0
+        start = 0
         while start < len(words):
             name = next(self._starting(words, start), None)
-            found.update([" ".join(name)] if name else [])
-            start += len(name) if name else 1
-        return frozenset(found)
+            length = len(name) if name else 1
+            yield " ".join(words[start : start + length]), name is not None
+            start += length
 
     def anywhere(self, text: str) -> frozenset[str]:
         """Every name that occurs, also inside a longer one (`apple` in `red apple`)."""
@@ -62,17 +70,26 @@ def numbered_names(text: str) -> frozenset[str]:
     return frozenset(_NUMBERED.findall(text.lower()))
 
 
+def split_numbered_names(text: str) -> list[str]:
+    return _NUMBERED_OR_WORD.findall(text.lower())
+
+
 @dataclass(frozen=True)
 class Names:
-    """named: the entities of an observation. mentioned: every name in a text, also inside longer names."""
+    """named: the entities of an observation. mentioned: every name in a text, also inside longer names.
+
+    split: a text's words and marks in order, lower-case, names in one piece.
+    """
 
     named: Extractor
     mentioned: Extractor
+    split: Callable[[str], list[str]]
 
 
 @cache
 def names_of(env: str) -> Names | None:
     """How names are found in this environment; None if they are not known."""
     if env == "scienceworld":
-        return Names(scienceworld_names().longest, scienceworld_names().anywhere)
-    return Names(numbered_names, numbered_names) if env == "alfworld" else None
+        names = scienceworld_names()
+        return Names(names.longest, names.anywhere, names.split)
+    return Names(numbered_names, numbered_names, split_numbered_names) if env == "alfworld" else None

@@ -13,6 +13,8 @@ from eval.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.files import read_json
 from eval.predictors import Predictor
 from eval.retrieve import load_retrieve
+from eval.retrieve_names import load_retrieve_names
+from eval.track import load_track
 from eval.windows import Window
 from loopwm.text.format import Regime
 
@@ -36,12 +38,16 @@ FLOORS = {
         lambda windows, episodes: Extrapolate(load_markov(windows, episodes)),
     ),
     "retrieve": Floor("what followed the most similar place of a train episode (BM25)", load_retrieve),
+    "retrieve-names": Floor(
+        "the same, chosen or continued by readings and in the names of the place asked about", load_retrieve_names
+    ),
+    "track": Floor("what the rules of ALFWorld answer to what was seen", lambda windows, episodes: load_track(windows)),
 }
 
 
 _TAKEN_BY = {
     "depth": {CHECKPOINT},
-    "train_episodes": {"markov", "extrapolate", "retrieve"},
+    "train_episodes": {"markov", "extrapolate", "retrieve", "retrieve-names"},
     "shots": {LANGUAGE_MODEL, ENDPOINT},
     "examples": {LANGUAGE_MODEL, ENDPOINT},
 }

@@ -9,6 +9,9 @@ from typing import Protocol, runtime_checkable
 from eval.windows import Window
 from loopwm.text.format import Regime
 
+OPPONENTS = {"scienceworld": "retrieve-names", "alfworld": "track"}
+"""By environment the strongest program without a learned model: what a model's figures are to be read beside."""
+
 
 @dataclass(frozen=True)
 class Prediction:

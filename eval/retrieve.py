@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import bm25s
+import numpy as np
+from numpy.typing import NDArray
 
 from eval.episodes import Episode, read_train_episodes
 from eval.errors import EvalError
@@ -37,7 +39,67 @@ Steps = Sequence[tuple[str, str]]
 """(action, observation) pairs up to now; the action of an episode's first one is empty."""
 
 
-class Retrieve:
+@dataclass(frozen=True)
+class Place:
+    """A step of a train episode that `horizon` actions lead to from what was seen there."""
+
+    episode: Episode
+    step: int
+    horizon: int
+
+    @property
+    def now(self) -> int:
+        """The last step that was seen."""
+        return self.step - self.horizon
+
+    @property
+    def seen(self) -> Steps:
+        return self.episode.steps[: self.now + 1]
+
+    @property
+    def action(self) -> str:
+        return self.episode.steps[self.step][0]
+
+    @property
+    def actions(self) -> list[str]:
+        return [action for action, _ in self.episode.steps[self.now + 1 : self.step + 1]]
+
+    @property
+    def answer(self) -> str:
+        return self.episode.steps[self.step][1]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a window asks at a horizon: the observation after the last of `actions`."""
+
+    goal: str
+    seen: Steps
+    actions: Sequence[str]
+
+    @property
+    def now(self) -> int:
+        return len(self.seen) - 1
+
+
+class Index:
+    """The places of an environment at one horizon, and how similar they are to a question."""
+
+    def __init__(self, episodes: Sequence[Episode], horizon: int) -> None:
+        self.episodes = episodes
+        self.places = [Place(e, step, horizon) for e in episodes for step in range(horizon, len(e.steps))]
+        self._bm25 = bm25s.BM25(k1=1.5, b=0.0)
+        if self.places:
+            terms = [describe(place.episode.goal, place.seen, place.actions) for place in self.places]
+            self._bm25.index(terms, show_progress=False)
+
+    def scores(self, question: Question) -> NDArray[np.float32]:
+        """By place, (places,)."""
+        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.seen, question.actions))
+        return scores
+
+
+class Retrieval(ABC):
     """Predicts from train episodes, which are indexed by environment and horizon when first needed."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
@@ -54,48 +116,40 @@ class Retrieve:
         for i, window in enumerate(windows):
             context = window_context(window, regime)
             for k in horizons:
-                query = describe(context.goal, _steps(context), window["actions"][:k])
-                predictions[i].texts[k] = self._index(window["env"], k).find(query)
+                question = Question(context.goal, _steps(context), window["actions"][:k])
+                predictions[i].texts[k] = self._answer(question, self._index(window["env"], k))
         return predictions
 
-    def _make_index(self, env: str, horizon: int) -> _Index:
-        described = list(_documents((e for e in self._episodes if e.env == env), horizon))
-        if not described:
+    @abstractmethod
+    def _answer(self, question: Question, index: Index) -> str: ...
+
+    def _make_index(self, env: str, horizon: int) -> Index:
+        index = Index([e for e in self._episodes if e.env == env], horizon)
+        if not index.places:
             raise EvalError(f"--train-episodes: none of {env!r} has {horizon} steps")
-        documents, answers = zip(*described, strict=True)
-        bm25 = bm25s.BM25(k1=1.5, b=0.0)
-        bm25.index(list(documents), show_progress=False)
-        return _Index(bm25, answers)
+        return index
 
 
-@dataclass(frozen=True)
-class _Index:
-    bm25: Any
-    answers: Sequence[str]
+class Retrieve(Retrieval):
+    """What followed at the most similar place; of equal ones the first."""
 
-    def find(self, query: list[str]) -> str:
-        """What followed at the best place, of equal ones the first."""
-        return self.answers[int(self.bm25.get_scores(query).argmax())]
+    def _answer(self, question: Question, index: Index) -> str:
+        return index.places[int(index.scores(question).argmax())].answer
 
 
 def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
     """Raises EvalError where the episodes lack an environment of the windows."""
+    return Retrieve(read_episodes_for(windows, train_episodes))
+
+
+def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[Episode]:
+    """Raises EvalError where the episodes lack an environment of the windows."""
     if not train_episodes:
-        raise EvalError("--train-episodes: 'retrieve' needs them, no index comes with the package")
+        raise EvalError("--train-episodes: retrieval needs them, no index comes with the package")
     episodes = list(read_train_episodes(train_episodes))
     for env in sorted({window["env"] for window in windows} - {episode.env for episode in episodes}):
         raise EvalError(f"--train-episodes: none of environment {env!r}")
-    return Retrieve(episodes)
-
-
-def _documents(episodes: Iterator[Episode], horizon: int) -> Iterator[tuple[list[str], str]]:
-    """(description, observation) of every step that `horizon` actions lead to."""
-    for episode in episodes:
-        for step in range(horizon, len(episode.steps)):
-            now = step - horizon
-            seen = episode.steps[max(0, now - EARLIER_OBSERVATIONS) : now + 1]
-            actions = [action for action, _ in episode.steps[now + 1 : step + 1]]
-            yield describe(episode.goal, seen, actions), episode.steps[step][1]
+    return episodes
 
 
 def _steps(context: Context) -> list[tuple[str, str]]:
@@ -111,7 +165,7 @@ def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
         terms += [f"between{back}={_squeeze(action)}", *_words("between", action)]
     terms += _words("now", last_observation) * OBSERVATION_WEIGHT
     terms += [f"done={_squeeze(last_action)}"]
-    for _, observation in seen[:-1][-EARLIER_OBSERVATIONS:]:
+    for _, observation in seen[-1 - EARLIER_OBSERVATIONS : -1]:
         terms += _words("before", observation)
     return terms + _words("goal", goal)
 

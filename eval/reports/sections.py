@@ -9,6 +9,7 @@ from eval import papers
 from eval.compare import Difference
 from eval.error_kinds import ERROR_KINDS
 from eval.papers import OURS
+from eval.predictors import OPPONENTS
 from eval.report import DETECTION, FOUR, four_cell, paper_cell, percent
 from eval.reports import analysis, plots
 from eval.reports.analysis import Mean
@@ -60,7 +61,8 @@ def _overview(groups: Sequence[Group]) -> Section:
                              ("All windows: EM / Token F1 at the farthest horizon of each run.", rest)):  # fmt: skip
         rows = [[name, *(cells.get(name, "") for _, cells in columns)] for name in names]
         blocks += [Table(["Model, context", *(title for title, _ in columns)], rows, caption)] if columns else []
-    return Section("Overview", "overview", 2, [*blocks, Fold("The runs", [_runs_table(groups)])])
+    lacking = [Text(line) for line in map(lacking_opponent, groups) if line]
+    return Section("Overview", "overview", 2, [*blocks, *lacking, Fold("The runs", [_runs_table(groups)])])
 
 
 Figure = Callable[[Run], str]
@@ -96,6 +98,18 @@ def _novel(run: Run) -> str:
 
 def _both_right(run: Run) -> str:
     return _mean_cell(_pair_means(run)["both"])
+
+
+def lacking_opponent(group: Group) -> str:
+    """A sentence about each context that is not shown beside the opponent of its environment; empty if all are."""
+    env = group.runs[0].suite.windows[0]["env"]
+    opponent = OPPONENTS.get(env)
+    contexts = dict.fromkeys(run.context for run in group.runs)
+    faced = {run.context for run in group.runs if run.model == opponent}
+    lacking = [context for context in contexts if context not in faced]
+    if opponent is None or not lacking:
+        return ""
+    return f"{group.suite}, {', '.join(lacking)}: no run of {opponent} is shown, the opponent that counts there."
 
 
 def _small(run: Run) -> str:

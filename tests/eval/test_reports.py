@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from eval.reports.analysis import difference, em_by_length, length_class, worst
 from eval.reports.groups import make_groups
 from eval.reports.markdown import escape
 from eval.reports.runs import Run, SuiteShelf, check_run
+from eval.reports.sections import lacking_opponent
 from eval.reports.word_diff import word_diff
 from eval.scoring import summarize_pairs
 from tests.eval.conftest import MakeWindow, WriteSuite
@@ -104,6 +106,19 @@ def test_a_partial_run_is_shown_with_what_it_has(suite_path: Path, tmp_path: Pat
     assert report(suite_path, tmp_path / "out", whole, part) == 0
     assert "partial: 10 of 40 windows" in (tmp_path / "out" / "report.html").read_text()
     assert (part / "predictions.jsonl").read_bytes() == before
+
+
+def test_a_report_without_the_opponent_that_counts_says_so(suite_path: Path, tmp_path: Path) -> None:
+    group = make_groups([run := load(suite_path, evaluate(suite_path, tmp_path / "a"))], run)[0]
+    assert (
+        lacking_opponent(group) == "suite, observed: no run of retrieve-names is shown, the opponent that counts there."
+    )
+    faced = replace(run, spec={**run.spec, "model": "retrieve-names"})
+    assert lacking_opponent(make_groups([run, faced], run)[0]) == ""
+    elsewhere = replace(faced, spec={**faced.spec, "context": "snapshot"})
+    assert lacking_opponent(make_groups([run, elsewhere], run)[0]).startswith("suite, observed: ")
+    assert report(suite_path, tmp_path / "page", tmp_path / "a") == 0
+    assert "the opponent that counts there" in (tmp_path / "page" / "report.md").read_text()
 
 
 def test_a_finished_run_keeps_its_rows(suite_path: Path, tmp_path: Path) -> None:

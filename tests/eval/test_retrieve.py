@@ -82,7 +82,7 @@ def test_identity_is_of_the_episodes_and_not_of_their_files(
 
 
 def test_train_episodes_of_the_environment_are_needed(make_window: MakeWindow, train: Path, tmp_path: Path) -> None:
-    with pytest.raises(EvalError, match="--train-episodes: 'retrieve' needs them"):
+    with pytest.raises(EvalError, match="--train-episodes: retrieval needs them"):
         load_retrieve([make_window()], [])
     with pytest.raises(EvalError, match="none of environment 'alfworld'"):
         load_retrieve([make_window(env="alfworld")], [train])
