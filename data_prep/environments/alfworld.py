@@ -83,8 +83,8 @@ class AlfWorld:
         folder = "train" if split == DEV else split
         games = [n for n in _original_games(_data_folder(), folder) if n.split("/")[1].startswith(f"{task}-")]
         if split == DEV:
-            return [name for name in games if _held_out(name)] + list(list_dev_games(task))
-        return [name for name in games if split != "train" or not _held_out(name)]
+            return [name for name in games if held_out(name)] + list(list_dev_games(task))
+        return [name for name in games if split != "train" or not held_out(name)]
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
         self._load(task, str(variation))
@@ -177,7 +177,7 @@ def _original_games(root: Path, split: str) -> tuple[str, ...]:
     return tuple(games)
 
 
-def _held_out(name: str) -> bool:
+def held_out(name: str) -> bool:
     return crc32(name.encode()) % HELD_OUT == 0
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data_prep.windows import SUITES
-from eval.episodes import EXPERTS
 from eval.errors import EvalError
 from eval.reports.plots import Look, look
 from eval.reports.runs import Run, SuiteShelf, check_run
 from loopwm.text.format import REGIMES
+
+EXPERT_SUITES = frozenset(("scienceworld-500", "scienceworld-dev", "alfworld-500", "alfworld-dev"))
+"""Suites whose windows are of an expert's path."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Group:
 
     @property
     def is_expert(self) -> bool:
-        """Whether the windows are of an expert's path, as far as the suite's name tells."""
-        return self.suite in SUITES and SUITES[self.suite].policy in EXPERTS
+        """Whether the windows are of an expert's path, as far as the suite is known."""
+        return self.suite in EXPERT_SUITES
 
     @property
     def peers(self) -> list[tuple[str, Run]]:

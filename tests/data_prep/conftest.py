@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -28,6 +29,11 @@ def play_once(
     order = Order(environment.name, split, policy, 1, max_steps, seed, ())
     gold = environment.gold_actions(task, variation) if POLICIES[policy].needs_gold else []
     return play(environment, order, task, variation, gold, Random(seed))
+
+
+def as_answered(episode: Episode) -> tuple[Step, ...]:
+    """The steps as a simulator returns them, before hidden states are added to some."""
+    return tuple(replace(step, hidden_state=None) for step in episode.steps)
 
 
 def check_that_kills_change_nothing(options: list[str], folder: Path, seed: int) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from data_prep.__main__ import main
+from data_prep.environments.alfworld import held_out
+from data_prep.environments.alfworld_games import list_dev_games
 from data_prep.environments.scienceworld import ScienceWorld
 from data_prep.episodes import Episode, write_episodes
 from data_prep.families import FAMILIES, PAPER_MIX, scaled_mix
@@ -126,17 +129,25 @@ def check_variations(windows: list[dict[str, Any]], simulator: ScienceWorld, spl
         assert not used & set(simulator.variations(task, "train"))
 
 
+def is_held_out(game: str, split: str) -> bool:
+    """Whether an ALFWorld game is of a split that nobody trains on."""
+    if split == "valid_seen":
+        return game.startswith("valid_seen/")
+    built = re.fullmatch(r"built/(\w+)-\d+-\d+", game)
+    return game in list_dev_games(built[1]) if built else held_out(game)
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_a_suite_has_the_paper_mix_hidden_states_and_no_training_variation(simulator: ScienceWorld, name: str) -> None:
     suite, windows = SUITES[name], committed(name)
     assert Counter(w["family"] for w in windows) == suite.mix
-    assert len({w["id"] for w in windows}) == len(windows) == 500
+    assert len({w["id"] for w in windows}) == len(windows) == sum(suite.mix.values())
     assert {(w["env"], len(w["actions"])) for w in windows} == {(suite.env, suite.horizon)}
-    assert all(w["hidden_state"] and w["look"] and w["inventory"] for w in windows)
+    assert all(w["hidden_state"] and w["hidden_state_start"] and w["look"] and w["inventory"] for w in windows)
     if suite.env == "scienceworld":
         check_variations(windows, simulator, suite.split)
     else:
-        assert all(w["variation"].startswith("valid_seen/") for w in windows)
+        assert all(is_held_out(w["variation"], suite.split) for w in windows)
 
 
 def test_noisy_suites_hold_refusals_which_solvers_hardly_ever_get() -> None:

@@ -43,7 +43,7 @@ def test_regimes_show_what_they_say():
     assert window_context(WINDOW, "full") == Context("g", "o1", (), "l", "i", "h")
     assert window_context(WINDOW, "briefed") == Context("g", "o0", (Transition("a1", "o1"),), hidden_state="h0")
     assert template.render_context(window_context(WINDOW, "briefed")) == (
-        "<|goal|>g<|hidden|>h0<|obs|>o0<|end|><|act|>a1<|obs|>o1<|end|><|state|>"
+        "<|goal|>g<|hidden|>h0<|obs|>o0<|end|><|act|>a1<|state|><|obs|>o1<|end|>"
     )
 
 
