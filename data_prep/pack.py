@@ -19,8 +19,8 @@ from tqdm import tqdm
 from data_prep.collect import FAILED, PLAN
 from data_prep.errors import DataError
 from data_prep.files import atomic_write
+from data_prep.solutions import PACKED, pack_solutions
 
-PACKED = Path(__file__).with_name("packed")
 SUFFIX = ".tar.xz"
 EPISODES = ".jsonl.xz"
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 27}]
@@ -98,12 +98,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job = parser.add_mutually_exclusive_group(required=True)
     job.add_argument("--folder", type=Path, help="a folder of collected episodes to pack")
     job.add_argument("--unpack", nargs="*", type=Path, help="packs to unpack; none named: those of the project")
+    job.add_argument("--solutions", type=Path, help="the folder of an environment's solutions to pack, as .jsonl.xz")
     parser.add_argument("--first", type=int, default=0, help="pack files from this episode of each task on")
     parser.add_argument("--until", type=int, default=1 << 30, help="and up to this one")
     parser.add_argument("--out", type=Path, required=True, help=f"the pack, NAME{SUFFIX}; or where to unpack")
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.solutions is not None:
+        print(f"{args.out}: {pack_solutions(args.solutions, args.out):,} solutions, {args.out.stat().st_size:,} bytes")
+        return
     if args.folder is not None:
         files = pack(args.folder, args.first, args.until, args.out)
         print(f"{args.out}: {files} files, {args.out.stat().st_size:,} bytes")

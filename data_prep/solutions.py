@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.environments.base import Environment
 from data_prep.errors import DataError
-from data_prep.files import atomic_write, open_text
+from data_prep.files import atomic_write, open_text, write_lines
 
 PACKED = Path(__file__).with_name("packed")
 
@@ -34,6 +34,26 @@ def solve(environment: Environment, task: str, variation: int | str, folder: Pat
     with atomic_write(path) as file:
         file.write(json.dumps(actions).encode() + b"\n")
     return actions
+
+
+def pack_solutions(folder: Path, out: Path) -> int:
+    """Writes the solutions of an environment's folder, and those that were packed before, as one file.
+
+    Returns how many there are. Raises DataError for a folder without solutions.
+    """
+    found = {
+        (path.parent.name, int(path.stem) if path.stem.isdecimal() else path.stem): _read(path)
+        for path in folder.glob("*/*.json")
+    }
+    if not found:
+        raise DataError(f"{folder}: no solutions (TASK/VARIATION.json)")
+    found |= {place: list(actions) for place, actions in _packed(folder.name).items()}
+    records = [
+        {"task": task, "variation": variation, "actions": found[task, variation]}
+        for task, variation in sorted(found, key=lambda place: (place[0], str(place[1]).zfill(6)))
+    ]
+    write_lines(out, (json.dumps(record, separators=(",", ":")) for record in records))
+    return len(records)
 
 
 def _read(path: Path) -> list[str]:

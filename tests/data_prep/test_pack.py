@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import solutions
 from data_prep.__main__ import main
 
 from .conftest import contents
-from .toy import collect_toy
+from .toy import Toy, collect_toy
 
 
 def pack(folder: Path, out: Path, *options: str) -> int:
@@ -88,3 +89,20 @@ def test_a_folder_that_was_not_collected_is_refused(tmp_path: Path, capsys: pyte
     assert pack(tmp_path, tmp_path / "p.tar.xz") == 2
     assert "not a folder of collected episodes (no plan.json)" in capsys.readouterr().err
     assert not (tmp_path / "p.tar.xz").exists()
+
+
+def test_packed_solutions_are_never_asked_for(
+    tmp_path: Path, toy: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "solutions"
+    assert collect_toy(tmp_path / "a", "--tasks", "walk", "--solutions", str(kept)) == 0
+    packed = tmp_path / "packed" / "solutions-toy.jsonl.xz"
+    assert main(["pack", "--solutions", str(kept / "toy"), "--out", str(packed)]) == 0
+    assert "25 solutions" in capsys.readouterr().out
+    monkeypatch.setattr(solutions, "PACKED", packed.parent)
+    solutions._packed.cache_clear()
+    Toy.solved.clear()
+    assert collect_toy(tmp_path / "b", "--tasks", "walk") == 0
+    solutions._packed.cache_clear()
+    assert Toy.solved == []
+    assert contents(tmp_path / "a").items() >= {n: c for n, c in contents(tmp_path / "b").items() if "xz" in n}.items()
