@@ -25,14 +25,14 @@ def test_committed_examples_are_of_train_and_show_every_regime(make_window: Make
         assert {window["split"] for window in shots.examples[env]} <= set(TRAIN_SPLITS)
 
 
-def test_committed_examples_share_no_episode_with_a_suite() -> None:
+def test_committed_examples_share_no_episode_with_a_suite_but_those_to_tune_on() -> None:
     def starts(name: str) -> set[str]:
         windows = load_suite(name).windows
         return {json.dumps([w["task"], w.get("variation"), w["goal"], w["history"][0]]) for w in windows}
 
     examples = starts(str(examples_path("scienceworld"))) | starts(str(examples_path("alfworld")))
     assert len(examples) >= 12
-    assert not any(starts(name) & examples for name in suite_names())
+    assert not any(starts(name) & examples for name in suite_names() if "-dev" not in name)
 
 
 @pytest.mark.parametrize("regime", ["observed", "snapshot"])

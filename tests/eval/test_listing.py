@@ -15,7 +15,7 @@ from tests.eval.conftest import MakeWindow, WriteSuite
 def test_list_names_every_suite_with_its_regimes_and_every_floor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
-    assert "| alfworld-500 | alfworld | 500 | 5 | 1-5 | observed, snapshot, full |" in printed
+    assert "| alfworld-500 | alfworld | 500 | 5 | 1-5 | observed, snapshot, full, briefed |" in printed
     assert all(f"| {name} |" in printed for name in (*suite_names(), *FLOORS))
 
 
