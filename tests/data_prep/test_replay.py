@@ -80,9 +80,11 @@ def test_the_hidden_state_tells_what_looking_does_not(simulator: ScienceWorld) -
     assert [line for line in lines if line.startswith("temperature 10: ") and "thermometer" in line.split(": ")[1]]
     assert not [line for line in lines_after("open cupboard") if line.startswith(held)]
     assert "waiting for a number" not in lines
-    simulator.reset("inclined-plane-friction-named-surfaces", 547)
-    lines_after("open door to workshop", "go to workshop", "move block to inclined plane with a cloth surface")
-    lines_after("look at inclined plane with a cloth surface")
+    simulator.reset("inclined-plane-determine-angle", 0)
+    planes = [line for line in lines_after() if line.startswith("inclined plane") and ": angle " in line]
+    assert len(planes) == 2
+    way = ["open door to workshop", "go to workshop", f"move block to {planes[0].split(':')[0]}", "wait1"]
+    assert [line for line in lines_after(*way) if "block on inclined plane" in line and line.endswith(" percent down")]
 
 
 def test_a_score_below_zero_ends_the_episode_as_in_the_package(simulator: ScienceWorld) -> None:
