@@ -1,7 +1,8 @@
 """One pre-norm transformer layer. Attention itself is passed in, so the layer knows no cache and no backend.
 
 Shape suffixes: B batch, L query positions, S key positions, P those of a shared prefix, N = B * L, D width, H heads,
-E width of one head.
+G heads of keys and values, each shared by H / G heads of queries (grouped-query attention, Ainslie et al. 2023), E
+width of one head.
 
 Departures from the textbook: RMSNorm, rotary positions over half-split pairs, RMSNorm on queries and keys, a
 squared-ReLU MLP, no biases, output projections that start at zero so that a fresh layer is the identity.
@@ -24,7 +25,7 @@ class Attend(Protocol):
     """Attention behind a slot number: caching, masks and backends live in the implementation."""
 
     def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """q, k, v: (B, H, L, E); mask: whatever this `Attend` understands. Returns (B, L, H * E)."""
+        """q: (B, H, L, E); k, v: (B, G, L, E); mask: whatever this `Attend` understands. Returns (B, L, H * E)."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,54 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + swapped * sin.to(x.dtype)
 
 
+def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it: (B, heads, S, E)."""
+    groups = x_BGSE.shape[1]
+    if groups == heads:
+        return x_BGSE
+    return x_BGSE[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
+
+
 def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """The plain `Attend`: no cache, every slot alike. mask: (B, 1, L, L) bool or additive, None for causal."""
+    k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     return out.transpose(1, 2).flatten(2)
+
+
+QUERY_BLOCK = 128
+"""Queries that look at their keys together in `training_attention`."""
+
+
+def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Attention of whole rows, with gradients: (B, H, L, E). seen: (L, S) bool, who sees whom; None: plainly causal.
+
+    In bfloat16 on a processor, two plain products and a softmax for every block of queries take less time than the
+    fused kernel, half of it in short rows (benchmarks/training_attention.py), whose own products are slower. In float32
+    and elsewhere the kernel is the faster one.
+    """
+    if q.dtype != torch.bfloat16 or q.device.type != "cpu":
+        k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+    q, outs = q * q.shape[-1] ** -0.5, []
+    for start in range(0, q.shape[2], QUERY_BLOCK):
+        block = q[:, :, start : start + QUERY_BLOCK]
+        if seen is None:
+            end = start + block.shape[2]
+            visible = torch.ones(block.shape[2], end, dtype=torch.bool, device=q.device).tril(start)
+            outs.append(_looked_up(block, k[:, :, :end], v[:, :, :end], visible))
+        else:
+            outs.append(_looked_up(block, k, v, seen[start : start + QUERY_BLOCK]))
+    return torch.cat(outs, dim=2)
+
+
+def _looked_up(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """(B, H, L, E) of scaled queries; those that share keys and values are multiplied with them at once."""
+    heads, length = q.shape[1:3]
+    together = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+    scores_BHLS = (together @ k.mT).view(-1, heads, length, k.shape[2]).masked_fill_(~visible, -math.inf)
+    weights = scores_BHLS.softmax(-1).view(*together.shape[:3], k.shape[2])
+    return (weights @ v).view(q.shape)
 
 
 def prefix_attention(
@@ -75,9 +120,10 @@ def prefix_attention(
 ) -> Tensor:
     """Attention of rows that share a prefix, every key and value of which is read once for all of them.
 
-    q: (B, H, L, E); k, v: (B, H, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
-    prefix_k, prefix_v: (1, H, P, E), seen by every query. Returns (B, L, H * E).
+    q: (B, H, L, E); k, v: (B, G, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
+    prefix_k, prefix_v: (1, G, P, E), seen by every query. Returns (B, L, H * E).
     """
+    k, v, prefix_k, prefix_v = (for_queries(x, q.shape[1]) for x in (k, v, prefix_k, prefix_v))
     (rows, _, length, width), shared = q.shape, prefix_k.shape[2]
     if mask is None:
         mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - length)
@@ -108,12 +154,12 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    def __init__(self, dim: int, heads: int, head_dim: int, eps: float) -> None:
+    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.q_proj = nn.Linear(dim, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(dim, heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(dim, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, dim, bias=False)
         self.q_norm = RMSNorm(head_dim, eps=eps)
         self.k_norm = RMSNorm(head_dim, eps=eps)
@@ -143,10 +189,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D)."""
 
-    def __init__(self, dim: int, heads: int, head_dim: int, mlp_dim: int, eps: float) -> None:
+    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, mlp_dim: int, eps: float) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(dim, eps=eps)
-        self.attention = Attention(dim, heads, head_dim, eps)
+        self.attention = Attention(dim, heads, kv_heads, head_dim, eps)
         self.mlp_norm = RMSNorm(dim, eps=eps)
         self.mlp = MLP(dim, mlp_dim)
         self.reset_parameters()

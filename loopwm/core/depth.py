@@ -113,14 +113,16 @@ class DepthPlan:
 
 @dataclass(frozen=True)
 class MeanRamp:
-    """mu_rec as a function of the optimiser step: linear from `start` to `end` over `steps`, then `end`."""
+    """mu_rec as a function of the optimiser step: linear from `start` to `end` over `steps`, after the first `wait`."""
 
     start: float
     end: float
     steps: int
+    wait: int = 0
 
     def at(self, step: int) -> float:
-        return self.end if step >= self.steps else self.start + (self.end - self.start) * step / self.steps
+        ramped = max(0, step - self.wait)
+        return self.end if ramped >= self.steps else self.start + (self.end - self.start) * ramped / self.steps
 
 
 @dataclass(frozen=True)

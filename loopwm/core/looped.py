@@ -43,6 +43,8 @@ class CoreConfig:
     input_norm: bool = True
     spectral_constraint: bool = True
     exit_gate: bool = False
+    kv_heads: int = 0
+    """Heads of keys and values, a divisor of `heads`; 0: as many."""
 
     def prelude_slot(self, layer: int) -> int:
         return layer
@@ -112,7 +114,8 @@ class LoopedCore(nn.Module):
 
     def _layers(self, count: int) -> nn.ModuleList:
         c = self.config
-        return nn.ModuleList(Block(c.dim, c.heads, c.head_dim, c.mlp_dim, c.norm_eps) for _ in range(count))
+        sizes = (c.dim, c.heads, c.kv_heads or c.heads, c.head_dim, c.mlp_dim, c.norm_eps)
+        return nn.ModuleList(Block(*sizes) for _ in range(count))
 
     def check(self, depth: int | ExitRule) -> ExitRule:
         """The rule that `depth` stands for. Raises ValueError for what is no rule, for a limit outside

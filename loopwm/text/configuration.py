@@ -24,6 +24,7 @@ class LoopWMConfig(PreTrainedConfig):
     Args:
         prelude_layers, block_layers, coda_layers: layers before, inside (L_R) and after the loop.
         mu_rec: mean of the Poisson depth in training.
+        num_key_value_heads: heads of keys and values, each shared by as many heads of queries; None: one for each.
         max_loops: most loops of any pass; fixes the number of attention slots.
         default_depth: loops of a pass outside training when the caller names none.
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
@@ -85,7 +86,7 @@ class LoopWMConfig(PreTrainedConfig):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
         self.auto_map = AUTO_MAP
-        self.num_key_value_heads = self.num_attention_heads
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         self.num_hidden_layers = self.core.num_slots
         super().__post_init__(**kwargs)
 
@@ -95,6 +96,11 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(
                 f"hidden_size: {self.hidden_size} is not num_attention_heads * head_dim "
                 f"= {self.num_attention_heads} * {self.head_dim}"
+            )
+        if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
+            raise ValueError(
+                f"num_key_value_heads: {self.num_key_value_heads} does not divide "
+                f"num_attention_heads = {self.num_attention_heads}"
             )
         if not 1 <= self.default_depth <= self.max_loops:
             raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
@@ -137,6 +143,7 @@ class LoopWMConfig(PreTrainedConfig):
             input_norm=self.input_norm,
             spectral_constraint=self.spectral_constraint,
             exit_gate=self.exit_gate,
+            kv_heads=self.num_key_value_heads or self.num_attention_heads,
         )
 
 

@@ -45,7 +45,7 @@ from loopwm.core import (
     prefix_attention,
     rotary_angles,
 )
-from loopwm.core.block import RMSNorm, rotate, split_heads
+from loopwm.core.block import RMSNorm, for_queries, rotate, split_heads
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.heads import MonitorHead, PredictionHeads, Propagation
 from loopwm.text.tree import BranchMask, TreeMask, tree_attention
@@ -69,13 +69,13 @@ class AttentionSlot(nn.Module):
         self.layer_idx = layer_idx
         self.is_causal = True
         self.head_dim = config.head_dim
-        self.num_key_value_groups = 1
+        self.num_key_value_groups = config.num_attention_heads // (config.num_key_value_heads or 1)
         self.scaling = config.head_dim**-0.5
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Cache | CoreState | None, **kwargs: Any
     ) -> Tensor:
-        """q, k, v: (B, H, L, E) -> (B, L, H * E)."""
+        """q: (B, H, L, E); k, v: (B, G, L, E). Returns (B, L, H * E)."""
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
@@ -87,6 +87,7 @@ class AttentionSlot(nn.Module):
 def _eager_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
+    k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
     scores = q @ k.transpose(2, 3) * scaling
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
@@ -97,14 +98,19 @@ def _eager_attention(
 class CopyAttention(nn.Module):
     """A pointer in the form of attention: where to copy from is attended to, what is copied is the embedding.
 
-    Returns sigmoid(gate) * scale * attention(values = token embeddings): (B, L, D).
+    Returns sigmoid(gate) * scale * attention(values = token embeddings): (B, L, D). Where heads share keys and values,
+    a value is narrower than an embedding: `pack` projects it, orthogonally at first, and `unpack` leads the heads back.
     """
 
     def __init__(self, config: LoopWMConfig) -> None:
         super().__init__()
         dim, self.head_dim = config.hidden_size, config.head_dim
         self.q_proj = nn.Linear(dim, dim, bias=False)
-        self.k_proj = nn.Linear(dim, dim, bias=False)
+        shared = (config.num_key_value_heads or config.num_attention_heads) * config.head_dim
+        self.k_proj = nn.Linear(dim, shared, bias=False)
+        narrow = shared < dim
+        self.pack = nn.Linear(dim, shared, bias=False) if narrow else None
+        self.unpack = nn.Linear(dim, dim, bias=False) if narrow else None
         self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
         self.gate = nn.Linear(dim, 1)
@@ -118,12 +124,20 @@ class CopyAttention(nn.Module):
         nn.init.constant_(self.scale, COPY_SCALE)
         for norm in (self.q_norm, self.k_norm):
             nn.init.ones_(norm.weight)
+        if self.pack is not None and self.unpack is not None:
+            nn.init.orthogonal_(self.pack.weight)
+            heads = self.unpack.in_features // self.head_dim
+            back_1HDE = for_queries(split_heads(self.pack.weight.T[None], self.head_dim), heads)
+            with torch.no_grad():
+                self.unpack.weight.copy_(back_1HDE[0].transpose(0, 1).flatten(1))
 
     def forward(self, h_BLD: Tensor, tokens_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
         q = rotate(self.q_norm(split_heads(self.q_proj(h_BLD), self.head_dim)), shared.cos, shared.sin)
         k = rotate(self.k_norm(split_heads(self.k_proj(h_BLD), self.head_dim)), shared.cos, shared.sin)
-        v = split_heads(tokens_BLD, self.head_dim)
+        v = split_heads(tokens_BLD if self.pack is None else self.pack(tokens_BLD), self.head_dim)
         copied = attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask)
+        if self.unpack is not None:
+            copied = self.unpack(copied)
         return self.gate(h_BLD).sigmoid() * self.scale * copied
 
 

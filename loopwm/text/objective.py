@@ -41,18 +41,27 @@ ExitLoss = Literal["none", "entropy", "expected"]
 """What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
 
 
-def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, normaliser: float) -> Term:
+def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, starts_N: Tensor, normaliser: float) -> Term:
     """Cross-entropy of observation tokens (LoopWM, world model loss: l_obs), summed and divided by `normaliser`.
 
-    loss_N: of each target, in nats. right_N: whether it was the likeliest token. Diagnostics, each (MAX_HORIZON + 1,)
-    by horizon with the trunk at 0: summed loss in nats, targets, right tokens.
+    loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
+    starts there, whose targets are all those before the next start. Diagnostics, each (MAX_HORIZON + 1,) by horizon
+    with the trunk at 0: summed loss in nats, targets, right tokens, observations, and those of them whose tokens are
+    all right: `exact`, what greedy decoding would match.
     """
 
-    def by_horizon(values: Tensor) -> Tensor:
-        return torch.zeros(MAX_HORIZON + 1, device=values.device).index_add(0, horizon_N, values.detach())
+    def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
+        return torch.zeros(MAX_HORIZON + 1, device=values.device).index_add(0, horizon, values.detach().float())
 
-    ones = torch.ones_like(loss_N)
-    sums = {"loss": by_horizon(loss_N), "targets": by_horizon(ones), "right": by_horizon(right_N.float())}
+    first = starts_N.nonzero()[:, 0]
+    wrong = torch.zeros_like(first, dtype=torch.float32).index_add(0, starts_N.cumsum(0) - 1, (~right_N).float())
+    sums = {
+        "loss": by_horizon(horizon_N, loss_N),
+        "targets": by_horizon(horizon_N, torch.ones_like(loss_N)),
+        "right": by_horizon(horizon_N, right_N),
+        "observations": by_horizon(horizon_N[first], torch.ones_like(wrong)),
+        "exact": by_horizon(horizon_N[first], wrong == 0),
+    }
     return loss_N.sum() / normaliser, sums
 
 
@@ -197,7 +206,9 @@ class TextObjective(nn.Module):
         logits = self.model.lm_head(out.last_hidden_state[wanted])
         target_N = batch.label[wanted]
         loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
-        loss, diagnostics = observation_loss(loss_N, logits.argmax(-1) == target_N, batch.horizon[wanted], normaliser)
+        starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
+        right_N = logits.argmax(-1) == target_N
+        loss, diagnostics = observation_loss(loss_N, right_N, batch.horizon[wanted], starts_N, normaliser)
         if isinstance(depth, DepthPlan):
             diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
         if out.gate_logits is not None:

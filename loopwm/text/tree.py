@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from loopwm.core.block import for_queries, training_attention
 from loopwm.text.format import RowRegime, StateSlots
 
 Tokens = NDArray[np.integer]
@@ -367,7 +368,8 @@ class TreeMask:
         return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention (B, H, L, E) of new queries, whose keys are the last of k."""
+        """Attention (B, H, L, E) of new queries, whose keys are the last of k; k, v: (B, G, S, E)."""
+        k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
         t, parts = self.trunk, []
         if t:
             parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
@@ -401,11 +403,11 @@ class BranchMask:
         return BranchMask(self.trunk, tuple(self.rows[i] for i in rows.tolist()))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention (B, H, L, E)."""
+        """Attention (B, H, L, E); k, v: (B, G, L, E)."""
         sizes = [self.trunk, q.shape[2] - self.trunk]
         # Every tensor is cut up once: each slice by itself would send back a gradient of the whole tensor's size.
         (trunk_q, branch_q), (trunk_k, branch_k), (trunk_v, branch_v) = (x.split(sizes, dim=2) for x in (q, k, v))
-        trunk = F.scaled_dot_product_attention(trunk_q, trunk_k, trunk_v, is_causal=True)
+        trunk = training_attention(trunk_q, trunk_k, trunk_v)
         parts = (trunk_k, trunk_v, branch_q, branch_k, branch_v)
         rows = [_attend_branches(spans, *row) for spans, *row in zip(self.rows, *map(torch.unbind, parts), strict=True)]
         return torch.cat((trunk, torch.stack(rows)), dim=2)
@@ -414,7 +416,7 @@ class BranchMask:
 def _attend_branches(
     spans: Sequence[BranchSpan], trunk_k: Tensor, trunk_v: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Attention of a row's branch columns (H, L, E), one call a branch; trunk_k, trunk_v: (H, P, E)."""
+    """Attention of a row's branch columns (H, L, E), one call a branch; their k, v (G, L, E), the trunk's (G, P, E)."""
     padding = q.shape[1] - (spans[-1].end if spans else 0)
     sizes = [span.end - span.start for span in spans] + [padding]
     limits = sorted({span.limit for span in spans})
@@ -425,8 +427,7 @@ def _attend_branches(
     for span, q_HLE, *own_kv in own:
         count = limits.index(span.limit) + 1
         keys, values = (torch.cat((*trunk[:count], x), dim=1) for trunk, x in zip(seen, own_kv, strict=True))
-        out = F.scaled_dot_product_attention(q_HLE[None], keys[None], values[None], attn_mask=span.visible)
-        outs.append(out[0])
+        outs.append(training_attention(q_HLE[None], keys[None], values[None], span.visible)[0])
     return torch.cat((*outs, q.new_zeros(q.shape[0], padding, q.shape[2])), dim=1)
 
 

@@ -29,25 +29,27 @@ class Training(Protocol):
 Sections = dict[str, Any]
 
 
-def _text(sections: Sections, folder: Path) -> Training:
+def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     config = typed(TrainingConfig, sections)
     from loopwm.training.text import TextProgram
     from loopwm.training.trainer import Trainer
 
-    return Trainer(config, TextProgram, folder)
+    return Trainer(config, TextProgram, folder, start_from)
 
 
-def _twisted(sections: Sections, folder: Path) -> Training:
+def _twisted(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     from loopwm.training.twisted_config import TwistedTrainingConfig
 
     config = typed(TwistedTrainingConfig, sections)
     from loopwm.training.trainer import Trainer
     from loopwm.training.twisted import TwistedProgram
 
-    return Trainer(config, TwistedProgram, folder)
+    return Trainer(config, TwistedProgram, folder, start_from)
 
 
-def _twisted_agent(sections: Sections, folder: Path) -> Training:
+def _twisted_agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
+    if start_from is not None:
+        raise ConfigError("--start-from: an agent starts with its world alone")
     from loopwm.training.agent_config import AgentConfig
 
     config = typed(AgentConfig, sections)
@@ -72,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
     parser.add_argument("--out", type=Path, required=True, help="run folder; an interrupted run in it is resumed")
+    parser.add_argument("--start-from", type=Path, help="checkpoint of another run that a fresh one goes on from")
     parser.add_argument("--max-minutes", type=float, help="save, export and stop after this time")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_args(argv)
@@ -81,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         if system not in SYSTEMS:
             raise ConfigError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
         with PRODUCTS.get(system, nullcontext)():
-            SYSTEMS[system](sections, arguments.out).run(arguments.max_minutes)
+            SYSTEMS[system](sections, arguments.out, arguments.start_from).run(arguments.max_minutes)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -137,7 +137,11 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     warmup_steps: int = 50
     decay_share: float = 0.4
-    """Share of the steps, at the end, over which the rate falls linearly to zero."""
+    """Share of the steps, at the end, over which the rate falls linearly to zero. 0: a plateau up to the end, from
+    which another run can go on, or cool down (`--start-from`)."""
+    average: float = 0.0
+    """What an average of the weights keeps of itself at each step; it is evaluated and exported in their place.
+    0: no average."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,9 @@ class DepthConfig:
     sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
     backward_loops: int = 0
     """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
+    ramp_start: int = 0
     ramp_steps: int = 0
-    """mu_rec grows from 1 over so many steps."""
+    """mu_rec is 1 up to step `ramp_start` and grows over so many steps from there."""
     mean_rate: float = 0.0
     """mu_rec is learned at this rate, from the model's on; 0: it is not. The exported model names where it ended."""
     loop_price: float = 0.01
@@ -161,10 +166,12 @@ class RunConfig:
 
     steps: int = 1000
     seed: int = 0
-    mixed_precision: Literal["no", "bf16"] = "bf16"
+    mixed_precision: Literal["no", "bf16", "auto"] = "bf16"
+    """auto: whichever a layer is faster in on this processor, measured when the run starts or goes on."""
     log_every: int = 10
     eval_every: int = 200
     eval_batches: int = 8
+    """Batches to evaluate on, each of as many rows as a training step has."""
     save_every: int = 100
     keep_checkpoints: int = 2
 
@@ -187,7 +194,8 @@ NOT_NEGATIVE = {
         "exit_entropy_coef",
     ),
     "data": ("history_share", "max_branches"),
-    "depth": ("backward_loops", "ramp_steps", "mean_rate", "loop_price"),
+    "optimizer": ("weight_decay", "average"),
+    "depth": ("backward_loops", "ramp_start", "ramp_steps", "mean_rate", "loop_price"),
 }
 """Keys whose values must not be below zero."""
 
@@ -220,6 +228,8 @@ class TrainingConfig:
                 if not value >= 0:
                     raise ConfigError(f"{section}.{key}: {value} is below zero")
         self.data.check()
+        if self.optimizer.average >= 1:
+            raise ConfigError(f"optimizer.average: {self.optimizer.average} is not below 1")
         if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):
             raise ConfigError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
         if self.batch.rows < self.batch.micro_batches:

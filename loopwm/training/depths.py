@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     except (CheckpointError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    batches = program.evaluation_batches()
+    batches = [batch.rows for batch in program.evaluation_batches()]
     for depth in range(1, round(2 * model.config.mu_rec) + 1):
         by_horizon = dev_loss(TextObjective(model.eval()), batches, depth)
         overall = by_horizon.pop(-1)

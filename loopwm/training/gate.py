@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace) -> None:
     batches = (group for group, _ in program.global_batches(Cursor()))
     fit_gate(model, gate, batches, arguments.steps, limit, arguments.rate)
     report = {"model": str(arguments.model), "steps": arguments.steps, "limit": limit, "seed": config.run.seed}
-    held_out = [decisions(model, b.to(model.device), limit) for b in program.evaluation_batches()]
+    held_out = [decisions(model, b.rows.to(model.device), limit) for b in program.evaluation_batches()]
     for name, kinds in zip(("tokens", "transitions"), zip(*held_out, strict=True), strict=False):
         fit = judge(kinds, gate)
         report[name] = asdict(fit)

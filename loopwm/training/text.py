@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch, by_stage, trunk_and_branches
 from loopwm.training.config import ConfigError, TrainingConfig
-from loopwm.training.rows import BatchStream, Cursor, horizons, make_sources
+from loopwm.training.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.training.shards import read_shards
 
 HEAD_OF = {
@@ -40,8 +41,20 @@ SAMPLERS = {
 }
 """How `depth.sampling` draws."""
 
-SUMS = {"loss", "targets", "right", "tokens", "rows", "loops"}
+BY_HORIZON = ("loss", "targets", "right", "observations", "exact")
+SUMS = {*BY_HORIZON, "tokens", "rows", "loops"}
 """Measurements that are no pairs of sum and count."""
+
+
+@dataclass(frozen=True)
+class DevBatch:
+    """Rows of one world and policy, which `name` tells."""
+
+    name: str
+    rows: TreeBatch
+
+    def to(self, device: torch.device) -> DevBatch:
+        return replace(self, rows=self.rows.to(device))
 
 
 def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
@@ -61,7 +74,7 @@ class TextProgram:
         self.micro_batches = config.batch.micro_batches
         self.tokenizer = load_tokenizer()
         self.model_config = self._model_config()
-        self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps)
+        self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         self.learned_mean = self._learned_mean()
         self._check_exit_loss()
         model = LoopWMForCausalLM(self.model_config)
@@ -119,16 +132,20 @@ class TextProgram:
         curriculum = horizons(self.config.objective, self.config.data.max_horizon, step)
         return self.train_stream.global_batches(cursor, curriculum)
 
-    def evaluation_batches(self) -> list[TreeBatch]:
-        """The first `eval_batches` micro-batches of the dev stream, the same every time."""
+    def evaluation_batches(self) -> list[DevBatch]:
+        """The rows of the first `eval_batches` steps of the dev stream, the same every time, by world and policy."""
         if self.dev_stream is None:
             return []
-        batches: list[TreeBatch] = []
-        for group, _ in self.dev_stream.global_batches(Cursor(), itertools.repeat(self.config.data.max_horizon)):
-            batches += group
-            if len(batches) >= self.config.run.eval_batches:
-                break
-        return batches[: self.config.run.eval_batches]
+        sources: dict[str, list[PlannedRow]] = {}
+        for rows, _ in itertools.islice(self.dev_stream.steps(Cursor()), self.config.run.eval_batches):
+            for planned in rows:
+                sources.setdefault(f"{planned.episode.env}/{planned.episode.policy}", []).append(planned)
+        size = self.config.batch.rows // self.micro_batches
+        return [
+            DevBatch(name, batch)
+            for name, rows in sorted(sources.items())
+            for batch in self.dev_stream.collate(rows, math.ceil(len(rows) / size))
+        ]
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
         draw = SAMPLERS[self.config.depth.sampling]
@@ -147,11 +164,12 @@ class TextProgram:
         loss, diagnostics = objective(batch, plan, normaliser)
         return loss, diagnostics | _counts(batch, sum(plan.loops), loss.device)
 
-    def evaluation(self, objective: nn.Module, batch: TreeBatch) -> dict[str, Tensor]:
-        """Teacher-forced loss by horizon at the default depth."""
+    def evaluation(self, objective: nn.Module, batch: DevBatch) -> dict[str, Tensor]:
+        """Teacher-forced loss and exactness by horizon at the default depth, and exactness by world and policy."""
         depth = self.model_config.default_depth
-        loss, diagnostics = objective(batch, depth, 1.0)
-        return diagnostics | _counts(batch, depth * len(batch.row_ids), loss.device)
+        loss, found = objective(batch.rows, depth, 1.0)
+        exact = {f"{kind}/{batch.name}": found[kind] for kind in ("observations", "exact")}
+        return found | exact | _counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         loss, targets, right = sums["loss"], sums["targets"], sums["right"]
@@ -165,10 +183,12 @@ class TextProgram:
         for k in torch.nonzero(targets).flatten().tolist():
             record[f"loss_k{k}"] = (loss[k] / targets[k]).item()
             record[f"token_accuracy_k{k}"] = (right[k] / targets[k]).item()
-        for name, pair in sums.items():
-            total, count = (0, 0) if name in SUMS else pair.tolist()
-            if count:
-                record[name] = total / count
+        for name, value in sums.items():
+            kind, _, source = name.partition("/")
+            if kind == "exact":
+                record |= _exact(value, sums[name.replace(kind, "observations", 1)], source)
+            elif kind not in SUMS and value[1]:
+                record[name] = (value[0] / value[1]).item()
         return record
 
     def summary(self, record: Mapping[str, float]) -> str:
@@ -199,6 +219,16 @@ class TextProgram:
         if self.learned_mean:
             self.objective.model.config.mu_rec = self.learned_mean.mu_rec
         export_model(self.objective.model, self.tokenizer, folder)
+
+
+def _exact(exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:
+    """Shares of observations that are right to the last token, by horizon, and how many there were."""
+    at = f"/{source}" if source else ""
+    record = {}
+    for k in torch.nonzero(observations).flatten().tolist():
+        record[f"exact_k{k}{at}"] = (exact[k] / observations[k]).item()
+        record[f"observations_k{k}{at}"] = observations[k].item()
+    return record
 
 
 def _counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """The training loop: accumulation, clipping, logging, evaluation, checkpoints, exact resume.
 
 State of a run lies in its folder: config.yaml, provenance.json, metrics.jsonl, TensorBoard events, checkpoints and
-the exported model. A checkpoint folder is written whole and then renamed; resuming takes the newest one.
+the exported model. A checkpoint folder is written whole and then renamed; resuming takes the newest one. A run may
+start from a checkpoint of another: a plateau of the learning rate goes on so, on other data or cooling down.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from loopwm.training.config import ConfigError
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
+from loopwm.training.precision import faster_precision
 from loopwm.training.program import MicroBatch, Program, SystemConfig
 from loopwm.training.provenance import provenance
 from loopwm.training.run_folder import RunFolder
@@ -33,13 +36,19 @@ class Trainer(Generic[Config]):
     """Trains a program's objective in a run folder.
 
     `program` is called after the random state is seeded, so that the weights it starts from follow from the seed.
+    `start_from`: a checkpoint of another run, whose weights, optimiser states, average and number of steps a fresh run
+    takes over; its rows begin anew. Raises ConfigError for one that does not fit.
     """
 
-    def __init__(self, config: Config, program: Callable[[Config], Program], folder: Path) -> None:
+    def __init__(
+        self, config: Config, program: Callable[[Config], Program], folder: Path, start_from: Path | None = None
+    ) -> None:
         self.config = config
         self.folder = folder
         self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
         precision = config.run.mixed_precision
+        if precision == "auto":
+            precision = faster_precision()
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         torch.manual_seed(config.run.seed)
         self.program = program(config)
@@ -51,8 +60,11 @@ class Trainer(Generic[Config]):
         optimizers = build_optimizers(self.program.objective, config.optimizer)
         prepared = self.accelerator.prepare(self.program.objective, *optimizers)
         self.objective, self.optimizers = prepared[0], list(prepared[1:])
+        self.average = self._average()
         self.step = 0
         self.cursor = self.program.cursor_type()
+        if start_from is not None and not self.files.checkpoints():
+            self._take_over(start_from)
         self._prepare_folder()
         self._resume()
         self.writer = SummaryWriter(str(folder / "tensorboard")) if self.accelerator.is_main_process else None
@@ -75,7 +87,8 @@ class Trainer(Generic[Config]):
         bar.close()
         self._save()
         if main:
-            self.program.export(self.folder / "model")
+            with self._averaged():
+                self.program.export(self.folder / "model")
 
     def _out_of_time(self, started: float, max_minutes: float | None) -> bool:
         spent = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
@@ -104,6 +117,8 @@ class Trainer(Generic[Config]):
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(self.accelerator.unwrap_model(self.objective))
         record = self._record(sums)
         record |= self.program.after_step(record)
         seconds = time.monotonic() - started
@@ -144,11 +159,36 @@ class Trainer(Generic[Config]):
             return {}
         sums: dict[str, Tensor] = {}
         self.objective.eval()
-        for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
-            with self.accelerator.autocast():
-                _add(sums, self.program.evaluation(self.objective, batch.to(self.accelerator.device)))
+        with self._averaged():
+            for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
+                with self.accelerator.autocast():
+                    _add(sums, self.program.evaluation(self.objective, batch.to(self.accelerator.device)))
         self.objective.train()
         return self._record(sums)
+
+    # -- the average of the weights ------------------------------------------------------------------------------
+
+    def _average(self) -> AveragedModel | None:
+        if not self.config.optimizer.average:
+            return None
+        kept = get_ema_multi_avg_fn(self.config.optimizer.average)
+        average = AveragedModel(self.accelerator.unwrap_model(self.objective), multi_avg_fn=kept)
+        self.accelerator.register_for_checkpointing(average)
+        return average
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within, the objective's weights are their average."""
+        if self.average is None:
+            yield
+            return
+        weights = list(self.accelerator.unwrap_model(self.objective).parameters())
+        own = [weight.detach().clone() for weight in weights]
+        _set(weights, self.average.parameters())
+        try:
+            yield
+        finally:
+            _set(weights, own)
 
     # -- what lies on disk ---------------------------------------------------------------------------------------
 
@@ -171,13 +211,27 @@ class Trainer(Generic[Config]):
             self.files.finish_checkpoint(self.step)
         self.accelerator.wait_for_everyone()
 
+    def _load(self, checkpoint: Path) -> dict[str, Any]:
+        """Takes weights and all that goes with them; what else the checkpoint says of its run."""
+        self.accelerator.load_state(str(checkpoint))
+        progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+        self.step = progress["step"]
+        self.program.load_state_dict(progress["program"])
+        return progress
+
+    def _take_over(self, checkpoint: Path) -> None:
+        try:
+            self._load(checkpoint)
+        except (OSError, KeyError, IndexError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"{checkpoint}: no checkpoint that this configuration can start from: {reason}"
+            ) from error
+
     def _resume(self) -> None:
         """Continues from the newest checkpoint; metrics written after it are dropped."""
         if checkpoints := self.files.checkpoints():
-            self.accelerator.load_state(str(checkpoints[-1]))
-            progress = json.loads((checkpoints[-1] / "progress.json").read_text(encoding="utf-8"))
-            self.step, self.cursor = progress["step"], self.program.cursor_type(**progress["cursor"])
-            self.program.load_state_dict(progress["program"])
+            self.cursor = self.program.cursor_type(**self._load(checkpoints[-1])["cursor"])
         if self.accelerator.is_main_process:
             self.files.go_on_from(self.step)
 
@@ -187,6 +241,12 @@ class Trainer(Generic[Config]):
         for name, value in record.items():
             self.writer.add_scalar(f"{kind}/{name}", value, self.step)
         self.files.log(self.step, {"kind": kind, **record})
+
+
+@torch.no_grad()
+def _set(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
 
 
 def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor]) -> None:

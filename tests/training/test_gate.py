@@ -148,7 +148,7 @@ def test_the_second_stage_fits_the_gate_leaves_the_model_and_repeats_itself(sour
         assert max(abs(g - 0.5) for g in report[kind]["gates"]) > 0.02
     model = WorldModel.from_pretrained(tmp_path / "one")
     program = TextProgram(load_config(slotted_config))
-    kinds = [decisions(model.model, b, LIMIT)[1] for b in program.evaluation_batches()]
+    kinds = [decisions(model.model, b.rows, LIMIT)[1] for b in program.evaluation_batches()]
     gate = model.model.model.core.gate
     assert judge(kinds, gate).loss == pytest.approx(report["transitions"]["loss"], abs=1e-2)  # bfloat16 in between
 
