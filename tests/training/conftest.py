@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tokenizers import Tokenizer
 
@@ -13,6 +14,15 @@ from data_prep.episodes import Episode, Step
 from data_prep.shards import write_shards
 from data_prep.tokenize import TOKENIZER_FILE, encode_episode
 from loopwm.text.tokenizer import tokenizer_hash
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several threads add in an order of their own, which differs between processes in the last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def toy_episode(number: int) -> Episode:

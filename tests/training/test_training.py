@@ -30,15 +30,6 @@ def losses(folder: Path, kind: str = "train") -> list[float]:
     return [record["loss"] for record in records if record["kind"] == kind]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads add in an order of their own, which differs between processes in the last bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def finished(config_file, one_thread, tmp_path_factory) -> Path:
     """An uninterrupted run of 12 steps."""
