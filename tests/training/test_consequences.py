@@ -18,22 +18,19 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from data_prep.shards import write_shards
-from data_prep.tokenize import TOKENIZER_FILE, encode_episode
 from loopwm.core import DepthPlan
 from loopwm.text.objective import TextObjective
-from loopwm.text.tokenizer import load_tokenizer, tokenizer_hash
+from loopwm.text.tokenizer import load_tokenizer
 from loopwm.text.tree import IGNORED, TreeBatch
 from loopwm.training.__main__ import main
 from loopwm.training.config import TrainingConfig, load_config
 from loopwm.training.rows import Cursor, PlannedRow
 from loopwm.training.text import TextProgram
 from loopwm.training.trainer import Trainer
-from tests.training.conftest import toy_episode
+from tests.training.conftest import toy_episode, write_toy_shards
 
 SHOWN: set[str] = set()
 """Keys that some test is about."""
@@ -163,8 +160,7 @@ def dev_shards(tmp_path_factory) -> Path:
     """Episodes with a goal of their own."""
     out = tmp_path_factory.mktemp("dev")
     episodes = (dataclasses.replace(toy_episode(i), goal="stand still") for i in range(100, 110))
-    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    write_shards(out, (encode_episode(tokenizer, episode) for episode in episodes), 2000, tokenizer_hash(), [], {})
+    write_toy_shards(out, episodes)
     return out
 
 
@@ -529,8 +525,7 @@ def mixed_shards(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("mixed")
     kinds = [(env, policy) for env in ("scienceworld", "alfworld") for policy in ("random", "gold")]
     episodes = (dataclasses.replace(toy_episode(i), env=env, policy=policy) for env, policy in kinds for i in range(12))
-    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    write_shards(out, (encode_episode(tokenizer, episode) for episode in episodes), 2000, tokenizer_hash(), [], {})
+    write_toy_shards(out, episodes)
     return out
 
 
