@@ -22,7 +22,7 @@ SETTINGS = [
     "model.overrides={prediction_heads: true, monitor_head: true}",
     "objective={reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",
     "depth.ramp_steps=4",
-    "run={steps: 6, mixed_precision: 'no', log_every: 1, eval_every: 3, eval_batches: 2}",
+    "run={steps: 5, mixed_precision: 'no', log_every: 1, eval_every: 2, eval_batches: 2}",
 ]
 TERMS = ("loss", "reward_loss", "continue_loss", "consistency_loss", "grad_norm")
 
