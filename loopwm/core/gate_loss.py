@@ -1,5 +1,8 @@
 """What teaches an exit gate: each returns (loss, diagnostics).
 
+Losses that go with the training of a model are sums over decisions, for the caller to divide by a count over its whole
+global batch, so that they do not depend on how it is cut; their diagnostics are pairs (sum, count).
+
 While the model trains: the paper's regulariser, or the expected loss over the exit distribution. Afterwards, with the
 model frozen: continue labels. The regulariser alone has one optimum, every gate at 0.5; it says nothing about when to
 stop, so a gate trained by it needs the second stage.
@@ -26,13 +29,15 @@ tell anything apart lie below.
 
 
 def gate_entropy_loss(gate_logits_NS: Tensor, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """-alpha E[sum_t H(g^(t))] with binary entropy H in nats (LoopWM, eq. entropy_reg), over the loops given."""
+    """-alpha sum_t H(g^(t)) with binary entropy H in nats (LoopWM, eq. entropy_reg), summed over loops and decisions.
+
+    Diagnostics, of a loop: gate and gate_entropy.
+    """
     ran = gate_logits_NS.isfinite()
     logits = gate_logits_NS[ran]
     gate = logits.sigmoid()
     entropy = -(gate * F.logsigmoid(logits) + (1 - gate) * F.logsigmoid(-logits))
-    diagnostics = {"gate": gate.detach().mean(), "gate_entropy": entropy.detach().mean()}
-    return -alpha * entropy.sum() / len(gate_logits_NS), diagnostics
+    return -alpha * entropy.sum(), {"gate": _pair(gate), "gate_entropy": _pair(entropy)}
 
 
 def exit_log_distribution(gate_logits_NS: Tensor) -> Tensor:
@@ -45,15 +50,23 @@ def exit_log_distribution(gate_logits_NS: Tensor) -> Tensor:
 
 
 def expected_exit_loss(gate_logits_NS: Tensor, loss_NS: Tensor, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean of sum_t p_t loss_t - alpha H(p) (Ouro, stage one). loss_NS: the loss had the row left after each loop."""
+    """sum_t p_t loss_t - alpha H(p) (Ouro, stage one), summed. loss_NS: the loss had the row left after each loop.
+
+    Diagnostics: gate, of a loop; exit_entropy and expected_loss, of a decision.
+    """
     log_p = exit_log_distribution(gate_logits_NS)
     ran = log_p.isfinite()
     p = log_p.exp()
-    entropy = -(p * log_p.where(ran, 0.0)).sum(-1).mean()
-    expected = (p * loss_NS.where(ran, 0.0)).sum(-1).mean()
-    gate = gate_logits_NS.detach()[ran].sigmoid().mean()
-    diagnostics = {"gate": gate, "exit_entropy": entropy.detach(), "expected_loss": expected.detach()}
-    return expected - alpha * entropy, diagnostics
+    entropy_N = -(p * log_p.where(ran, 0.0)).sum(-1)
+    expected_N = (p * loss_NS.where(ran, 0.0)).sum(-1)
+    gate = gate_logits_NS[ran].sigmoid()
+    diagnostics = {"gate": _pair(gate), "exit_entropy": _pair(entropy_N), "expected_loss": _pair(expected_N)}
+    return (expected_N - alpha * entropy_N).sum(), diagnostics
+
+
+def _pair(values: Tensor) -> Tensor:
+    """Sum and number of some values: (2,) float32."""
+    return torch.stack((values.detach().sum().float(), torch.tensor(float(values.numel()), device=values.device)))
 
 
 def continue_labels(loss_NT: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from loopwm.files import publish
 from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.tokenizer import PatchTokenizer
 from loopwm.pixel.twisted import Twisted, TwistedConfig
@@ -47,8 +48,7 @@ class TwistedCheckpoint:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         save_file(weights, temporary / WEIGHTS)
         self.tokenizer.save(temporary / CODEBOOK)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
+        publish(temporary, folder)
 
     @classmethod
     def load(cls, folder: Path) -> TwistedCheckpoint:

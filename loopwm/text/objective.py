@@ -1,7 +1,7 @@
 """The training objective of text worlds: each part returns (loss, diagnostics).
 
     L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont
-         + alpha sum_branches L_consist + beta sum_branches L_contract) / tokens
+         + alpha sum_branches L_consist + beta sum_branches L_contract + sum_positions L_exit) / tokens
 
 Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
 of the observation loss are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
@@ -222,16 +222,14 @@ class TextObjective(nn.Module):
     def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, loss_N: Tensor, normaliser: float) -> Term:
         """The observation loss with what teaches the gate: beside it, or in its place."""
         assert out.gate_logits is not None
-        weight, wanted = batch.targets / normaliser, batch.label != IGNORED
-        numbers: dict[str, Tensor] = {}
         if self.exit_loss == "entropy":
             term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
-            loss = loss + weight * term
+            return loss + term / normaliser, numbers
         if self.exit_loss == "expected":
-            losses_NS = self._losses_by_exit(batch, out, loss_N)
+            losses_NS, wanted = self._losses_by_exit(batch, out, loss_N), batch.label != IGNORED
             term, numbers = expected_exit_loss(out.gate_logits[wanted], losses_NS, self.exit_entropy_coef)
-            loss = weight * term
-        return loss, {name: torch.stack((value, torch.ones_like(value))) for name, value in numbers.items()}
+            return term / normaliser, numbers
+        return loss, {}
 
     def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_loss_N: Tensor) -> Tensor:
         """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""

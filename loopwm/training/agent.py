@@ -28,6 +28,7 @@ from torch import nn
 from tqdm import tqdm
 
 from loopwm.core import DepthPlan
+from loopwm.files import publish
 from loopwm.pixel.acting import Player, play
 from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.frames import FrameSpace
@@ -263,7 +264,7 @@ class AgentTrainer:
         """`policy.pt`, and the world model in `model`."""
         temporary = self.folder / "policy.tmp"
         torch.save(self.learner.policy.state_dict(), temporary)
-        temporary.rename(self.folder / "policy.pt")
+        publish(temporary, self.folder / "policy.pt")
         if self.world is not None:
             self.world.checkpoint().save(self.folder / "model")
 

@@ -10,14 +10,15 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from loopwm.training.config import OptimizerConfig
 
-KEPT_WHOLE = ("embed_tokens", "_embedding.", "_head.", "injection", "core.C.")
-"""In the names of matrices that neither decay nor are Muon's: embeddings, heads, and the injection's B and C."""
+LAYERS = {"prelude", "block", "coda", "copy"}
+"""Modules, of any system, whose matrices are Muon's and decay. All others keep their size: embeddings, heads, the
+monitor, what carries a latent, the injection's B and C. A matrix that nobody thought of is among these."""
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
-    """One optimiser, or Muon for the core's matrices beside AdamW for the rest.
+    """One optimiser, or Muon for the layers' matrices beside AdamW for the rest.
 
-    Only matrices decay, and of these neither embeddings nor the injection's B and C (Parcae).
+    Only matrices inside `LAYERS` decay: neither embeddings and heads nor the injection's B and C (Parcae).
     """
     matrices, rest = _split(model)
     undecayed = {"params": rest, "weight_decay": 0.0}
@@ -42,8 +43,8 @@ def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
-        kept_whole = any(part in name for part in KEPT_WHOLE)
-        (matrices if is_matrix and not kept_whole else rest).append(parameter)
+        in_layers = not LAYERS.isdisjoint(name.split("."))
+        (matrices if is_matrix and in_layers else rest).append(parameter)
     return matrices, rest
 
 

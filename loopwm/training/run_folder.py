@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from loopwm.files import publish
 from loopwm.training.config import ConfigError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class RunFolder:
 
     def finish_checkpoint(self, number: int) -> None:
         """It counts from now on, and old ones go."""
-        self.begin_checkpoint(number).rename(self._checkpoint(number))
+        publish(self.begin_checkpoint(number), self._checkpoint(number))
         for old in self.checkpoints()[: -self.keep]:
             shutil.rmtree(old)
 
@@ -92,4 +93,4 @@ def _as_yaml(config: DataclassInstance) -> str:
 def _write(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
-    temporary.rename(path)
+    publish(temporary, path)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
 from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
+from loopwm.files import publish
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -248,5 +249,4 @@ def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, f
     published.load_state_dict(model.state_dict())
     published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
     tokenizer.save_pretrained(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    publish(temporary, folder)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from loopwm.core import DepthPlan
 from loopwm.core.twohot import BINS, two_hot
 from loopwm.text.objective import (
     MEDIAN_STEPS,
@@ -222,3 +223,47 @@ def test_depth_moments_are_means_over_the_rows_that_have_targets():
     sums = depth_moments(loss, row, (2, 7, 4))
     means = {name: (total / count).item() for name, (total, count) in sums.items()}
     assert means == {"row_nats": 3.5, "row_loops": 3.0, "row_nats_loops": 12.0, "row_loops_squared": 10.0}
+
+
+def cut(rows, depths: list[int], groups: list[list[int]]) -> list[tuple[TreeBatch, DepthPlan]]:
+    """A global batch of these rows in micro-batches, each row with its own depth and noise wherever it lands."""
+    batches = [TreeBatch.collate([rows[i] for i in group], group, 0) for group in groups]
+    plans = [
+        DepthPlan(tuple(depths[i] for i in group), 2, tuple(group), batch.place)
+        for group, batch in zip(groups, batches, strict=True)
+    ]
+    return list(zip(batches, plans, strict=True))
+
+
+@pytest.mark.parametrize("exit_loss", ["none", "entropy", "expected"])
+def test_loss_gradient_and_what_is_logged_do_not_depend_on_how_the_global_batch_is_cut(builder, episode, exit_loss):
+    plans = [
+        RowPlan(0, "observed", 1, 2, (every(0, 3), every(2, 1)), 1),
+        RowPlan(1, "snapshot", 2, 2, (every(1, 2),), None),  # few targets among many tokens
+        RowPlan(0, "observed", 1, 3, (), 1),
+    ]
+    rows, depths = [builder.build(episode, plan) for plan in plans], [4, 1, 3]
+    targets = sum(row.targets for row in rows)
+    found = []
+    for groups in ([[0, 1, 2]], [[0], [1, 2]], [[2], [0], [1]]):
+        model = random_model(prediction_heads=True, monitor_head=True, exit_gate=exit_loss != "none")
+        objective = TextObjective(model, Coefficients(1.0, 1.0, 1.0, 1.0), exit_loss, 0.7)
+        objective.remember_first_step(1e-3)
+        total, logged = 0.0, {}
+        for batch, plan in cut(rows, depths, groups):
+            loss, numbers = objective(batch, plan, targets)
+            loss.backward()
+            total += loss.item()
+            logged = {name: value + logged.get(name, 0) for name, value in numbers.items()}
+        for of_a_batch in ("state_rms", "last_step_rms"):
+            del logged[of_a_batch]
+        found.append((total, logged, {name: p.grad for name, p in model.named_parameters()}))
+    whole, *others = found
+    for total, logged, gradients in others:
+        assert total == pytest.approx(whole[0], rel=1e-5)
+        for name, value in logged.items():
+            torch.testing.assert_close(value, whole[1][name], rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(
+                gradient, whole[2][name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from tokenizers import Tokenizer
 
@@ -13,6 +16,15 @@ from data_prep.episodes import Episode, Step
 from data_prep.shards import write_shards
 from data_prep.tokenize import TOKENIZER_FILE, encode_episode
 from loopwm.text.tokenizer import tokenizer_hash
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several threads add in an order of their own, which differs between processes in the last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def toy_episode(number: int) -> Episode:
@@ -28,36 +40,41 @@ def toy_episode(number: int) -> Episode:
     return Episode("scienceworld", "toy", number, "train", "random", "walk about", tuple(steps))
 
 
+TOY_CONFIG: dict[str, Any] = {
+    "system": "text",
+    "model": {"preset": "tiny"},
+    "data": {"trunk_tokens_min": 64, "trunk_tokens_max": 256},
+    "batch": {"rows": 6, "tokens": 512, "micro_batches": 2},
+    "optimizer": {"warmup_steps": 3},
+    "run": {
+        "steps": 12,
+        "mixed_precision": "no",
+        "log_every": 1,
+        "eval_every": 6,
+        "eval_batches": 2,
+        "save_every": 3,
+    },
+}
+"""All but the shards."""
+
+
+def write_toy_shards(out: Path, episodes: Iterable[Episode] | None = None) -> None:
+    """Of 40 toy episodes, or of others."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    chosen = map(toy_episode, range(40)) if episodes is None else episodes
+    write_shards(out, (encode_episode(tokenizer, episode) for episode in chosen), 2000, tokenizer_hash(), [], {})
+
+
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("shards")
-    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
-    write_shards(out, (encode_episode(tokenizer, toy_episode(i)) for i in range(40)), 2000, tokenizer_hash(), [], {})
+    write_toy_shards(out)
     return out
 
 
 @pytest.fixture(scope="session")
 def config_file(shards, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("config") / "toy.yaml"
-    config = {
-        "system": "text",
-        "model": {"preset": "tiny"},
-        "data": {
-            "train": [str(shards)],
-            "dev": [str(shards)],
-            "trunk_tokens_min": 64,
-            "trunk_tokens_max": 256,
-        },
-        "batch": {"rows": 6, "tokens": 512, "micro_batches": 2},
-        "optimizer": {"warmup_steps": 3},
-        "run": {
-            "steps": 12,
-            "mixed_precision": "no",
-            "log_every": 1,
-            "eval_every": 6,
-            "eval_batches": 2,
-            "save_every": 3,
-        },
-    }
-    path.write_text(yaml.safe_dump(config))
+    data = TOY_CONFIG["data"] | {"train": [str(shards)], "dev": [str(shards)]}
+    path.write_text(yaml.safe_dump(TOY_CONFIG | {"data": data}))
     return path

@@ -24,14 +24,6 @@ SLOTS = 2
 LIMIT = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def slotted_config(config_file, tmp_path_factory) -> Path:
     config = yaml.safe_load(config_file.read_text())

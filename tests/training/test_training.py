@@ -30,15 +30,6 @@ def losses(folder: Path, kind: str = "train") -> list[float]:
     return [record["loss"] for record in records if record["kind"] == kind]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads add in an order of their own, which differs between processes in the last bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def finished(config_file, one_thread, tmp_path_factory) -> Path:
     """An uninterrupted run of 12 steps."""
@@ -86,8 +77,9 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(config_fil
     assert losses(folder, "dev") == pytest.approx(losses(finished, "dev"), abs=1e-6)
 
 
+EVERY_MODULE = "model.overrides={prediction_heads: true, monitor_head: true, propagate: latent, carry_state: true}"
 EVERYTHING = [
-    "model.overrides={prediction_heads: true, monitor_head: true, propagate: latent, carry_state: true}",
+    EVERY_MODULE,
     "objective={supervise: all, reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",
     "objective.horizon_every=2",
     "depth.mean_rate=0.5",
@@ -241,16 +233,18 @@ def test_learning_rate_warms_up_stays_and_falls_to_zero(config_file):
     assert factors[100] == 0
 
 
-def test_injection_embeddings_and_norms_do_not_decay(config_file):
-    program = TextProgram(load_config(config_file))
+def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(config_file):
+    program = TextProgram(load_config(config_file, [EVERY_MODULE]))
     names = {id(p): name for name, p in program.objective.named_parameters()}
     for kind in ("muon", "adamw"):
         config = load_config(config_file, [f"optimizer.name={kind}"]).optimizer
         groups = [g for o in build_optimizers(program.objective, config) for g in o.param_groups]
         decayed = {names[id(p)] for g in groups if g["weight_decay"] > 0 for p in g["params"]}
+        assert kind == "adamw" or decayed == {names[id(p)] for p in groups[0]["params"]}
         assert sorted(names.values()) == sorted(names[id(p)] for g in groups for p in g["params"])
         assert all(name.endswith("proj.weight") for name in decayed)
-        assert any("block.0.mlp" in name for name in decayed)
+        for layers in ("prelude.0.attention", "block.0.mlp", "coda.0.mlp", "copy.q_proj"):
+            assert any(layers in name for name in decayed)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""Training rows and worlds against the text model written out a second time with numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from loopwm.text.format import Context, Transition
+from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.objective import TextObjective
+from loopwm.text.stages import run_rows
+from loopwm.text.tree import IGNORED, RowPlan, TreeBatch, TreeRow
+from loopwm.text.world import WorldModel
+from tests.reference.text import Sizes, TextReference, causal, sees_in_row
+from tests.text.conftest import every, random_model, row_builder
+
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+DEPTH = 3
+
+
+def moved_model(**overrides) -> LoopWMForCausalLM:
+    """A random model whose injection is not what it starts from either."""
+    model = random_model(block_layers=2, **overrides)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.model.core.injection.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def reference(model: LoopWMForCausalLM, key_heads: int | None = None, **weights: np.ndarray) -> TextReference:
+    c = model.config
+    sizes = Sizes(
+        heads=c.num_attention_heads,
+        key_heads=key_heads or c.num_key_value_heads,
+        prelude=c.prelude_layers,
+        block=c.block_layers,
+        coda=c.coda_layers,
+        theta=c.rope_theta,
+        eps=c.rms_norm_eps,
+    )
+    return TextReference({name: w.detach().numpy() for name, w in model.named_parameters()} | weights, sizes)
+
+
+def row_logits(model: TextReference, row: TreeRow) -> torch.Tensor:
+    sees = sees_in_row(row.limit, row.branch, row.decode)
+    return torch.from_numpy(model.logits(row.tokens, row.positions, sees, DEPTH)).float()
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer, episode) -> list[TreeRow]:
+    """Two rows of different lengths, with slots in their trunks, branches at several steps and their side branches."""
+    builder = row_builder(tokenizer, moved_model(state_slots=2).config.slots)
+    deferred = RowPlan(0, "snapshot", 1, 2, (every(0, 3), every(2, 1)), targets_from=1)
+    return [builder.build(episode, plan) for plan in (deferred, RowPlan(1, "observed", 2, 2, (every(1, 2),), 2))]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_teacher_forcing_over_a_row_is_the_reference_at_every_token(rows, copy):
+    model = moved_model(state_slots=2, copy_attention=copy)
+    batch = TreeBatch.collate(rows, [0, 1], pad_id=0)
+    with torch.no_grad():
+        logits = model.lm_head(run_rows(model.model, batch, DEPTH).last_hidden_state)
+        loss, _ = TextObjective(model)(batch, DEPTH, 1.0)
+    nats = 0.0
+    for i, row in enumerate(rows):
+        columns = (batch.branch[i] >= 0).nonzero()[:, 0]
+        expected = row_logits(reference(model), row)
+        torch.testing.assert_close(logits[i, columns[batch.place[i, columns].argsort()]], expected, **CLOSE)
+        for scores, label in zip(expected.double().numpy(), row.label, strict=True):
+            if label != IGNORED:
+                nats += math.log(np.exp(scores - scores[label]).sum())
+    assert loss.item() == pytest.approx(nats, rel=1e-4)
+
+
+def test_query_heads_of_a_group_read_one_key_head(rows):
+    """A model whose key heads are equal within each group is one with a key head for each group."""
+    heads, key_heads, width = 4, 2, 16
+    model = moved_model(state_slots=2, num_attention_heads=heads, head_dim=width)
+    kept = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "core" in name and name.endswith(("k_proj.weight", "v_proj.weight")):
+                whole = parameter.unflatten(0, (heads, width))
+                kept[name] = whole[:key_heads].flatten(0, 1).numpy().copy()
+                parameter.copy_(whole[:key_heads].repeat_interleave(heads // key_heads, 0).flatten(0, 1))
+        batch = TreeBatch.collate(rows[1:], [0], pad_id=0)
+        logits = model.lm_head(run_rows(model.model, batch, DEPTH).last_hidden_state)
+    grouped = reference(model, key_heads, **kept)
+    torch.testing.assert_close(logits[0], row_logits(grouped, rows[1]), **CLOSE)
+
+
+CONTEXTS = [
+    Context("find a tree", "You are in a room."),
+    Context(
+        "boil 12 cups of water",
+        "This room is called the kitchen.",
+        (Transition("open door", "The door is now open."),),
+        "the kitchen",
+        "an orange",
+    ),
+]
+SEEN = [
+    "<|goal|>find a tree<|obs|>You are in a room.<|end|>",
+    "<|goal|>boil 12 cups of water<|look|>the kitchen<|inv|>an orange<|obs|>This room is called the kitchen.<|end|>"
+    "<|act|>open door<|state|><|state|><|obs|>The door is now open.<|end|>",
+]
+ACTIONS = [["go to hall", "take the tree"], ["wait", "activate sink"]]
+
+
+def test_encoded_and_advanced_worlds_and_their_decoding_are_the_reference_over_the_whole_prompt(tokenizer):
+    model = moved_model(state_slots=2)
+    worlds, plain = WorldModel(model, tokenizer), reference(model)
+
+    def tokens_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def check_latent(world, texts: list[str]) -> None:
+        for i, text in enumerate(texts):
+            ids = tokens_of(text)
+            embeds = [plain.w["embed_tokens.weight"][token] for token in ids]
+            latents = plain.latents(embeds, range(len(ids)), causal(len(ids)), DEPTH)[-2:]
+            torch.testing.assert_close(world.latent[i], torch.from_numpy(np.stack(latents)).float(), **CLOSE)
+
+    world = worlds.encode(CONTEXTS, DEPTH)
+    check_latent(world, [text + "<|state|><|state|>" for text in SEEN])
+    prompts = SEEN
+    for actions in zip(*ACTIONS, strict=True):
+        world = worlds.advance(world, list(actions))
+        prompts = [f"{p}<|act|>{action}<|state|><|state|>" for p, action in zip(prompts, actions, strict=True)]
+    check_latent(world, prompts)
+
+    stepped: list[torch.Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda _, __, logits: stepped.append(logits))
+    texts = worlds.decode(world, max_new_tokens=4)
+    hook.remove()
+    for i, prompt in enumerate(prompts):
+        ids, written = tokens_of(prompt + "<|obs|>"), []
+        for logits in stepped:
+            expected = plain.logits(ids, range(len(ids)), causal(len(ids)), DEPTH)[-1]
+            torch.testing.assert_close(logits[i], torch.from_numpy(expected).float(), **CLOSE)
+            written.append(int(expected.argmax()))
+            ids.append(written[-1])
+        assert texts[i] == tokenizer.decode(written, skip_special_tokens=True)
+    assert len(stepped) == 4
