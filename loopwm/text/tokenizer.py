@@ -1,4 +1,4 @@
-"""The frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds, integers to 100 one token each.
+"""The frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds.
 
 Files made with another tokenizer do not mix with a model's own; `tokenizer_hash` is what they are told apart by.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -151,9 +151,9 @@ class EpochPlanner:
     ) -> tuple[int, int, int]:
         """The head of a row whose first target is step start + 1, and its first and last trunk step.
 
-        Its trunk's length is drawn log-uniformly; one that opens with a hidden state, which is long, is as long as may be,
-        so that many steps share it. A row with a history keeps the episode's first observation and drops
-        the oldest steps after it, as contexts over the limit do; the last one before the first target always stays.
+        Its trunk's length is drawn log-uniformly; one that opens with a hidden state, which is long, is as long as may
+        be, so that many steps share it. A row with a history keeps the episode's first observation and drops the oldest
+        steps after it, as contexts over the limit do; the last one before the first target always stays.
         """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
         drawn = math.exp(rng.uniform(low, high))
@@ -372,19 +372,18 @@ class BatchStream:
         `horizons`: the deepest branch of each of these steps. Rows are cut to it; the cursor moves as without.
         """
         for horizon, (rows, after) in zip(horizons, self.steps(cursor), strict=False):
-            yield self.collate([self._cut(planned, horizon) for planned in rows], self.batch.micro_batches), after
+            yield self.collate(rows, self.batch.micro_batches, horizon), after
 
-    def collate(self, rows: Sequence[PlannedRow], groups: int) -> list[TreeBatch]:
-        """So many batches, of rows of similar length, so that little is padded."""
-        laid_out = sorted((planned.row for planned in rows), key=len, reverse=True)
-        cuts = partition(row_widths(laid_out, self.layout), groups)
-        return [TreeBatch.collate(laid_out[a:b], range(a, b), self.pad_id, self.layout) for a, b in cuts]
+    def collate(self, rows: Sequence[PlannedRow], groups: int, horizon: int) -> list[TreeBatch]:
+        """So many batches, of rows of similar length, so that little is padded; no branch is deeper than `horizon`."""
+        rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
+        cuts = partition(row_widths([planned.row for planned in rows], self.layout), groups)
+        cut = [self._cut(planned, horizon) for planned in rows]
+        return [TreeBatch.collate(cut[a:b], range(a, b), self.pad_id, self.layout) for a, b in cuts]
 
-    def _cut(self, planned: PlannedRow, horizon: int) -> PlannedRow:
+    def _cut(self, planned: PlannedRow, horizon: int) -> TreeRow:
         plan = planned.plan.cut(horizon)
-        if plan is planned.plan:
-            return planned
-        return replace(planned, plan=plan, row=self.builder.build(planned.episode, plan))
+        return planned.row if plan is planned.plan else self.builder.build(planned.episode, plan)
 
 
 def horizons(config: ObjectiveConfig, max_horizon: int, step: int) -> Iterator[int]:

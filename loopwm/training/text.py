@@ -145,7 +145,7 @@ class TextProgram:
         return [
             DevBatch(name, batch)
             for name, rows in sorted(sources.items())
-            for batch in self.dev_stream.collate(rows, math.ceil(len(rows) / size))
+            for batch in self.dev_stream.collate(rows, math.ceil(len(rows) / size), self.config.data.max_horizon)
         ]
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:

@@ -204,6 +204,7 @@ class Trainer(Generic[Config]):
             return
         folder = self.files.begin_checkpoint(self.step)
         self.accelerator.save_state(str(folder), safe_serialization=True)
+        self.accelerator.wait_for_everyone()  # each process writes its own random state
         if self.accelerator.is_main_process:
             cursor = dataclasses.asdict(self.cursor)
             progress = {"step": self.step, "cursor": cursor, "program": self.program.state_dict()}
