@@ -6,7 +6,7 @@
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
-# make probe   compile what the collector asks inside ScienceWorld's JVM (needs a JDK)
+# make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
 PYTHON ?= python3
@@ -46,12 +46,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 data: $(VENV)/.games
 	PYTHON=$(BIN)/python bash data_prep/collect_all.sh data/episodes
 
-# What the collector asks inside ScienceWorld's JVM (needs a JDK); the class file is part of the project.
+# Our classes inside ScienceWorld's JVM (needs a JDK); the class files are part of the project.
 PROBE := data_prep/environments/scienceworld_probe/loopwm
 probe: $(VENV)/.installed
 	javac -g:none --release 11 -cp $$($(BIN)/python -c 'from scienceworld.constants import JAR_PATH; print(JAR_PATH)') \
-	  $(PROBE)/Probe.java
-	sha256sum $(PROBE)/Probe.java | cut -d' ' -f1 > $(PROBE)/Probe.sha256
+	  $(PROBE)/Probe.java $(PROBE)/Names.java
+	for name in Probe Names; do sha256sum $(PROBE)/$$name.java | cut -d' ' -f1 > $(PROBE)/$$name.sha256; done
 
 test-games: $(VENV)/.games
 	$(BIN)/python -m pytest tests/data_prep/test_alfworld.py tests/data_prep/test_textworld.py $(PYTEST_ARGS)

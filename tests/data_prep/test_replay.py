@@ -109,9 +109,10 @@ def test_a_path_is_found_again_after_straying(simulator: ScienceWorld) -> None:
     assert simulator.mark() == mark
 
 
-def test_the_probe_is_compiled_from_its_source() -> None:
+@pytest.mark.parametrize("name", ["Probe", "Names"])
+def test_our_classes_are_compiled_from_their_sources(name: str) -> None:
     folder = PROBE / "loopwm"
-    assert (folder / "Probe.sha256").read_text().strip() == sha256((folder / "Probe.java").read_bytes()).hexdigest()
+    assert (folder / f"{name}.sha256").read_text().strip() == sha256((folder / f"{name}.java").read_bytes()).hexdigest()
 
 
 def test_a_history_that_never_was_is_refused(simulator: ScienceWorld, episode: Episode) -> None:
