@@ -56,6 +56,9 @@ States = CoreState | StateGroup
 RowMask = TreeMask | BranchMask
 """Who sees whom in training rows."""
 
+OBSERVATIONS_TOGETHER = 32
+"""Observations that go through the prelude together."""
+
 COPY_SCALE = 8.0
 """Initial scale of copied embeddings: enough for a copied token to win, small enough to start harmless."""
 
@@ -330,8 +333,14 @@ class LoopWMModel(LoopWMPreTrainedModel):
         tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
         flows (LoopWM, eq. dd_consist: e*_k = sg(E(o_k))).
         """
-        if not len(tokens_NO):  # attention kernels differ in what they make of an empty batch
-            return torch.zeros(0, self.config.hidden_size, device=tokens_NO.device)
+        summary_ND = torch.zeros(len(tokens_NO), self.config.hidden_size, device=tokens_NO.device)
+        # Most are short and few are long: all together they would be mostly padding.
+        for rows in length_N.argsort().split(OBSERVATIONS_TOGETHER) if len(length_N) else ():
+            longest = int(length_N[rows[-1]])
+            summary_ND[rows] = self._embed_observations(tokens_NO[rows, :longest], length_N[rows])
+        return summary_ND
+
+    def _embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
         positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
         shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
         e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)
