@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 import torch
@@ -90,7 +91,8 @@ def test_losses_and_greedy_tokens_on_dev_are_those_of_encoding_advancing_and_dec
     program = trainer.program
     model, tokenizer = program.objective.model, program.tokenizer
     worlds = WorldModel(model, tokenizer)
-    rows, _ = next(program.dev_stream.steps(Cursor()))
+    steps = islice(program.dev_stream.steps(Cursor()), program.config.run.eval_batches)
+    rows = [row for planned, _ in steps for row in planned]
     assert {row.plan.regime for row in rows} == {"observed", "snapshot"}
 
     sums: dict[int, torch.Tensor] = {}
@@ -106,14 +108,16 @@ def test_losses_and_greedy_tokens_on_dev_are_those_of_encoding_advancing_and_dec
             of_whole, _ = worlds.nats(world, [tokenizer.decode(asked.observation)])
             assert of_whole.item() == pytest.approx(nats.sum().item(), rel=1e-4)
             right = (logits.argmax(-1) == targets).float()
-            counts = torch.stack((nats.sum(), right.sum(), torch.tensor(float(len(targets)))))
+            counts = torch.tensor([nats.sum(), right.sum(), len(targets), right.all(), 1.0])
             sums[asked.horizon] = sums.get(asked.horizon, 0) + counts
 
     assert len(sums) > 2
     assert {f"loss_k{k}" for k in sums} == {name for name in measured if name.startswith("loss_k")}
-    for k, (nats, right, count) in sums.items():
+    for k, (nats, right, count, exact, observations) in sums.items():
+        assert measured[f"exact_k{k}"] == pytest.approx((exact / observations).item())
+        assert measured[f"observations_k{k}"] == observations
         assert measured[f"loss_k{k}"] == pytest.approx((nats / count).item(), rel=1e-4)
         assert measured[f"token_accuracy_k{k}"] == pytest.approx((right / count).item(), abs=1e-6)
-    nats, right, count = sum(sums.values())
+    nats, _, count, *_ = sum(sums.values())
     assert measured["loss"] == pytest.approx((nats / count).item(), rel=1e-4)
     assert measured["mean_depth"] == 3
