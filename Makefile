@@ -6,6 +6,7 @@
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
+# make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; goes on when killed
 # make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
 
@@ -23,7 +24,7 @@ CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 
-.PHONY: data probe serve test lint test-vllm test-games test-openenv test-browser conformance
+.PHONY: data train-reference probe serve test lint test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)

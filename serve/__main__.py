@@ -14,6 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import Fixed
+from loopwm.machine import keep_for_reuse, settle
 from loopwm.text.checkpoint import CheckpointError, load_checkpoint
 from loopwm.text.format import END, SPECIAL_TOKENS
 from loopwm.text.world import WorldModel
@@ -21,7 +22,6 @@ from serve import play
 from serve.app import create_app
 from serve.engine import Engine, Limits
 from serve.keys import KeyFileError, KeyRing, read_keys
-from serve.memory import keep_for_reuse, settle
 from serve.prompts import PromptReader
 from serve.server import Server
 from serve.service import ModelCard, Service

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from loopwm.machine import give_back
 from loopwm.text.modeling import LoopWMForCausalLM
 from serve.batch import Batch, Passes, prefill_group
 from serve.jobs import Job, Steps
-from serve.memory import give_back
 from serve.outbox import Outbox
 from serve.requests import Event, Request, Ticket
 

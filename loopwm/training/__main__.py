@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loopwm.core import quick_products
+from loopwm.machine import keep_everything
 from loopwm.training.config import ConfigError, TrainingConfig, read_sections, typed
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
@@ -83,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         system = sections.get("system", "text")
         if system not in SYSTEMS:
             raise ConfigError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
+        keep_everything()
         with PRODUCTS.get(system, nullcontext)():
             SYSTEMS[system](sections, arguments.out, arguments.start_from).run(arguments.max_minutes)
     except ConfigError as error:
