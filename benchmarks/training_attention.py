@@ -43,9 +43,8 @@ def main() -> None:
             rows = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
             times = [[milliseconds(a, *rows) for a in (fused, training_attention)] for _ in range(1 + repeats)]
             before, after = (min(column) for column in zip(*times[1:], strict=True))
-            print(
-                f"| {str(dtype).removeprefix('torch.')} | {length} | {before:.1f} | {after:.1f} | {before / after:.2f} |"
-            )
+            name = str(dtype).removeprefix("torch.")
+            print(f"| {name} | {length} | {before:.1f} | {after:.1f} | {before / after:.2f} |")
 
 
 if __name__ == "__main__":

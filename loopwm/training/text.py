@@ -25,7 +25,7 @@ from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch, by_stage, trunk_and_branches
-from loopwm.training.config import ConfigError, TrainingConfig
+from loopwm.training.config import ConfigError, ModelConfig, TrainingConfig
 from loopwm.training.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.training.shards import read_shards
 
@@ -63,6 +63,19 @@ def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
     return TemplateIds(*special_ids(tokenizer, (*marks, template.STATE, template.END)))
 
 
+def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
+    """What the preset and its overrides make. Raises ConfigError."""
+    if model.preset not in PRESETS:
+        raise ConfigError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
+    unknown = set(model.overrides) - set(LoopWMConfig().to_dict())
+    if unknown:
+        raise ConfigError(f"model.overrides.{min(unknown)}: unknown key")
+    try:
+        return LoopWMConfig(**{"vocab_size": vocab_size, **PRESETS[model.preset], **model.overrides})
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
+
+
 class TextProgram:
     """Text worlds as a `Program`."""
 
@@ -74,7 +87,7 @@ class TextProgram:
         self.config = config
         self.micro_batches = config.batch.micro_batches
         self.tokenizer = load_tokenizer()
-        self.model_config = self._model_config()
+        self.model_config = model_config(config.model, len(self.tokenizer))
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         self.learned_mean = self._learned_mean()
         self._check_exit_loss()
@@ -83,20 +96,6 @@ class TextProgram:
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
         self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
-
-    def _model_config(self) -> LoopWMConfig:
-        model = self.config.model
-        if model.preset not in PRESETS:
-            raise ConfigError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
-        known = set(LoopWMConfig().to_dict())
-        unknown = set(model.overrides) - known
-        if unknown:
-            raise ConfigError(f"model.overrides.{min(unknown)}: unknown key")
-        vocab = {"vocab_size": len(self.tokenizer)}
-        try:
-            return LoopWMConfig(**{**vocab, **PRESETS[model.preset], **model.overrides})
-        except (StrictDataclassError, TypeError, ValueError) as error:
-            raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
 
     def _learned_mean(self) -> LearnedMean | None:
         depth, model = self.config.depth, self.model_config

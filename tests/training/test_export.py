@@ -1,0 +1,32 @@
+"""A checkpoint becomes a model while its run goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.training.config import load_config
+from loopwm.training.export import main
+from loopwm.training.text import TextProgram
+from loopwm.training.trainer import Trainer
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, average):
+    run = tmp_path / "run"
+    overrides = [f"optimizer.average={average}", "run={steps: 3, mixed_precision: 'no'}", "data.dev=[]"]
+    Trainer(load_config(config_file, overrides), TextProgram, run).run()
+    checkpoint = run / "checkpoints" / "step-00000003"
+    assert main(["--checkpoint", str(checkpoint), "--out", str(tmp_path / "apart" / "model")]) == 0
+    one, other = (LoopWMForCausalLM.from_pretrained(f) for f in (run / "model", tmp_path / "apart" / "model"))
+    for name, weight in one.state_dict().items():
+        assert torch.equal(weight, other.state_dict()[name]), name
+
+
+def test_what_is_no_checkpoint_is_named_in_one_line(config_file, tmp_path, capsys):
+    Trainer(load_config(config_file, ["run.steps=1", "data.dev=[]"]), TextProgram, tmp_path).run()
+    missing = tmp_path / "checkpoints" / "step-00000009"
+    assert main(["--checkpoint", str(missing), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {missing / 'model.safetensors'}: ")
+    assert not (tmp_path / "out").exists()
