@@ -22,6 +22,7 @@ from loopwm.core import (
     prefix_attention,
     rotary_angles,
 )
+from loopwm.core.block import QUERY_BLOCK, training_attention
 from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from tests.reference import looped as reference
 
@@ -259,6 +260,34 @@ def test_states_that_share_a_buffer_never_see_each_others_columns():
         assert state.valid.shape[1] == len(expected)
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("seen", [None, "some"])
+def test_attention_in_blocks_of_queries_is_attention_with_its_gradients(kv_heads, seen):
+    length, generator = 2 * QUERY_BLOCK + 9, torch.Generator().manual_seed(0)
+    mask = torch.rand(length, length, generator=generator) < 0.3 if seen else torch.ones(length, length).tril() > 0
+    mask |= torch.eye(length, dtype=torch.bool)
+    q, k, v = (torch.randn(2, heads, length, 8, generator=generator) for heads in (4, kv_heads, kv_heads))
+    weight = torch.randn(2, 4, length, 8, generator=generator)
+
+    def run(attention, dtype):
+        inputs = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
+        out = attention(*inputs)
+        (out.float() * weight).sum().backward()
+        return [out, *(x.grad for x in inputs)]
+
+    def plain(q, k, v):
+        k, v = (x.repeat_interleave(4 // kv_heads, 1) for x in (k, v))
+        return ((q @ k.mT) / 8**0.5).masked_fill(~mask, -math.inf).softmax(-1) @ v
+
+    expected = run(plain, torch.float64)
+    for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.06)):
+        for found, exact in zip(
+            run(lambda *x: training_attention(*x, mask if seen else None), dtype), expected, strict=True
+        ):
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.double(), exact.double(), atol=close, rtol=close)
+
+
 def test_gradients_flow_through_a_state():
     state = CoreState(1, torch.device("cpu"))
     first, second = (torch.ones(1, 1, 1, 2, requires_grad=True) for _ in range(2))
@@ -349,9 +378,10 @@ def test_what_is_kept_for_the_backward_pass_follows_mu_bwd_and_not_the_depth():
     assert kept(6, 4) - kept(6, 3) == kept(6, 3) - kept(6, 2) > 0
 
 
-def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated():
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(kv_heads):
     """Passes of one and several columns, with padding, after selection, join and with rows that left early."""
-    core, loops = random_core(), CONFIG.loop_slots
+    core, loops = random_core(dataclasses.replace(CONFIG, kv_heads=kv_heads)), CONFIG.loop_slots
     prefix, x = CoreState(1, torch.device("cpu")), random_input(4, 9)
     passes = [torch.ones(4, 3, dtype=torch.bool), torch.tensor([[True, True], [False, True]] * 2), torch.ones(4, 1) > 0]
 

@@ -9,8 +9,8 @@
 
 A layer is x + attention(RMSNorm(x)), then x + W_2 relu(W_1 RMSNorm(x))^2. Queries and keys go through RMSNorm and
 rotary positions; query head i reads key head i // group, where a model has fewer of these. Values of the copy attention
-are E[tokens]. Who sees whom is said by a matrix. Takes the weights of a `LoopWMForCausalLM` by name and shares no code
-with it.
+are E[tokens]; where heads share them, P E[tokens], and U leads back what is copied. Who sees whom is said by a matrix.
+Takes the weights of a `LoopWMForCausalLM` by name and shares no code with it.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class TextReference:
         return self.w[f"{name}.down_proj.weight"] @ np.array([v * v if v > 0 else 0.0 for v in hidden])
 
     def _copies(self, finals: list[Vector], embeds: list[Vector], positions: Sequence[int], sees: Sees) -> list[Vector]:
-        """sigmoid(gate) * scale * attention with token embeddings as values, which are cut up by query heads.
-
-        It has as many key heads as its weights say, whatever the layers have.
-        """
+        """sigmoid(gate) * scale * attention with token embeddings, or what they are packed into, as values."""
         queries = self._turned_heads("copy.q", finals, self.sizes.heads, positions)
-        key_heads = len(self.w["copy.k_proj.weight"]) // len(self.w["copy.k_norm.weight"])
-        keys = self._turned_heads("copy.k", finals, key_heads, positions)
-        copied = self._attend(queries, keys, [np.split(v, self.sizes.heads) for v in embeds], sees)
+        keys = self._turned_heads("copy.k", finals, self.sizes.key_heads, positions)
+        packs = "copy.pack.weight" in self.w
+        packed = [self.w["copy.pack.weight"] @ v for v in embeds] if packs else embeds
+        copied = self._attend(queries, keys, [np.split(v, self.sizes.key_heads) for v in packed], sees)
+        if packs:
+            copied = [self.w["copy.unpack.weight"] @ c for c in copied]
         gates = [sigmoid((self.w["copy.gate.weight"][0] @ f + self.w["copy.gate.bias"][0]).item()) for f in finals]
         return [g * self.w["copy.scale"][0] * c for g, c in zip(gates, copied, strict=True)]
 

@@ -31,18 +31,22 @@ def moved_model(**overrides) -> LoopWMForCausalLM:
     return model
 
 
-def reference(model: LoopWMForCausalLM, key_heads: int | None = None, **weights: np.ndarray) -> TextReference:
+def heads_of(heads: int, key_heads: int) -> dict[str, int]:
+    return {"num_attention_heads": heads, "head_dim": 64 // heads, "num_key_value_heads": key_heads}
+
+
+def reference(model: LoopWMForCausalLM) -> TextReference:
     c = model.config
     sizes = Sizes(
         heads=c.num_attention_heads,
-        key_heads=key_heads or c.num_key_value_heads,
+        key_heads=c.num_key_value_heads,
         prelude=c.prelude_layers,
         block=c.block_layers,
         coda=c.coda_layers,
         theta=c.rope_theta,
         eps=c.rms_norm_eps,
     )
-    return TextReference({name: w.detach().numpy() for name, w in model.named_parameters()} | weights, sizes)
+    return TextReference({name: w.detach().numpy() for name, w in model.named_parameters()}, sizes)
 
 
 def row_logits(model: TextReference, row: TreeRow) -> torch.Tensor:
@@ -58,9 +62,9 @@ def rows(tokenizer, episode) -> list[TreeRow]:
     return [builder.build(episode, plan) for plan in (deferred, RowPlan(1, "observed", 2, 2, (every(1, 2),), 2))]
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_teacher_forcing_over_a_row_is_the_reference_at_every_token(rows, copy):
-    model = moved_model(state_slots=2, copy_attention=copy)
+@pytest.mark.parametrize(("copy", "heads", "key_heads"), [(True, 2, 2), (False, 2, 2), (True, 4, 2), (True, 4, 1)])
+def test_teacher_forcing_over_a_row_is_the_reference_at_every_token(rows, copy, heads, key_heads):
+    model = moved_model(state_slots=2, copy_attention=copy, **heads_of(heads, key_heads))
     batch = TreeBatch.collate(rows, [0, 1], pad_id=0)
     with torch.no_grad():
         logits = model.lm_head(run_rows(model.model, batch, DEPTH).last_hidden_state)
@@ -74,23 +78,6 @@ def test_teacher_forcing_over_a_row_is_the_reference_at_every_token(rows, copy):
             if label != IGNORED:
                 nats += math.log(np.exp(scores - scores[label]).sum())
     assert loss.item() == pytest.approx(nats, rel=1e-4)
-
-
-def test_query_heads_of_a_group_read_one_key_head(rows):
-    """A model whose key heads are equal within each group is one with a key head for each group."""
-    heads, key_heads, width = 4, 2, 16
-    model = moved_model(state_slots=2, num_attention_heads=heads, head_dim=width)
-    kept = {}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "core" in name and name.endswith(("k_proj.weight", "v_proj.weight")):
-                whole = parameter.unflatten(0, (heads, width))
-                kept[name] = whole[:key_heads].flatten(0, 1).numpy().copy()
-                parameter.copy_(whole[:key_heads].repeat_interleave(heads // key_heads, 0).flatten(0, 1))
-        batch = TreeBatch.collate(rows[1:], [0], pad_id=0)
-        logits = model.lm_head(run_rows(model.model, batch, DEPTH).last_hidden_state)
-    grouped = reference(model, key_heads, **kept)
-    torch.testing.assert_close(logits[0], row_logits(grouped, rows[1]), **CLOSE)
 
 
 CONTEXTS = [
@@ -111,8 +98,9 @@ SEEN = [
 ACTIONS = [["go to hall", "take the tree"], ["wait", "activate sink"]]
 
 
-def test_encoded_and_advanced_worlds_and_their_decoding_are_the_reference_over_the_whole_prompt(tokenizer):
-    model = moved_model(state_slots=2)
+@pytest.mark.parametrize("key_heads", [2, 1])
+def test_encoded_and_advanced_worlds_and_their_decoding_are_the_reference_over_the_whole_prompt(tokenizer, key_heads):
+    model = moved_model(state_slots=2, **heads_of(2, key_heads))
     worlds, plain = WorldModel(model, tokenizer), reference(model)
 
     def tokens_of(text: str) -> list[int]:

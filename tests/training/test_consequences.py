@@ -374,8 +374,18 @@ def new_accelerator() -> Iterator[None]:
 
 @shows("run.mixed_precision")
 @pytest.mark.usefixtures("new_accelerator")
-@pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
-def test_products_run_in_the_precision_asked_for_and_weights_stay_whole(config_file, tmp_path, precision, dtype):
+@pytest.mark.parametrize(
+    ("precision", "faster", "dtype"),
+    [
+        ("no", "bf16", torch.float32),
+        ("bf16", "no", torch.bfloat16),
+        ("auto", "no", torch.float32),
+        ("auto", "bf16", torch.bfloat16),
+    ],
+)
+def test_products_run_in_the_precision_asked_for_and_weights_stay_whole(
+    config_file, tmp_path, precision, faster, dtype
+):
     seen = set()
     linear = torch.nn.functional.linear
 
@@ -386,6 +396,7 @@ def test_products_run_in_the_precision_asked_for_and_weights_stay_whole(config_f
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", watching)
+        patch.setattr("loopwm.training.trainer.faster_precision", lambda: faster)
         run = briefly(config_file, tmp_path, f"run.mixed_precision='{precision}'", "run.steps=1")
     assert seen == {dtype}
     assert all(after.dtype == torch.float32 for update in run.updates for after in update.after.values())
