@@ -11,7 +11,7 @@ import argparse
 import io
 import lzma
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -27,16 +27,17 @@ _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 27}]
 """128 MiB: what unpacking takes in memory."""
 
 
-def pack(folder: Path, first: int, until: int, out: Path) -> int:
-    """Packs the plan and the files whose first episode lies in [first, until). Returns how many files there are.
+def pack(folder: Path, earlier: Sequence[Path], out: Path) -> int:
+    """Packs the plan and the files of episodes that are in none of the earlier packs. Returns how many there are.
 
-    Raises DataError for a folder that was not collected, and where a file is missing or has failures left.
+    Raises DataError for a folder that was not collected, and where no file is left.
     """
     if not (folder / PLAN).is_file():
         raise DataError(f"{folder}: not a folder of collected episodes (no {PLAN})")
-    files = sorted(path for path in folder.glob(f"*{EPISODES}") if first <= _first_episode(path) < until)
+    packed_before = {Path(name).name for other in earlier for name, _ in _members(other)}
+    files = sorted(path for path in folder.glob(f"*{EPISODES}") if path.name not in packed_before)
     if not files:
-        raise DataError(f"{folder}: no episode files from {first} to {until}")
+        raise DataError(f"{folder}: no episode files" + (" but those that are packed" if earlier else ""))
     with (
         atomic_write(out) as raw,
         lzma.open(raw, "wb", filters=_FILTERS) as packed,
@@ -49,11 +50,6 @@ def pack(folder: Path, first: int, until: int, out: Path) -> int:
             if failed.exists():
                 _add(archive, f"{folder.name}/{FAILED}/{failed.name}", failed.read_bytes())
     return len(files)
-
-
-def _first_episode(path: Path) -> int:
-    """The number in `TASK-00010.jsonl.xz`."""
-    return int(path.name.removesuffix(EPISODES).rpartition("-")[2])
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -99,8 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--folder", type=Path, help="a folder of collected episodes to pack")
     job.add_argument("--unpack", nargs="*", type=Path, help="packs to unpack; none named: those of the project")
     job.add_argument("--solutions", type=Path, help="the folder of an environment's solutions to pack, as .jsonl.xz")
-    parser.add_argument("--first", type=int, default=0, help="pack files from this episode of each task on")
-    parser.add_argument("--until", type=int, default=1 << 30, help="and up to this one")
+    parser.add_argument("--without", nargs="+", type=Path, default=[], help="leave out what these packs hold")
     parser.add_argument("--out", type=Path, required=True, help=f"the pack, NAME{SUFFIX}; or where to unpack")
 
 
@@ -109,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{args.out}: {pack_solutions(args.solutions, args.out):,} solutions, {args.out.stat().st_size:,} bytes")
         return
     if args.folder is not None:
-        files = pack(args.folder, args.first, args.until, args.out)
+        files = pack(args.folder, args.without, args.out)
         print(f"{args.out}: {files} files, {args.out.stat().st_size:,} bytes")
         return
     for path in args.unpack or sorted(PACKED.glob(f"*{SUFFIX}")):

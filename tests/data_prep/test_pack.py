@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def unpack(path: Path, out: Path) -> int:
     return main(["pack", "--unpack", str(path), "--out", str(out)])
 
 
+def part(folder: Path, out: Path) -> None:
+    """A pack of the folder when its first file alone was there."""
+    earlier = out.with_name("earlier") / folder.name
+    shutil.copytree(folder, earlier)
+    for later in (*earlier.glob("*-000[1-9]0.jsonl.xz"), *earlier.glob("failed/*")):
+        later.unlink()
+    assert pack(earlier, out) == 0
+
+
 @pytest.fixture
 def collected(tmp_path: Path, toy: None) -> Path:
     assert collect_toy(tmp_path / "some", "--tasks", "walk") == 0
@@ -35,7 +45,7 @@ def test_unpacked_files_are_those_that_were_packed_and_failures_stay_known(colle
 
 
 def test_collecting_goes_on_where_a_pack_ends(collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pack(collected, tmp_path / "p.tar.xz", "--until", "10") == 0
+    part(collected, tmp_path / "p.tar.xz")
     assert unpack(tmp_path / "p.tar.xz", tmp_path / "new") == 0
     assert set(contents(tmp_path / "new")) == {"plan.json", "walk-00000.jsonl.xz"}
     kept = (tmp_path / "new" / "some" / "walk-00000.jsonl.xz").stat().st_mtime_ns
@@ -45,7 +55,8 @@ def test_collecting_goes_on_where_a_pack_ends(collected: Path, tmp_path: Path, m
 
 
 def test_packs_of_the_same_files_are_the_same_bytes_and_parts_are_the_whole(collected: Path, tmp_path: Path) -> None:
-    for name, *options in (("a", "--until", "10"), ("b", "--first", "10"), ("c",), ("d",)):
+    part(collected, tmp_path / "a.tar.xz")
+    for name, *options in (("b", "--without", str(tmp_path / "a.tar.xz")), ("c",), ("d",)):
         assert pack(collected, tmp_path / f"{name}.tar.xz", *options) == 0
     assert (tmp_path / "c.tar.xz").read_bytes() == (tmp_path / "d.tar.xz").read_bytes()
     for name in ("a", "b"):
