@@ -86,7 +86,7 @@ def test_what_fails_in_a_stream_is_an_event_before_the_end(serving, tiny_model, 
 
     def fails_later(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        return forward(*args, **kwargs) if len(calls) < 4 else 1 / 0
+        return forward(*args, **kwargs) if len(calls) < 10 else 1 / 0
 
     with serving(tiny_model) as client, monkeypatch.context() as patch:
         patch.setattr(type(tiny_model.model), "forward", fails_later)
