@@ -86,11 +86,11 @@ def test_what_fails_in_a_stream_is_an_event_before_the_end(serving, tiny_model, 
 
     def fails_later(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
-        return forward(*args, **kwargs) if len(calls) < 10 else 1 / 0
+        return forward(*args, **kwargs) if len(calls) < 40 else 1 / 0
 
     with serving(tiny_model) as client, monkeypatch.context() as patch:
         patch.setattr(type(tiny_model.model), "forward", fails_later)
-        streamed = events(client, "/v1/chat/completions", chat)
+        streamed = events(client, "/v1/chat/completions", chat | {"max_tokens": 60, "temperature": 1, "seed": 0})
         assert streamed[-1]["error"]["code"] == "internal_error"
         assert streamed[1]["choices"]
 
