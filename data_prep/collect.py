@@ -61,6 +61,8 @@ class Order:
     tasks: tuple[str, ...]
     hidden_every: int = 4
     """Steps from one recorded hidden state to the next."""
+    plays: int = 1
+    """Episodes in a row of a variation, where a policy can repeat one: some simulators load slower than they play."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _choose_variations(order: Order, task: str, variations: list[int | str]) -> 
     """A seeded order of the variations; repeated as often as needed if the policy can make something new of them."""
     Random(f"{order.seed}/{task}").shuffle(variations)
     if POLICIES[order.policy].repeatable and variations:
+        variations = [variation for variation in variations for _ in range(order.plays)]
         variations *= -(-order.episodes_per_task // len(variations))
     return variations[: order.episodes_per_task]
 
@@ -215,9 +218,10 @@ def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(order)))
     if path.is_file():
         plan = json.loads(path.read_bytes())
+        begun = asdict(Order(**plan["order"]))  # a plan of before a field was there has its default
         for name, value in wanted.items():
-            if plan["order"][name] != value:
-                raise DataError(f"{path}: {name}: begun with {plan['order'][name]!r}, asked for {value!r}")
+            if begun[name] != value:
+                raise DataError(f"{path}: {name}: begun with {begun[name]!r}, asked for {value!r}")
         return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in plan["chunks"]]
     environment = make_environment(order.env)
     try:
@@ -333,6 +337,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes-per-task", type=int, help="at most; gold plays a variation once; not of frames")
     parser.add_argument("--episodes", type=int, help="frames: play this many")
     parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")
+    parser.add_argument("--plays", type=int, help="episodes in a row of a variation; None: 1, not of frames")
     parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all); not of frames")
     parser.add_argument("--max-steps", type=int, help="cut episodes after this many actions; None: 160, frames never")
     parser.add_argument("--hidden-every", type=int, help="steps from one hidden state to the next; None: 4, of text")
@@ -349,14 +354,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 TEXT_ONLY: dict[str, Any] = {
-    "episodes_per_task": None, "tasks": [], "hidden_every": None, "solutions": None, "workers": 1, "shard": "1/1",
-    "dask": None,
+    "episodes_per_task": None, "tasks": [], "hidden_every": None, "plays": None, "solutions": None, "workers": 1,
+    "shard": "1/1", "dask": None,
 }  # fmt: skip
 """Options that say nothing about frames, and what they are when they are not given."""
 
 
 def run(args: argparse.Namespace) -> None:
-    for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "workers"):
+    for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "plays", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise DataError(f"{_option(name)}: at least 1")
@@ -391,7 +396,7 @@ def _run_text(args: argparse.Namespace) -> None:
     order = Order(
         env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),
-        hidden_every=args.hidden_every or 4,
+        hidden_every=args.hidden_every or 4, plays=args.plays or 1,
     )  # fmt: skip
     shard = Shard.parse(args.shard)
     workers: AbstractContextManager[Executor] = dask_executor(args.dask) if args.dask else local_executor(args.workers)

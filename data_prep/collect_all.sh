@@ -25,6 +25,7 @@ if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
   collect alfworld train-noisy --split train --policy noisy-expert --episodes-per-task 60 --max-steps 120
   collect alfworld train-fork --split train --policy fork --episodes-per-task 60 --max-steps 120
 fi
-collect alfworld built-fork --split built --policy fork --episodes-per-task 400 --max-steps 120
-collect alfworld built-noisy --split built --policy noisy-expert --episodes-per-task 400 --max-steps 120
+# Several episodes in a row of a game: to load one takes longer than to play it.
+collect alfworld built-noisy-again --split built --policy noisy-expert --episodes-per-task 800 --plays 5 --max-steps 120
+collect alfworld built-fork-again --split built --policy fork --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-expert --split built --policy expert --episodes-per-task 1000 --max-steps 120

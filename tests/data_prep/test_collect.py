@@ -120,6 +120,30 @@ def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
         assert set(variations) == {25, 26}
 
 
+@pytest.mark.usefixtures("toy")
+def test_plays_of_a_variation_follow_one_another_each_with_chance_of_its_own(tmp_path: Path) -> None:
+    chunks = collect.plan_chunks(Order("toy", "test", "noisy-expert", 5, 160, 0, ("run",), plays=2), Toy())
+    a, b, c, d, e = (v for chunk in chunks for v in chunk.variations)
+    assert a == b == e != c == d
+    args = ("--tasks", "walk", "--episodes-per-task", "2", "--policy", "noisy-expert", "--plays", "2")
+    assert collect_toy(tmp_path, *args) == 0
+    one, other = read_episodes(tmp_path / "walk-00000.jsonl.xz")
+    assert one.variation == other.variation
+    assert [step.action for step in one.steps] != [step.action for step in other.steps]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_folder_begun_before_an_option_was_there_is_gone_on_with(tmp_path: Path) -> None:
+    assert collect_toy(tmp_path) == 0
+    before, path = contents(tmp_path), tmp_path / "plan.json"
+    plan = json.loads(path.read_bytes())
+    del plan["order"]["plays"]
+    path.write_text(json.dumps(plan))
+    (tmp_path / "walk-00000.jsonl.xz").unlink()
+    assert collect_toy(tmp_path) == 0
+    assert contents(tmp_path)["walk-00000.jsonl.xz"] == before["walk-00000.jsonl.xz"]
+
+
 def acted(policy: str, gold: Sequence[str], seed: int, environment: Environment | None = None) -> list[str]:
     """What a policy does where every step is told the same."""
     actions = POLICIES[policy].act(environment or Toy(), gold, Random(seed))
