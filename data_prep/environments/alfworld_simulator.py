@@ -93,11 +93,15 @@ class Simulator:
 
     def __init__(self) -> None:
         self.engine = make_engine()
+        self.game: dict[str, str] | None = None
         self.room = ""
 
     def load(self, game: dict[str, str]) -> dict[str, Any]:
-        """Starts a game anew and returns its first step."""
-        self.engine.load(game)
+        """Starts a game anew and returns its first step. The game that is loaded already needs no second grounding."""
+        if game != self.game:
+            self.game = None
+            self.engine.load(game)
+            self.game = game
         state = self.engine.reset()
         self.room = self.engine.derive("look")
         return self._step(state)
