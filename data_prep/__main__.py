@@ -20,7 +20,7 @@ from data_prep import (
     windows,
 )
 from data_prep.environments.base import SimulatorError
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
     "collect": (
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         args.run(args)
-    except (DataError, SimulatorError) as error:
+    except (InputError, SimulatorError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a folder that may not be written

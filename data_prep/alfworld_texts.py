@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 TRAIN_FOLDERS = ("train", "valid_train")
 """Folders of games that training may see."""
@@ -48,7 +48,7 @@ class Game:
 def train_texts(path: Path) -> Iterator[tuple[str, str]]:
     """(`GAME` or `NOTE`, text) of the games in the train folders of a folder or tar archive.
 
-    Raises DataError if there is none.
+    Raises InputError if there is none.
     """
     found = False
     for name, text in _train_files(path):
@@ -60,9 +60,9 @@ def train_texts(path: Path) -> Iterator[tuple[str, str]]:
             else:
                 yield from ((NOTE, note["task_desc"]) for note in record["turk_annotations"]["anns"])
         except (json.JSONDecodeError, KeyError, IndexError) as error:
-            raise DataError(f"{name}: not a game ({error!r})") from error
+            raise InputError(f"{name}: not a game ({error!r})") from error
     if not found:
-        raise DataError(f"{path}: no game.tw-pddl under {' or '.join(TRAIN_FOLDERS)}")
+        raise InputError(f"{path}: no game.tw-pddl under {' or '.join(TRAIN_FOLDERS)}")
 
 
 def _train_files(path: Path) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,7 @@ def _train_files(path: Path) -> Iterator[tuple[str, str]]:
                 if (content := archive.extractfile(member)) and _FILE.search(member.name):
                     yield member.name, content.read().decode()
     except (OSError, tarfile.TarError) as error:
-        raise DataError(f"{path}: not a folder or tar archive of games ({error})") from error
+        raise InputError(f"{path}: not a folder or tar archive of games ({error})") from error
 
 
 def parse_game(record: Mapping[str, Any]) -> Game:

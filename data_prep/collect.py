@@ -31,11 +31,11 @@ from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from data_prep.environments.pixels import FRAME_ENVIRONMENTS, is_frame_environment
 from data_prep.episodes import Episode, Step, write_episodes
-from data_prep.errors import DataError
 from data_prep.files import atomic_write, write_lines
 from data_prep.policies import POLICIES, Play
 from data_prep.provenance import checkout
 from data_prep.solutions import solve
+from loopwm.records.errors import InputError
 
 CHUNK = 10
 """Episodes a file, few enough that a kill loses little."""
@@ -87,10 +87,10 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Reads "i/n", 1 <= i <= n. Raises DataError."""
+        """Reads "i/n", 1 <= i <= n. Raises InputError."""
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            raise DataError(f"--shard: {text!r} is not of the form i/n with 1 <= i <= n")
+            raise InputError(f"--shard: {text!r} is not of the form i/n with 1 <= i <= n")
         return cls(int(index) - 1, int(count))
 
     def of(self, chunks: list[Chunk]) -> list[Chunk]:
@@ -107,14 +107,14 @@ class Tally:
 
 
 def plan_chunks(order: Order, environment: Environment) -> list[Chunk]:
-    """Which variations are played, in which files. Raises DataError for an unknown task or split."""
+    """Which variations are played, in which files. Raises InputError for an unknown task or split."""
     if order.split not in environment.splits():
-        raise DataError(f"--split: unknown {order.split!r}, expected one of {', '.join(environment.splits())}")
+        raise InputError(f"--split: unknown {order.split!r}, expected one of {', '.join(environment.splits())}")
     if order.policy in SOLVERS and order.policy != environment.solver:
-        raise DataError(f"--policy: {order.policy!r}: in {environment.name} it is called {environment.solver!r}")
+        raise InputError(f"--policy: {order.policy!r}: in {environment.name} it is called {environment.solver!r}")
     unknown = sorted(set(order.tasks) - set(environment.tasks()))
     if unknown:
-        raise DataError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")
+        raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")
     chunks = []
     for task in environment.tasks():
         if order.tasks and task not in order.tasks:
@@ -213,7 +213,7 @@ def failures_file(out: Path, chunk: Chunk) -> Path:
 
 
 def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
-    """The chunks of a folder begun before, or new ones. Raises DataError if the folder was begun with another order."""
+    """The chunks of a folder begun before, or new ones. Raises InputError if it was begun with another order."""
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(order)))
     if path.is_file():
@@ -221,7 +221,7 @@ def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
         begun = asdict(Order(**plan["order"]))  # a plan of before a field was there has its default
         for name, value in wanted.items():
             if begun[name] != value:
-                raise DataError(f"{path}: {name}: begun with {begun[name]!r}, asked for {value!r}")
+                raise InputError(f"{path}: {name}: begun with {begun[name]!r}, asked for {value!r}")
         return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in plan["chunks"]]
     environment = make_environment(order.env)
     try:
@@ -236,7 +236,7 @@ def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
 def collect(order: Order, out: Path, executor: Executor, shard: Shard, solutions: Path | None = None) -> Tally:
     """Plays all chunks of the shard that have no file yet, or had failures. `executor`'s workers must see the folders.
 
-    Raises DataError if a worker process dies; what was collected stays.
+    Raises InputError if a worker process dies; what was collected stays.
     """
     chunks = shard.of(load_or_make_plan(order, out))
     todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
@@ -261,7 +261,7 @@ def _play_all(
         for future in as_completed(futures):
             yield future.result()
     except BrokenExecutor as error:
-        raise DataError(f"{out}: a worker process died; start again to go on") from error
+        raise InputError(f"{out}: a worker process died; start again to go on") from error
     finally:
         for future in futures:
             future.cancel()
@@ -274,15 +274,15 @@ def local_executor(workers: int) -> Executor:
 
 @contextmanager
 def dask_executor(scheduler: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster. Lost work is done again by those that are left. Raises DataError."""
+    """The workers of a Dask cluster. Lost work is done again by those that are left. Raises InputError."""
     try:
         from distributed import Client
     except ModuleNotFoundError as error:
-        raise DataError(f"--dask: the package {error.name} is not installed (extra: dask)") from error
+        raise InputError(f"--dask: the package {error.name} is not installed (extra: dask)") from error
     try:
         client = Client(scheduler, timeout="5s")
     except (OSError, ValueError) as error:
-        raise DataError(f"--dask: no scheduler at {scheduler!r} ({error})") from error
+        raise InputError(f"--dask: no scheduler at {scheduler!r} ({error})") from error
     with client:
         yield client.get_executor(pure=False)
 
@@ -364,7 +364,7 @@ def run(args: argparse.Namespace) -> None:
     for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "plays", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise DataError(f"{_option(name)}: at least 1")
+            raise InputError(f"{_option(name)}: at least 1")
     if is_frame_environment(args.environment):
         _run_frames(args)
     else:
@@ -378,11 +378,11 @@ def _option(name: str) -> str:
 def _run_frames(args: argparse.Namespace) -> None:
     for name, default in TEXT_ONLY.items():
         if getattr(args, name) != default:
-            raise DataError(f"{_option(name)}: not an option of {args.environment}, which shows frames")
+            raise InputError(f"{_option(name)}: not an option of {args.environment}, which shows frames")
     if args.policy not in (None, "random"):
-        raise DataError(f"--policy: {args.policy!r}: frames are played at random")
+        raise InputError(f"--policy: {args.policy!r}: frames are played at random")
     if args.episodes is None and args.steps is None:
-        raise DataError("--steps: say how much to play, by --steps or --episodes")
+        raise InputError("--steps: say how much to play, by --steps or --episodes")
     order = FrameOrder(args.environment, args.split, args.seed, args.max_steps)
     run_frames(order, args.out, args.episodes, args.steps)
 
@@ -390,9 +390,9 @@ def _run_frames(args: argparse.Namespace) -> None:
 def _run_text(args: argparse.Namespace) -> None:
     for name in ("episodes", "steps"):
         if getattr(args, name) is not None:
-            raise DataError(f"{_option(name)}: of frames only, {args.environment} takes --episodes-per-task")
+            raise InputError(f"{_option(name)}: of frames only, {args.environment} takes --episodes-per-task")
     if args.episodes_per_task is None:
-        raise DataError("--episodes-per-task: say how many to play")
+        raise InputError("--episodes-per-task: say how many to play")
     order = Order(
         env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),

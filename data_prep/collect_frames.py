@@ -18,9 +18,9 @@ import numpy as np
 from tqdm import tqdm
 
 from data_prep.environments.pixels import make_frame_environment
-from data_prep.errors import DataError
 from data_prep.files import atomic_write
-from loopwm.pixel.frames import FrameEpisode, FrameError, FrameSpace, count_steps, write_episode
+from loopwm.pixel.frames import FrameEpisode, FrameSpace, count_steps, write_episode
+from loopwm.records.errors import InputError
 
 if TYPE_CHECKING:
     from data_prep.environments.pixel_base import FrameEnvironment
@@ -34,7 +34,7 @@ RANGE = 2**20
 @dataclass(frozen=True)
 class FrameOrder:
     """What is played. max_steps: an episode is truncated after this many actions; None: only where the environment
-    does so. Raises DataError for an unknown split or a seed or limit out of range."""
+    does so. Raises InputError for an unknown split or a seed or limit out of range."""
 
     env: str
     split: str
@@ -43,9 +43,9 @@ class FrameOrder:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise DataError(f"--split: unknown {self.split!r}, expected one of {', '.join(SPLITS)}")
+            raise InputError(f"--split: unknown {self.split!r}, expected one of {', '.join(SPLITS)}")
         if not 0 <= self.seed < RANGE:
-            raise DataError(f"--seed: {self.seed} is not within 0 and {RANGE - 1}")
+            raise InputError(f"--seed: {self.seed} is not within 0 and {RANGE - 1}")
 
     def episode_seed(self, index: int) -> int:
         return (SPLITS.index(self.split) * RANGE + self.seed) * RANGE + index
@@ -88,7 +88,7 @@ def collect_frames(order: FrameOrder, out: Path, enough: Callable[[int, int], bo
         episodes = transitions = 0
         while not enough(episodes, transitions):
             if episodes == RANGE:
-                raise DataError(f"--seed: all {RANGE} episodes of seed {order.seed} are played")
+                raise InputError(f"--seed: all {RANGE} episodes of seed {order.seed} are played")
             path = out / f"{episodes:07d}.npz"
             if path.exists():
                 steps = count_steps(path)
@@ -101,21 +101,19 @@ def collect_frames(order: FrameOrder, out: Path, enough: Callable[[int, int], bo
             bar.update(steps)
             bar.set_postfix_str(f"{episodes} episodes")
         return episodes, transitions
-    except FrameError as error:
-        raise DataError(str(error)) from error
     finally:
         env.close()
 
 
 def _begin(order: FrameOrder, space: FrameSpace, out: Path) -> None:
-    """Writes the plan of a new folder. Raises DataError if the folder was begun with another."""
+    """Writes the plan of a new folder. Raises InputError if the folder was begun with another."""
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps({**asdict(order), "space": asdict(space)}))
     if path.is_file():
         begun = json.loads(path.read_bytes())
         for name, value in wanted.items():
             if begun.get(name) != value:
-                raise DataError(f"{path}: {name}: begun with {begun.get(name)!r}, asked for {value!r}")
+                raise InputError(f"{path}: {name}: begun with {begun.get(name)!r}, asked for {value!r}")
         return
     with atomic_write(path) as file:
         file.write(json.dumps(wanted, indent=1).encode() + b"\n")

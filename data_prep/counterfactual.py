@@ -19,10 +19,10 @@ from tqdm import tqdm
 from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.episodes import Step
-from data_prep.errors import DataError
 from data_prep.policies import random_action
 from data_prep.replay import replay
 from data_prep.windows import read_windows, write_windows
+from loopwm.records.errors import InputError
 
 TRIES = 4
 """Changes tried on a window before the next one is taken."""
@@ -31,7 +31,7 @@ TRIES = 4
 def counterfact(environment: Environment, window: Mapping[str, Any], rng: Random) -> dict[str, Any] | None:
     """The window with one action before the last changed, or None if the last observation stayed the same.
 
-    Raises DataError if the simulator does not give the window's history again.
+    Raises InputError if the simulator does not give the window's history again.
     """
     history = [Step(step["action"], step["observation"], 0, False) for step in window["history"]]
     *_, now = replay(environment, window["task"], window["variation"], history)
@@ -85,11 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.count < 1:
-        raise DataError("--count: at least 1")
+        raise InputError("--count: at least 1")
     windows = [window for window in read_windows(args.windows) if len(window["actions"]) > 1]
     found = sorted({window["env"] for window in windows})
     if len(found) != 1:
-        raise DataError(f"{args.windows}: windows of one environment are needed, found {', '.join(found) or 'none'}")
+        raise InputError(f"{args.windows}: windows of one environment are needed, found {', '.join(found) or 'none'}")
     name = args.out.name.split(".")[0]
     cut: list[dict[str, Any]] = []
     with closing(make_environment(found[0])) as environment, tqdm(total=args.count, unit="pair") as bar:
@@ -99,5 +99,5 @@ def run(args: argparse.Namespace) -> None:
             if len(cut) == 2 * args.count:
                 break
         else:
-            raise DataError(f"{args.windows}: only {len(cut) // 2} pairs were found, {args.count} are asked for")
+            raise InputError(f"{args.windows}: only {len(cut) // 2} pairs were found, {args.count} are asked for")
     write_windows(args.out, cut)

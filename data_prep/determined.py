@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from data_prep.environments.alfworld_hidden import unreadable_line
 from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.errors import DataError
 from data_prep.families import family_of
+from loopwm.records.errors import InputError
 
 Z = NormalDist().inv_cdf(0.975)
 
@@ -88,7 +88,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 def group_places(files: Sequence[Path]) -> dict[tuple[str, str], Groups]:
     """Groups of places by environment and family.
 
-    Raises DataError for a hidden state that is none, naming file, line and step, and if there is no hidden state.
+    Raises InputError for a hidden state that is none, naming file, line and step, and if there is no hidden state.
     """
     found: dict[tuple[str, str], Groups] = defaultdict(lambda: defaultdict(list))
     known: set[int] = set()
@@ -96,12 +96,12 @@ def group_places(files: Sequence[Path]) -> dict[tuple[str, str], Groups]:
         for line, episode in enumerate(read_episodes(path), start=1):
             for step in _new_places(episode, known):
                 if fault := _fault(episode, step):
-                    raise DataError(f"{path}: line {line}: hidden_state after step {step}: {fault}")
+                    raise InputError(f"{path}: line {line}: hidden_state after step {step}: {fault}")
                 state, answer = _state(episode, step), episode.steps[step + 1].observation
                 place = Place(_digest([answer]), index, line, step)
                 found[episode.env, family_of(episode.env, episode.task)][_digest(state)].append(place)
     if not found:
-        raise DataError("--episodes: no step with an action after it has a hidden state")
+        raise InputError("--episodes: no step with an action after it has a hidden state")
     return {name: dict(groups) for name, groups in sorted(found.items())}
 
 
@@ -176,7 +176,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.examples < 0:
-        raise DataError("--examples: at least 0")
+        raise InputError("--examples: at least 0")
     files = episode_files(args.episodes)
     found = group_places(files)
     print(table(found))

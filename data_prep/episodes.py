@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.errors import DataError
 from data_prep.files import open_text, write_lines
+from loopwm.records.errors import InputError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
-class EpisodeError(DataError):
+class EpisodeError(InputError):
     """A line that is not an episode. The message names file, line and field."""
 
 
@@ -139,18 +139,18 @@ def format_episode(episode: Episode) -> str:
 
 
 def episode_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and the episode files in the given folders, sorted. Raises DataError for what is not there."""
+    """The given files, and the episode files in the given folders, sorted. Raises InputError for what is not there."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*.jsonl*") if p.name.endswith(SUFFIXES) and p.name[0] != ".")
             if not found:
-                raise DataError(f"{path}: no episode files ({', '.join(SUFFIXES)})")
+                raise InputError(f"{path}: no episode files ({', '.join(SUFFIXES)})")
             files += found
         elif path.is_file():
             files.append(path)
         else:
-            raise DataError(f"{path}: no such file or folder")
+            raise InputError(f"{path}: no such file or folder")
     return files
 
 

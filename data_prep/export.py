@@ -15,8 +15,8 @@ import yaml
 from tqdm import tqdm
 
 from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.errors import DataError
 from data_prep.files import write_lines
+from loopwm.records.errors import InputError
 
 STEP_FIELDS = ("action", "observation", "score", "done", "look", "inventory")
 EPISODES_PER_FILE = 5_000
@@ -73,9 +73,9 @@ number, or a game's name, as a string. Splits are the simulators' own: evaluate 
 
 
 def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
-    """Writes the folder; returns episodes by split. Raises DataError if there are none, or if `out` holds something."""
+    """Writes the folder; returns episodes by split. Raises InputError if there are none, or `out` holds something."""
     if out.exists() and any(out.iterdir()):
-        raise DataError(f"{out}: is not empty")
+        raise InputError(f"{out}: is not empty")
     sizes: Counter[str] = Counter()
     environments, policies = set(), set()
     pending: dict[str, list[dict[str, Any]]] = {}
@@ -92,7 +92,7 @@ def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
         if rows:
             _write_rows(out, split, sizes[split], rows)
     if not sizes:
-        raise DataError("--episodes: no episodes")
+        raise InputError("--episodes: no episodes")
     write_lines(out / "README.md", [data_card(sizes, sorted(environments), sorted(policies))])
     return sizes
 

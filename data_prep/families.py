@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "scienceworld": {
@@ -62,9 +62,9 @@ _FAMILY = {
 
 
 def family_of(env: str, task: str) -> str:
-    """Raises DataError for a task that belongs to no family."""
+    """Raises InputError for a task that belongs to no family."""
     if (env, task) not in _FAMILY:
-        raise DataError(f"task: {task!r} of {env!r} belongs to no family")
+        raise InputError(f"task: {task!r} of {env!r} belongs to no family")
     return _FAMILY[env, task]
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_text(path: Path) -> TextIO:
-    """Opens `.gz`, `.xz` or plain text for reading. Raises DataError if the file cannot be opened."""
+    """Opens `.gz`, `.xz` or plain text for reading. Raises InputError if the file cannot be opened."""
     try:
         if path.suffix == ".gz":
             return gzip.open(path, "rt", encoding="utf-8")
@@ -41,7 +41,7 @@ def open_text(path: Path) -> TextIO:
             return lzma.open(path, "rt", encoding="utf-8")
         return path.open(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+        raise InputError(f"{path}: {error.strerror or error}") from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

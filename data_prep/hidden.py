@@ -16,15 +16,15 @@ from tqdm import tqdm
 from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.episodes import Step
-from data_prep.errors import DataError
 from data_prep.replay import replay
 from data_prep.windows import read_windows, write_windows
+from loopwm.records.errors import InputError
 
 
 def read_states(environment: Environment, windows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The windows with `hidden_state` and `hidden_state_start` read from the simulator, those of one world together.
 
-    Raises DataError if it does not give a history again.
+    Raises InputError if it does not give a history again.
     """
     found: dict[str, dict[str, Any]] = {}
     order = sorted(windows, key=lambda w: (w["task"], str(w["variation"]), _actions(w)))
@@ -62,6 +62,6 @@ def run(args: argparse.Namespace) -> None:
     windows = read_windows(args.windows)
     names = sorted({window["env"] for window in windows})
     if len(names) != 1:
-        raise DataError(f"{args.windows}: windows of one environment are needed, found {', '.join(names) or 'none'}")
+        raise InputError(f"{args.windows}: windows of one environment are needed, found {', '.join(names) or 'none'}")
     with closing(make_environment(names[0])) as environment:
         write_windows(args.out, list(read_states(environment, windows)))

@@ -17,9 +17,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_prep.collect import FAILED, PLAN
-from data_prep.errors import DataError
 from data_prep.files import atomic_write
 from data_prep.solutions import PACKED, pack_solutions
+from loopwm.records.errors import InputError
 
 SUFFIX = ".tar.xz"
 EPISODES = ".jsonl.xz"
@@ -30,14 +30,14 @@ _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 27}]
 def pack(folder: Path, earlier: Sequence[Path], out: Path) -> int:
     """Packs the plan and the files of episodes that are in none of the earlier packs. Returns how many there are.
 
-    Raises DataError for a folder that was not collected, and where no file is left.
+    Raises InputError for a folder that was not collected, and where no file is left.
     """
     if not (folder / PLAN).is_file():
-        raise DataError(f"{folder}: not a folder of collected episodes (no {PLAN})")
+        raise InputError(f"{folder}: not a folder of collected episodes (no {PLAN})")
     packed_before = {Path(name).name for other in earlier for name, _ in _members(other)}
     files = sorted(path for path in folder.glob(f"*{EPISODES}") if path.name not in packed_before)
     if not files:
-        raise DataError(f"{folder}: no episode files" + (" but those that are packed" if earlier else ""))
+        raise InputError(f"{folder}: no episode files" + (" but those that are packed" if earlier else ""))
     with (
         atomic_write(out) as raw,
         lzma.open(raw, "wb", filters=_FILTERS) as packed,
@@ -62,7 +62,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 def unpack(path: Path, out: Path) -> int:
     """Writes the files of a pack below `out`, but those that are there. Returns how many it wrote.
 
-    Raises DataError for a file that is no pack, or a folder begun with another plan.
+    Raises InputError for a file that is no pack, or a folder begun with another plan.
     """
     written = 0
     for name, content in _members(path):
@@ -70,7 +70,7 @@ def unpack(path: Path, out: Path) -> int:
         if name.endswith(EPISODES):
             content = lzma.compress(content)
         if target.name == PLAN and target.exists() and target.read_bytes() != content:
-            raise DataError(f"{target}: begun with another plan than {path}")
+            raise InputError(f"{target}: begun with another plan than {path}")
         if not target.exists():
             with atomic_write(target) as file:
                 file.write(content)
@@ -84,10 +84,10 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
             for member in archive:
                 content = archive.extractfile(member)
                 if content is None or ".." in Path(member.name).parts or Path(member.name).is_absolute():
-                    raise DataError(f"{path}: {member.name!r} does not belong in a pack")
+                    raise InputError(f"{path}: {member.name!r} does not belong in a pack")
                 yield member.name, content.read()
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
-        raise DataError(f"{path}: not a pack, or cut off ({error})") from error
+        raise InputError(f"{path}: not a pack, or cut off ({error})") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.errors import DataError
 from data_prep.files import atomic_write
+from loopwm.records.errors import InputError
 
 FORMAT = "loopwm-shards-v2"
 INDEX = "index.json"
@@ -90,7 +90,7 @@ def write_shards(
 ) -> dict[str, Any]:
     """Writes shards of about `shard_tokens` tokens, then the index, which it returns.
 
-    An older index is removed first: a folder without an index is unfinished. Raises DataError without episodes.
+    An older index is removed first: a folder without an index is unfinished. Raises InputError without episodes.
     """
     (out / INDEX).unlink(missing_ok=True)
     counts: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def write_shards(
         counts.update("/".join(str(e.meta[k]) for k in ("env", "split", "policy")) for e in shard.episodes)
         shards.append(_write_shard(out, f"{len(shards):05d}", shard))
     if not shards:
-        raise DataError("--episodes: no episodes in the given files")
+        raise InputError("--episodes: no episodes in the given files")
     index = {
         "format": FORMAT,
         "tokenizer_hash": tokenizer_hash,
@@ -147,7 +147,7 @@ def _npy_bytes(array: NDArray[Any]) -> bytes:
 def check_shards(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
     """Checks format, tokenizer and the hash of every file, and returns the index.
 
-    Raises DataError naming the file and what is wrong with it.
+    Raises InputError naming the file and what is wrong with it.
     """
     path = folder / INDEX
     try:
@@ -155,13 +155,13 @@ def check_shards(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
         kind, made_with = index["format"], index["tokenizer_hash"]
         files = {name: entry for shard in index["shards"] for name, entry in shard["files"].items()}
     except FileNotFoundError as error:
-        raise DataError(f"{path}: missing (not a folder of shards, or unfinished)") from error
+        raise InputError(f"{path}: missing (not a folder of shards, or unfinished)") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not an index of shards ({error!r})") from error
+        raise InputError(f"{path}: not an index of shards ({error!r})") from error
     if kind != FORMAT:
-        raise DataError(f"{path}: format: {kind!r}, expected {FORMAT!r}: tokenize the episodes again")
+        raise InputError(f"{path}: format: {kind!r}, expected {FORMAT!r}: tokenize the episodes again")
     if made_with != tokenizer_hash:
-        raise DataError(f"{path}: tokenizer_hash: made with another tokenizer ({made_with[:12]}..)")
+        raise InputError(f"{path}: tokenizer_hash: made with another tokenizer ({made_with[:12]}..)")
     for name, entry in files.items():
         _check_file(folder / name, entry)
     return index
@@ -169,9 +169,9 @@ def check_shards(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
 
 def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
     if not path.is_file():
-        raise DataError(f"{path}: missing")
+        raise InputError(f"{path}: missing")
     if path.stat().st_size != entry["bytes"]:
-        raise DataError(f"{path}: {path.stat().st_size} bytes, the index says {entry['bytes']}")
+        raise InputError(f"{path}: {path.stat().st_size} bytes, the index says {entry['bytes']}")
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-            raise DataError(f"{path}: contents differ from the index (sha256)")
+            raise InputError(f"{path}: contents differ from the index (sha256)")

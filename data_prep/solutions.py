@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from data_prep.environments.base import Environment
-from data_prep.errors import DataError
 from data_prep.files import atomic_write, open_text, write_lines
+from loopwm.records.errors import InputError
 
 PACKED = Path(__file__).with_name("packed")
 
@@ -20,7 +20,7 @@ PACKED = Path(__file__).with_name("packed")
 def solve(environment: Environment, task: str, variation: int | str, folder: Path | None) -> list[str]:
     """The environment's solution, from what is kept or else asked for, and then kept in the folder.
 
-    Raises SimulatorError if there is none, DataError for a file that is no solution.
+    Raises SimulatorError if there is none, InputError for a file that is no solution.
     """
     packed = _packed(environment.name).get((task, variation))
     if packed is not None:
@@ -39,14 +39,14 @@ def solve(environment: Environment, task: str, variation: int | str, folder: Pat
 def pack_solutions(folder: Path, out: Path) -> int:
     """Writes the solutions of an environment's folder, and those that were packed before, as one file.
 
-    Returns how many there are. Raises DataError for a folder without solutions.
+    Returns how many there are. Raises InputError for a folder without solutions.
     """
     found = {
         (path.parent.name, int(path.stem) if path.stem.isdecimal() else path.stem): _read(path)
         for path in folder.glob("*/*.json")
     }
     if not found:
-        raise DataError(f"{folder}: no solutions (TASK/VARIATION.json)")
+        raise InputError(f"{folder}: no solutions (TASK/VARIATION.json)")
     found |= {place: list(actions) for place, actions in _packed(folder.name).items()}
     records = [
         {"task": task, "variation": variation, "actions": found[task, variation]}
@@ -60,9 +60,9 @@ def _read(path: Path) -> list[str]:
     try:
         actions = json.loads(path.read_bytes())
     except ValueError as error:
-        raise DataError(f"{path}: not a solution ({error})") from error
+        raise InputError(f"{path}: not a solution ({error})") from error
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise DataError(f"{path}: not a solution (a list of actions is expected)")
+        raise InputError(f"{path}: not a solution (a list of actions is expected)")
     return actions
 
 

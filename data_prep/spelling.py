@@ -18,9 +18,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.errors import DataError
 from data_prep.stats import STEP_MARKS
 from data_prep.tokenizer import NAMES, read_names
+from loopwm.records.errors import InputError
 from loopwm.text.format import clean
 
 _NUMBERED = re.compile(r"\b[a-z]+(?= \d)")
@@ -134,9 +134,9 @@ def run(args: argparse.Namespace) -> None:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower one
-            raise DataError(f"{path}: not a tokenizer file ({error})") from error
+            raise InputError(f"{path}: not a tokenizer file ({error})") from error
         totals = measure(Speller(tokenizer, names), episodes)
         if not totals.transitions:
-            raise DataError("--episodes: no transitions in the given files")
+            raise InputError("--episodes: no transitions in the given files")
         measured.append((path, tokenizer, totals))
     print(f"{measured[0][2].transitions:,} transitions\n\n{table(measured)}")

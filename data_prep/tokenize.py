@@ -26,7 +26,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from data_prep.episodes import Episode, Resets, episode_files, format_episode, parse_episode, read_episodes
-from data_prep.errors import DataError
 from data_prep.renaming import RenamingError, rename_episode
 from data_prep.shards import (
     ACTION,
@@ -42,6 +41,7 @@ from data_prep.shards import (
     check_shards,
     write_shards,
 )  # fmt: skip
+from loopwm.records.errors import InputError
 from loopwm.text import format as text_format
 
 TOKENIZER_FILE = Path(text_format.__file__).with_name("tokenizer.json")
@@ -122,7 +122,7 @@ def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: Renaming
 
 def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterator[Episode]:
     """The episodes of the files. One that begins otherwise than an earlier one of its variation is left out and
-    written down in `skipped`; where that is None, it raises DataError."""
+    written down in `skipped`; where that is None, it raises InputError."""
     resets = Resets()
     for path in files:
         for number, episode in enumerate(read_episodes(path), start=1):
@@ -130,7 +130,7 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
             if problem is None:
                 yield episode
             elif skipped is None:
-                raise DataError(f"{path}: line {number}: {problem}")
+                raise InputError(f"{path}: line {number}: {problem}")
             else:
                 skipped.append(f"{path}: line {number}: {problem}")
 
@@ -159,7 +159,7 @@ def tokenize_files(
         try:
             dataset = Dataset.from_generator(lines, cache_dir=cache)
         except DatasetGenerationError as error:
-            raise error.__cause__ if isinstance(error.__cause__, DataError) else error from None
+            raise error.__cause__ if isinstance(error.__cause__, InputError) else error from None
         encoded = dataset.map(
             _encode_line,
             fn_kwargs={"tokenizer_file": str(tokenizer_file), "renaming": renaming},
@@ -194,12 +194,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if not args.tokenizer.is_file():
-        raise DataError(f"{args.tokenizer}: no such tokenizer file")
+        raise InputError(f"{args.tokenizer}: no such tokenizer file")
     for name in ("workers", "shard_tokens"):
         if getattr(args, name) < 1:
-            raise DataError(f"--{name.replace('_', '-')}: at least 1")
+            raise InputError(f"--{name.replace('_', '-')}: at least 1")
     if not 0 <= args.rename <= 1:
-        raise DataError("--rename: from 0 to 1")
+        raise InputError("--rename: from 0 to 1")
     tokenizer_hash, outcomes = _sha256(args.tokenizer), Counter[str]()
     if args.check:
         index = check_shards(args.out, tokenizer_hash)

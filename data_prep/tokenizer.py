@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 
 from data_prep.alfworld_texts import GAME, NOTE, train_texts
 from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.errors import DataError
 from data_prep.files import atomic_write, open_text
 from data_prep.vocabulary import (
     integer_merges,
@@ -29,6 +28,7 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
+from loopwm.records.errors import InputError
 from loopwm.text.format import SPECIAL_TOKENS, clean
 
 NAMES = Path("eval/data/scienceworld_entities.txt")
@@ -60,9 +60,9 @@ class TrainText:
         self.texts[kind] += 1
 
     def add_episode(self, episode: Episode) -> None:
-        """Raises DataError for an episode that is not of the train split."""
+        """Raises InputError for an episode that is not of the train split."""
         if episode.split not in TRAIN_SPLITS:
-            raise DataError(f"split: {episode.split!r} episode of {episode.task}; the tokenizer sees train text only")
+            raise InputError(f"split: {episode.split!r} episode of {episode.task}; the tokenizer sees train text only")
         self.add("goal", episode.goal)
         for i, step in enumerate(episode.steps):
             shown = {kind: getattr(step, kind) for kind in KINDS[1:]} | {"hidden_state": episode.hidden_state_at(i)}
@@ -108,7 +108,7 @@ def add_phrases(text: TrainText, words: Tokenizer, names: frozenset[str], phrase
 
 
 def read_names(paths: Iterable[Path]) -> list[str]:
-    """Names, one a line. Raises DataError for a file that cannot be read."""
+    """Names, one a line. Raises InputError for a file that cannot be read."""
     names: list[str] = []
     for path in paths:
         with open_text(path) as file:
@@ -140,12 +140,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.force and not args.compare:
-        raise DataError(f"{args.out}: exists and is frozen; --force replaces it, and voids shards and checkpoints")
+        raise InputError(f"{args.out}: exists and is frozen; --force replaces it, and voids shards and checkpoints")
     if args.word_entries < 256 + len(SPECIAL_TOKENS):
-        raise DataError(f"--word-entries: at least {256 + len(SPECIAL_TOKENS)} (every byte and the special tokens)")
+        raise InputError(f"--word-entries: at least {256 + len(SPECIAL_TOKENS)} (every byte and the special tokens)")
     phrases = args.vocab_size - args.word_entries - len(integer_merges())
     if phrases < 0:
-        raise DataError(f"--vocab-size: at least {args.vocab_size - phrases} (--word-entries and the integers)")
+        raise InputError(f"--vocab-size: at least {args.vocab_size - phrases} (--word-entries and the integers)")
     listed = read_names(args.names)
     text = TrainText()
     text.add_games(args.alfworld_games)

@@ -26,10 +26,10 @@ from tqdm import tqdm
 
 from data_prep.environments import make_environment
 from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.errors import DataError
 from data_prep.families import PAPER_MIX, family_of, scaled_mix
 from data_prep.files import open_text, write_lines
 from data_prep.replay import replay_hidden_states
+from loopwm.records.errors import InputError
 
 _PLAYED = ("id", "env", "task", "variation", "history", "actions", "observations")
 """What is needed of a window to play it again."""
@@ -97,12 +97,12 @@ def cut_window(cut: Cut, horizon: int, hidden_state: str | None) -> dict[str, An
 def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Random) -> list[tuple[Episode, int]]:
     """`count` different (episode, start) pairs: the episode uniformly, then the start.
 
-    An episode whose starts are used up is drawn no more. Raises DataError if there are fewer windows than asked for.
+    An episode whose starts are used up is drawn no more. Raises InputError if there are fewer windows than asked for.
     """
     open_starts = [(episode, list(range(len(episode.steps) - horizon))) for episode in episodes]
     open_starts = [(episode, starts) for episode, starts in open_starts if starts]
     if sum(len(starts) for _, starts in open_starts) < count:
-        raise DataError(f"only {sum(len(starts) for _, starts in open_starts)} windows fit, {count} are asked for")
+        raise InputError(f"only {sum(len(starts) for _, starts in open_starts)} windows fit, {count} are asked for")
     drawn = []
     for _ in range(count):
         index = rng.randrange(len(open_starts))
@@ -114,7 +114,7 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
 
 
 def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str) -> list[Cut]:
-    """Cuts in a mix of families. Raises DataError naming a family with too few episodes."""
+    """Cuts in a mix of families. Raises InputError naming a family with too few episodes."""
     by_family: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         by_family[family_of(episode.env, episode.task)].append(episode)
@@ -123,8 +123,8 @@ def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, s
         rng = Random(f"{seed}/{name}/{family}")
         try:
             drawn = draw_starts(by_family[family], count, horizon, rng)
-        except DataError as error:
-            raise DataError(f"--episodes: family {family}: {error}") from error
+        except InputError as error:
+            raise InputError(f"--episodes: family {family}: {error}") from error
         cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
     return cuts
 
@@ -141,7 +141,7 @@ def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
 
 
 def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
-    """Hidden states by window, read from the simulator. Raises DataError if it does not answer as recorded."""
+    """Hidden states by window, read from the simulator. Raises InputError if it does not answer as recorded."""
     by_episode: dict[int, list[Cut]] = defaultdict(list)
     for cut in cuts:
         by_episode[id(cut.episode)].append(cut)
@@ -161,20 +161,20 @@ def read_sorted(paths: Iterable[Path]) -> list[Episode]:
 
 
 def only_environment(episodes: Iterable[Episode], option: str) -> str:
-    """The environment of all episodes. Raises DataError if there is more than one, for an option that needs one."""
+    """The environment of all episodes. Raises InputError if there is more than one, for an option that needs one."""
     environments = {episode.env for episode in episodes}
     if len(environments) != 1:
-        raise DataError(f"{option}: episodes of one environment only, found {', '.join(sorted(environments))}")
+        raise InputError(f"{option}: episodes of one environment only, found {', '.join(sorted(environments))}")
     return environments.pop()
 
 
 def check_suite(suite: Suite, episodes: Iterable[Episode]) -> None:
-    """Raises DataError for an episode the suite must not be cut from."""
+    """Raises InputError for an episode the suite must not be cut from."""
     for episode in episodes:
         for field in ("env", "split", "policy"):
             found, wanted = getattr(episode, field), getattr(suite, field)
             if found != wanted:
-                raise DataError(f"--episodes: {field}: {found!r} in {episode.task}, the suite takes {wanted!r} only")
+                raise InputError(f"--episodes: {field}: {found!r} in {episode.task}, the suite takes {wanted!r} only")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +197,7 @@ def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list
         check_suite(suite, episodes)
         return cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite), suite.horizon
     if min(args.count, args.horizon) < 1:
-        raise DataError("--count, --horizon: at least 1")
+        raise InputError("--count, --horizon: at least 1")
     if args.mix == "episodes":
         return cut_any(episodes, args.count, args.horizon, args.seed, name), args.horizon
     mix = scaled_mix(only_environment(episodes, "--mix paper"), args.count)
@@ -216,7 +216,7 @@ def write_windows(path: Path, windows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_windows(path: Path) -> list[dict[str, Any]]:
-    """Windows of a file. Raises DataError naming file, line and field."""
+    """Windows of a file. Raises InputError naming file, line and field."""
     windows = []
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
@@ -224,8 +224,8 @@ def read_windows(path: Path) -> list[dict[str, Any]]:
                 window = json.loads(line)
                 missing = [field for field in _PLAYED if field not in window]
             except (json.JSONDecodeError, TypeError) as error:
-                raise DataError(f"{path}: line {number}: not a window ({error})") from error
+                raise InputError(f"{path}: line {number}: not a window ({error})") from error
             if missing:
-                raise DataError(f"{path}: line {number}: {missing[0]}: missing")
+                raise InputError(f"{path}: line {number}: {missing[0]}: missing")
             windows.append(window)
     return windows

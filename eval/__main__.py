@@ -20,11 +20,11 @@ from eval import (
     tabulate,
     validate,
 )
-from eval.errors import EvalError
 from eval.lm_eval import command as lm_eval_tasks
 from eval.pixels import command as pixels
 from eval.reports import command as report
 from eval.studies import command as study
+from loopwm.records.errors import InputError
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "run": (run, "evaluate a checkpoint, a floor or a language model on a suite"),
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         args.run(args)
-    except (EvalError, OSError) as error:  # OSError names its file: no space, no permission
+    except (InputError, OSError) as error:  # OSError names its file: no space, no permission
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

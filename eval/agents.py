@@ -17,10 +17,10 @@ from typing import Protocol
 import numpy as np
 
 from eval.episodes import EXPERTS, TRAIN_SPLITS
-from eval.errors import EvalError
 from eval.fewshot import Message
 from eval.files import sha256
 from eval.recorded import Episode, succeeded
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Transition
 
 RECALLED_ACTIONS = 6
@@ -73,10 +73,10 @@ class RetrievalAgent:
     """
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
-        """Raises EvalError for an episode that is not of the train split, or if no expert's succeeded."""
+        """Raises InputError for an episode that is not of the train split, or if no expert's succeeded."""
         chosen = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
         if not chosen:
-            raise EvalError("--agent-episodes: none in which an expert succeeded")
+            raise InputError("--agent-episodes: none in which an expert succeeded")
         places = [place for episode in chosen for place in _places(episode)]
         whole = [_transitions(episode) for episode in chosen]
         self._steps = [(steps, now) for steps in whole for now in range(len(steps) + 1)]
@@ -106,7 +106,7 @@ class RetrievalAgent:
 
 def _of_train(episode: Episode) -> Episode:
     if episode.split not in TRAIN_SPLITS:
-        raise EvalError(f"--agent-episodes: split: {episode.split!r} in {episode.task}, agents learn from train alone")
+        raise InputError(f"--agent-episodes: split: {episode.split!r} in {episode.task}, agents learn from train alone")
     return episode
 
 

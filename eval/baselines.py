@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.errors import EvalError
 from eval.markov import MarkovTable, build_tables, load_table, table_path
 from eval.predictors import Prediction
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Regime, window_context
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -122,6 +122,6 @@ def load_markov(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Ma
         if env in tables:
             continue
         if train_episodes or not table_path(env).is_file():
-            raise EvalError(f"--train-episodes: no markov table for {env!r}; give train episodes of that environment")
+            raise InputError(f"--train-episodes: no markov table for {env!r}; give train episodes of that environment")
         tables[env] = load_table(table_path(env))
     return Markov(tables)

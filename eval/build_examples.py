@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.episodes import TRAIN_SPLITS
-from eval.errors import EvalError
 from eval.fewshot import ask
 from eval.files import pack_gzip, write_atomic
 from eval.markov import verb
 from eval.model_options import positive
 from eval.windows import Window, load_suite
+from loopwm.records.errors import InputError
 from loopwm.text.format import window_context
 
 EXAMPLE = "python -m eval build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
@@ -27,10 +27,10 @@ LONGEST = 3000
 
 
 def choose(windows: Sequence[Window], count: int) -> list[Window]:
-    """Raises EvalError where too few windows are short enough."""
+    """Raises InputError where too few windows are short enough."""
     left = [w for w in windows if len(ask(window_context(w, "observed"), w["actions"])) <= LONGEST]
     if len(left) < count:
-        raise EvalError(f"--count: only {len(left)} windows have at most {LONGEST} characters")
+        raise InputError(f"--count: only {len(left)} windows have at most {LONGEST} characters")
     chosen: list[Window] = []
     seen: set[str] = set()
     for _ in range(count):
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     windows = load_suite(args.windows).windows
     for window in windows:
         if window["split"] not in TRAIN_SPLITS:
-            raise EvalError(f"{args.windows}: window {window['id']}: split: is {window['split']!r}, not train")
+            raise InputError(f"{args.windows}: window {window['id']}: split: is {window['split']!r}, not train")
     chosen = choose(windows, args.count)
     lines = [json.dumps(window, ensure_ascii=False) + "\n" for window in chosen]
     write_atomic(args.out, pack_gzip("".join(lines)))

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from eval.errors import EvalError
 from eval.fewshot import END, Shots, as_text, fit_history, read_continuation
 from eval.predictors import Prediction
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, FormatError, Regime, window_context
 
 MAX_NEW_TOKENS = 512
@@ -25,7 +25,7 @@ class CausalLMPredictor:
     """A folder's model and tokenizer; nothing is downloaded and no code of the folder is run.
 
     With a chat template the examples are turns of a conversation, else one text that is continued. The oldest history
-    goes first where a prompt is over the model's length; raises EvalError from FormatError where that is not enough.
+    goes first where a prompt is over the model's length; raises InputError from FormatError where that is not enough.
     """
 
     def __init__(self, folder: Path, shots: Shots) -> None:
@@ -36,11 +36,11 @@ class CausalLMPredictor:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=_dtype())
         except (OSError, ValueError, ImportError, KeyError) as error:
-            raise EvalError(f"--model: {folder}: {' '.join(str(error).split())}") from error
+            raise InputError(f"--model: {folder}: {' '.join(str(error).split())}") from error
         self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
         if self._tokenizer.pad_token is None:
-            raise EvalError(f"--model: {folder}: its tokenizer has neither a padding nor an end token")
+            raise InputError(f"--model: {folder}: its tokenizer has neither a padding nor an end token")
         longest = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
         self._limit = min(longest, self._tokenizer.model_max_length) - MAX_NEW_TOKENS
 
@@ -70,7 +70,7 @@ class CausalLMPredictor:
         if found is None:
             reads = f"what the model reads besides {MAX_NEW_TOKENS} new ones; take fewer --shots"
             error = FormatError("prompt", f"is over {self._limit} tokens, {reads}")
-            raise EvalError(f"window {window['id']}: {error}") from error
+            raise InputError(f"window {window['id']}: {error}") from error
         return found
 
     def _prompt(self, window: Window, context: Context, regime: Regime, horizon: int) -> str:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.bootstrap import Games, game_interval95
-from eval.errors import EvalError
 from eval.harness import read_results
 from eval.metrics import exact_match, token_f1
 from eval.report import percent, table
 from eval.run_folder import Key, Record, read_records
+from loopwm.records.errors import InputError
 
 EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
 Scores = NDArray[np.float64]
@@ -40,21 +40,21 @@ class Difference:
 
 
 def compare_runs(folder_a: Path, folder_b: Path) -> list[Difference]:
-    """Every shared horizon. Raises EvalError for unfinished runs, another suite or other windows."""
+    """Every shared horizon. Raises InputError for unfinished runs, another suite or other windows."""
     results_a, results_b = (read_results(folder / "results.json") for folder in (folder_a, folder_b))
     if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
-        raise EvalError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
+        raise InputError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
     a, b = (read_records(folder / "predictions.jsonl") for folder in (folder_a, folder_b))
     shared = sorted({k for _, k in a} & {k for _, k in b})
     if not shared:
-        raise EvalError(f"{folder_b}: horizons: shares none with {folder_a}")
+        raise InputError(f"{folder_b}: horizons: shares none with {folder_a}")
     refused = results_a["refused"].keys() | results_b["refused"].keys()
     games = results_a["games"]
     found = []
     for k in shared:
         at_a, at_b = (_at(records, k, refused) for records in (a, b))
         if at_a.keys() != at_b.keys():
-            raise EvalError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
+            raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
         found += [_difference(metric, k, at_a, at_b, games) for metric in _SCORES]
     return sorted(found, key=lambda d: list(_SCORES).index(d.metric))
 

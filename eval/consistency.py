@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from eval.agents import Agent, ChatAgent, RetrievalAgent
 from eval.bootstrap import RESAMPLES, interval95, resampled_means
-from eval.errors import EvalError
 from eval.files import read_json_lines, write_atomic, write_json
 from eval.imagination import Imagination, make_imagination, next_window
 from eval.metrics import METRICS_VERSION, exact_match, token_f1
@@ -35,6 +34,7 @@ from eval.real_world import Game, RealWorld
 from eval.recorded import Episode, recorded_episodes
 from eval.report import percent, table
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
+from loopwm.records.errors import InputError
 from loopwm.text.format import REGIMES, Context, Regime
 
 EXAMPLE = (
@@ -120,11 +120,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def make_agent(name: str, episodes: Sequence[Episode]) -> Agent:
-    """`retrieval-agent`, or a chat model by `openai:URL#MODEL`. Raises EvalError naming the option at fault."""
+    """`retrieval-agent`, or a chat model by `openai:URL#MODEL`. Raises InputError naming the option at fault."""
     if name == RETRIEVAL_AGENT:
         return RetrievalAgent(episodes)
     if not name.startswith("openai:"):
-        raise EvalError(f"--agent: {name!r} is neither {RETRIEVAL_AGENT} nor openai:URL#MODEL")
+        raise InputError(f"--agent: {name!r} is neither {RETRIEVAL_AGENT} nor openai:URL#MODEL")
     from eval.endpoint import Address, Endpoint, ReplyCache
 
     return ChatAgent(Endpoint(Address.parse(name, "--agent"), ReplyCache(DEFAULT_CACHE)), episodes)
@@ -179,7 +179,7 @@ def read_plays(path: Path) -> Plays:
     plays: Plays = {}
     for number, record in read_json_lines(path):
         if missing := {"game", "task", *RATES} - record.keys():
-            raise EvalError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
+            raise InputError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
         plays[record["game"]] = record
     return plays
 

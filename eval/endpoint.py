@@ -31,9 +31,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from eval.errors import EvalError
 from eval.fewshot import Message
 from eval.files import sha256
+from loopwm.records.errors import InputError
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 ATTEMPTS = 8
@@ -132,7 +132,7 @@ class ReplyCache:
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise EvalError(f"{self._path}: cache of replies: {error}") from error
+            raise InputError(f"{self._path}: cache of replies: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -144,16 +144,18 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, option: str) -> Address:
-        """`openai:URL#MODEL`, the value of an option. Raises EvalError naming the option."""
+        """`openai:URL#MODEL`, the value of an option. Raises InputError naming the option."""
         base, _, model = text.removeprefix("openai:").partition("#")
         try:
             url = httpx.URL(base)
         except httpx.InvalidURL as error:
-            raise EvalError(f"{option}: {text!r}: {error}") from error
+            raise InputError(f"{option}: {text!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.host or not model:
-            raise EvalError(f"{option}: {text!r} is not openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine")
+            raise InputError(
+                f"{option}: {text!r} is not openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine"
+            )
         if url.userinfo:
-            raise EvalError(f"{option}: a key in the address would be written to the results; set {KEY_VARIABLE}")
+            raise InputError(f"{option}: a key in the address would be written to the results; set {KEY_VARIABLE}")
         return cls(base.rstrip("/"), model)
 
 
@@ -161,7 +163,7 @@ class Endpoint:
     """Answers conversations.
 
     timeout: seconds a request may take in all. The key is read from the variable OPENAI_API_KEY; without it none is
-    sent. Every method raises EvalError for a refusal, or after ATTEMPTS unusable answers in turn.
+    sent. Every method raises InputError for a refusal, or after ATTEMPTS unusable answers in turn.
     """
 
     def __init__(
@@ -239,10 +241,10 @@ class Endpoint:
         try:
             return retrying(self._ask, request)
         except UnusableError as error:
-            raise EvalError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts; the last: {error}") from error
+            raise InputError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts; the last: {error}") from error
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One attempt. Raises UnusableError, or EvalError for what asking again would not change."""
+        """One attempt. Raises UnusableError, or InputError for what asking again would not change."""
         try:
             response = self._post(request)
         except httpx.RequestError as error:
@@ -250,10 +252,10 @@ class Endpoint:
         if response.status_code in _RETRIED or response.status_code >= 500:
             pause = retry_after(response.headers.get("Retry-After"))
             if pause is not None and pause > MAX_RETRY_AFTER:
-                raise EvalError(f"{request['url']}: asks to wait {pause:.0f} s; start the run again then")
+                raise InputError(f"{request['url']}: asks to wait {pause:.0f} s; start the run again then")
             raise UnusableError(f"status {response.status_code}", pause)
         if response.status_code != 200:
-            raise EvalError(f"{request['url']}: status {response.status_code}: {_refusal(response)}")
+            raise InputError(f"{request['url']}: status {response.status_code}: {_refusal(response)}")
         return _usable_body(response)
 
     def _post(self, request: dict[str, Any]) -> httpx.Response:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eval import recorded
-from eval.errors import EvalError
+from data_prep.episodes import episode_files, read_episodes
+from loopwm.records.errors import InputError
 
 EXPERTS = ("gold", "expert")
 
@@ -28,13 +28,13 @@ class Episode:
 
 
 def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
-    """The episodes of files and folders. Raises EvalError for one that is not of the train split."""
-    for path in recorded.episode_paths(paths):
-        episodes = tqdm(recorded.read(path), desc=path.name, unit="episode", leave=False)
+    """The episodes of files and folders. Raises InputError for one that is not of the train split."""
+    for path in episode_files(paths):
+        episodes = tqdm(read_episodes(path), desc=path.name, unit="episode", leave=False)
         for line, episode in enumerate(episodes, start=1):
             if episode.split not in TRAIN_SPLITS:
-                raise EvalError(f"{path}: line {line}: split: is {episode.split!r}, baselines learn from train alone")
+                raise InputError(f"{path}: line {line}: split: is {episode.split!r}, baselines learn from train alone")
             steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
             if not all(action for action, _ in steps[1:]):
-                raise EvalError(f"{path}: line {line}: an action is empty")
+                raise InputError(f"{path}: line {line}: an action is empty")
             yield Episode(episode.env, episode.policy, episode.goal, tuple(steps))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from eval.errors import EvalError
 from eval.imagination import Imagined, longer
 from eval.models import MAX_NEW_TOKENS, CheckpointPredictor
 from eval.predictors import Prediction
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, FormatError, Regime, window_context
 
 
@@ -48,7 +48,7 @@ class CheckpointImagination:
         try:
             world = self._model.advance(self._model.encode(contexts, self._depth), actions)
         except FormatError as error:
-            raise EvalError(f"--context: {error}") from error
+            raise InputError(f"--context: {error}") from error
         texts = self._model.decode(world, MAX_NEW_TOKENS)
         if not self.judges:
             return [Imagined(text) for text in texts]

@@ -16,9 +16,9 @@ from typing import TypedDict
 
 from eval.entities import DATA
 from eval.episodes import TRAIN_SPLITS
-from eval.errors import EvalError
 from eval.files import sha256
 from eval.windows import Window, check_runnable, load_suite
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Regime, window_context
 
 DEFAULT_SHOTS = 4
@@ -66,7 +66,7 @@ def load_shots(
 ) -> Shots:
     """`shots` examples for each environment of the windows, from a window file or the committed ones.
 
-    Raises EvalError where there are too few, one is not of a train split, or lacks what regime and horizons need.
+    Raises InputError where there are too few, one is not of a train split, or lacks what regime and horizons need.
     """
     envs = sorted({window["env"] for window in windows})
     files = [examples] if examples is not None else [examples_path(env) for env in envs]
@@ -74,10 +74,10 @@ def load_shots(
     found = {env: tuple(w for s in suites for w in s.windows if w["env"] == env)[:shots] for env in envs}
     for env, chosen in found.items():
         if len(chosen) < shots:
-            raise EvalError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
+            raise InputError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
         for window in chosen:
             if window["split"] not in TRAIN_SPLITS:
-                raise EvalError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
+                raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
         check_runnable(chosen, regime, horizons)
     return Shots(found, shots, sha256(" ".join(suite.sha256 for suite in suites)))
 

@@ -12,20 +12,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from eval.errors import EvalError
+from loopwm.records.errors import InputError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank. Raises EvalError naming file and line."""
+    """(line number, object) of every line that is not blank. Raises InputError naming file and line."""
     for number, line in read_lines(path):
         yield number, parse_object(line, f"{path}: line {number}")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text) of every line that is not blank. Raises EvalError naming file and line."""
+    """(number, text) of every line that is not blank. Raises InputError naming file and line."""
     number = 0
     try:
         with _open_text(path) as file:
@@ -33,13 +33,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except FileNotFoundError as error:
-        raise EvalError(f"{path}: no such file") from error
+        raise InputError(f"{path}: no such file") from error
     except _UNREADABLE as error:
-        raise EvalError(f"{path}: line {number + 1}: unreadable ({error})") from error
+        raise InputError(f"{path}: line {number + 1}: unreadable ({error})") from error
 
 
 def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank. Raises EvalError naming `path` and line."""
+    """(line number, object) of every line that is not blank. Raises InputError naming `path` and line."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, parse_object(line, f"{path}: line {number}")
@@ -54,29 +54,29 @@ def _open_text(path: Path) -> TextIO:
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """Raises EvalError, led by `where`."""
+    """Raises InputError, led by `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise EvalError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+        raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
     if not isinstance(record, dict):
-        raise EvalError(f"{where}: expected a JSON object")
+        raise InputError(f"{where}: expected a JSON object")
     return record
 
 
 def line_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and the JSON-lines files below the given folders, sorted. Raises EvalError for a missing one."""
+    """The given files, and the JSON-lines files below given folders, sorted. Raises InputError if one is missing."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*.jsonl*") if p.name.endswith(SUFFIXES) and p.name[0] != ".")
             if not found:
-                raise EvalError(f"{path}: no files that end in {', '.join(SUFFIXES)}")
+                raise InputError(f"{path}: no files that end in {', '.join(SUFFIXES)}")
             files += found
         elif path.is_file():
             files.append(path)
         else:
-            raise EvalError(f"{path}: no such file or folder")
+            raise InputError(f"{path}: no such file or folder")
     return files
 
 
@@ -104,13 +104,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Raises EvalError naming the file."""
+    """Raises InputError naming the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise EvalError(f"{path}: no such file") from error
+        raise InputError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
-        raise EvalError(f"{path}: unreadable ({error})") from error
+        raise InputError(f"{path}: unreadable ({error})") from error
 
 
 def sha256(content: str | bytes) -> str:

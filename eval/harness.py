@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from eval.bootstrap import INTERVALS
-from eval.errors import EvalError
 from eval.files import read_json, sha256, write_atomic, write_json
 from eval.metrics import METRICS_VERSION
 from eval.predictors import Metered, Prediction, Predictor
@@ -20,6 +19,7 @@ from eval.run_folder import Key, Record, Refusals, RunFolder
 from eval.scoring import Item, make_rows, score_window, summarize_pairs
 from eval.seen import Seen
 from eval.windows import Suite, Window, check_horizons, check_runnable, game_of, question, refusal, stratified_sample
+from loopwm.records.errors import InputError
 from loopwm.text.format import FormatError, Regime
 
 K = TypeVar("K")
@@ -39,7 +39,7 @@ class Settings:
 
 
 def sample_windows(suite: Suite, settings: Settings) -> list[Window]:
-    """The windows of a run, also those it will have to refuse. Raises EvalError for one that is too short."""
+    """The windows of a run, also those it will have to refuse. Raises InputError for one that is too short."""
     limit = len(suite.windows) if settings.limit is None else settings.limit
     windows = stratified_sample(suite.windows, limit, settings.seed)
     check_horizons(windows, settings.horizons)
@@ -47,7 +47,7 @@ def sample_windows(suite: Suite, settings: Settings) -> list[Window]:
 
 
 def select_windows(suite: Suite, settings: Settings) -> list[Window]:
-    """As `sample_windows`, for runs that must have every window: also raises EvalError for one that the regime cannot
+    """As `sample_windows`, for runs that must have every window: also raises InputError for one that the regime cannot
     show."""
     windows = sample_windows(suite, settings)
     check_runnable(windows, settings.context, settings.horizons)
@@ -64,7 +64,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Predicts what `out` lacks, then writes `results.json` and `report.md` there and returns the results.
 
-    A window that cannot be rendered is refused: counted and named, but not scored. Raises EvalError where that leaves
+    A window that cannot be rendered is refused: counted and named, but not scored. Raises InputError where that leaves
     none; nothing is written if the regime alone refuses them all.
     """
     reasons = {window["id"]: refusal(window, settings.context) for window in windows}
@@ -85,11 +85,11 @@ def evaluate(
 
 
 def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
-    """Raises EvalError naming the first window where none is left."""
+    """Raises InputError naming the first window where none is left."""
     rest = [window for window in windows if window["id"] not in refused]
     if not rest:
         name = windows[0]["id"]
-        raise EvalError(f"window {name}: {refused[name]} (and no other window can be shown either)")
+        raise InputError(f"window {name}: {refused[name]} (and no other window can be shown either)")
     return rest
 
 
@@ -149,7 +149,7 @@ def predict_batch(
     """
     try:
         predictions = predictor.predict(batch, settings.context, settings.horizons)
-    except EvalError as error:
+    except InputError as error:
         if not isinstance(error.__cause__, FormatError):
             raise
         if len(batch) == 1:
@@ -230,13 +230,13 @@ def make_results(
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The content of a `results.json`. Raises EvalError for one without rows or with intervals of another kind."""
+    """The content of a `results.json`. Raises InputError for one without rows or with intervals of another kind."""
     results: dict[str, Any] = read_json(path)
     for name in ("rows", "provenance"):
         if name not in results:
-            raise EvalError(f"{path}: {name}: missing")
+            raise InputError(f"{path}: {name}: missing")
     if results.get("intervals") != INTERVALS:
-        raise EvalError(
+        raise InputError(
             f"{path}: intervals: {results.get('intervals', 'over windows')!r}, not {INTERVALS!r} (over games); "
             "the run's own command makes the file again from its predictions"
         )

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from eval.errors import EvalError
 from eval.predictors import Prediction, Predictor
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Regime, Transition, window_context
 
 
@@ -34,7 +34,7 @@ class Imagination(Protocol):
         ...
 
     def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
-        """What follows one action in each context. Raises EvalError for a context it cannot take."""
+        """What follows one action in each context. Raises InputError for a context it cannot take."""
         ...
 
 
@@ -49,7 +49,7 @@ class WindowImagination:
         windows = [next_window(env, context, action) for context, action in zip(contexts, actions, strict=True)]
         predictions = self.predictor.predict(windows, "observed", (1,))
         if any(prediction.unanswered for prediction in predictions):
-            raise EvalError("--model: a step was not answered within the limit of tokens, and none can follow it")
+            raise InputError("--model: a step was not answered within the limit of tokens, and none can follow it")
         return [Imagined(prediction.texts[1]) for prediction in predictions]
 
 
@@ -116,5 +116,5 @@ def make_imagination(predictor: Predictor, model: str, regime: Regime) -> Imagin
 
 def _by_windows(predictor: Predictor, model: str, regime: Regime) -> WindowImagination:
     if regime != "observed":
-        raise EvalError(f"--context: {model!r} imagines step by step from what was 'observed' only, not {regime!r}")
+        raise InputError(f"--context: {model!r} imagines step by step from what was 'observed' only, not {regime!r}")
     return WindowImagination(predictor)

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from eval.errors import EvalError
+from loopwm.records.errors import InputError
 
 _UTF8, _STRING, _METHOD, _DOUBLE_SLOT = 1, 8, 10, (5, 6)
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
@@ -22,14 +22,14 @@ Constant = tuple[int, bytes]
 
 
 def read_classes(jar: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """(path, bytes) of the classes below the folders. Raises EvalError if the file is not a jar."""
+    """(path, bytes) of the classes below the folders. Raises InputError if the file is not a jar."""
     try:
         with zipfile.ZipFile(jar) as archive:
             for path in sorted(archive.namelist()):
                 if path.endswith(".class") and path.startswith(folders):
                     yield path, archive.read(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise EvalError(f"{jar}: not a readable jar ({error})") from error
+        raise InputError(f"{jar}: not a readable jar ({error})") from error
 
 
 def assigned_names(class_file: bytes) -> set[str]:

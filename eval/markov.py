@@ -20,8 +20,8 @@ from typing import Any
 
 from eval.entities import DATA
 from eval.episodes import EXPERTS, read_train_episodes
-from eval.errors import EvalError
 from eval.files import pack_gzip, sha256, write_atomic
+from loopwm.records.errors import InputError
 
 EXAMPLE = "python -m eval build-markov --episodes data/episodes/train --out eval/data/markov-scienceworld.json.gz"
 
@@ -58,7 +58,7 @@ def table_path(env: str) -> Path:
 
 
 def build_tables(paths: Iterable[Path]) -> dict[str, MarkovTable]:
-    """One table an environment. Raises EvalError for episodes that are not of the train split."""
+    """One table an environment. Raises InputError for episodes that are not of the train split."""
     expert: dict[str, _Counts] = defaultdict(lambda: defaultdict(Counter))
     other: dict[str, _Counts] = defaultdict(lambda: defaultdict(Counter))
     for episode in read_train_episodes(paths):
@@ -94,12 +94,12 @@ def _to_json(table: MarkovTable) -> str:
 
 
 def load_table(path: Path) -> MarkovTable:
-    """Raises EvalError naming the file."""
+    """Raises InputError naming the file."""
     try:
         record: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         return MarkovTable(**record)
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
-        raise EvalError(f"{path}: not a markov table ({error})") from error
+        raise InputError(f"{path}: not a markov table ({error})") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     tables = build_tables(args.episodes)
     if len(tables) != 1:
-        raise EvalError(f"--episodes: expected episodes of one environment, found {', '.join(tables) or 'none'}")
+        raise InputError(f"--episodes: expected episodes of one environment, found {', '.join(tables) or 'none'}")
     (table,) = tables.values()
     write_atomic(args.out, pack_gzip(_to_json(table)))
     print(f"{args.out}: {len(table.actions)} actions from {table.transitions} transitions")

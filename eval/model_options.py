@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from eval.baselines import Copy, Extrapolate, load_markov
-from eval.errors import EvalError
 from eval.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.files import read_json
 from eval.predictors import Predictor
@@ -16,6 +15,7 @@ from eval.retrieve import load_retrieve
 from eval.retrieve_names import load_retrieve_names
 from eval.track import load_track
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Regime
 
 DEFAULT_CACHE = Path("runs/replies.sqlite")
@@ -109,12 +109,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def make_predictor(
     model: str, windows: Sequence[Window], options: ModelOptions, regime: Regime, horizons: Sequence[int]
 ) -> Predictor:
-    """What `--model` names, for these windows. Raises EvalError naming the option at fault."""
+    """What `--model` names, for these windows. Raises InputError naming the option at fault."""
     kind = _kind(model)
     for option in fields(options):
         given = getattr(options, option.name) is not None
         if given and kind not in _TAKEN_BY.get(option.name, {ENDPOINT}):
-            raise EvalError(f"--{option.name.replace('_', '-')}: not an option of {model!r}")
+            raise InputError(f"--{option.name.replace('_', '-')}: not an option of {model!r}")
     if kind in FLOORS:
         return FLOORS[kind].make(windows, options.train_episodes or [])
     if kind == CHECKPOINT:
@@ -138,7 +138,7 @@ def _kind(model: str) -> str:
     folder = Path(model)
     if not folder.is_dir():
         known = ", ".join(FLOORS)
-        raise EvalError(f"--model: {model!r} is neither a model's folder, nor openai:URL#MODEL, nor one of {known}")
+        raise InputError(f"--model: {model!r} is neither a model's folder, nor openai:URL#MODEL, nor one of {known}")
     config = folder / "config.json"
     is_ours = not config.is_file() or read_json(config).get("model_type") == "loopwm"
     return CHECKPOINT if is_ours else LANGUAGE_MODEL

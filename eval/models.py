@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from eval.errors import EvalError
 from eval.predictors import Prediction
 from eval.windows import Window
-from loopwm.text.checkpoint import CheckpointError
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, FormatError, Regime, window_context
 from loopwm.text.world import World, WorldModel
 
@@ -22,19 +21,19 @@ MAX_NEW_TOKENS = 512
 class CheckpointPredictor:
     """A world model that encodes the context, takes the actions without decoding, and decodes where it is scored.
 
-    depth: loops of every pass, None for the checkpoint's default. Raises EvalError for a folder that is no checkpoint
+    depth: loops of every pass, None for the checkpoint's default. Raises InputError for a folder that is no checkpoint
     or a depth outside its limits.
     """
 
     def __init__(self, folder: Path, depth: int | None = None) -> None:
         try:
             self.world_model = WorldModel.from_pretrained(folder)
-        except CheckpointError as error:
-            raise EvalError(f"--model: {error}") from error
+        except InputError as error:
+            raise InputError(f"--model: {error}") from error
         config = self.world_model.model.config
         self.depth: int = config.default_depth if depth is None else depth
         if not 1 <= self.depth <= config.max_loops:
-            raise EvalError(f"--depth: {depth} is not in 1 .. {config.max_loops}, the loops this checkpoint allows")
+            raise InputError(f"--depth: {depth} is not in 1 .. {config.max_loops}, the loops this checkpoint allows")
         self._hash = checkpoint_hash(folder)
         if torch.cuda.is_available():
             self.world_model.model.to("cuda")
@@ -71,11 +70,11 @@ class CheckpointPredictor:
         return found
 
     def encode(self, windows: Sequence[Window], contexts: Sequence[Context]) -> World:
-        """The windows' worlds. Raises EvalError naming a window whose context cannot be encoded."""
+        """The windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
         try:
             return self.world_model.encode(contexts, self.depth)
         except FormatError as error:
-            raise EvalError(f"window {self._too_long(windows, contexts)}: {error}") from error
+            raise InputError(f"window {self._too_long(windows, contexts)}: {error}") from error
 
     def _imagine(self, windows: Sequence[Window], regime: Regime, last: int) -> Iterator[tuple[int, World]]:
         """(horizon, worlds) after each action up to `last`, nothing decoded."""

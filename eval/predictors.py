@@ -40,7 +40,7 @@ class Predictor(Protocol):
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime.
 
-        Raises EvalError from a FormatError where a window cannot be rendered: too long for what the model reads. The
+        Raises InputError from a FormatError where a window cannot be rendered: too long for what the model reads. The
         harness then refuses that window and asks again for the others.
         """
         ...

@@ -12,8 +12,7 @@ from typing import TypeVar
 from data_prep.environments import make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from data_prep.episodes import Step
-from data_prep.errors import DataError
-from eval.errors import EvalError
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, FormatError, Regime, window_context
 
 T = TypeVar("T")
@@ -34,7 +33,7 @@ class Game:
 class RealWorld:
     """One simulator, replaced when it is out of memory or broke down. Used as a context manager.
 
-    Raises EvalError for a simulator that cannot start.
+    Raises InputError for a simulator that cannot start.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,19 +49,19 @@ class RealWorld:
         self._environment.close()
 
     def choose_games(self, tasks: Sequence[str], split: str, count: int, seed: int) -> list[Game]:
-        """`count` games, tasks in turn, each task's drawn without repeats. Raises EvalError naming the option."""
+        """`count` games, tasks in turn, each task's drawn without repeats. Raises InputError naming the option."""
         known, splits = self._environment.tasks(), self._environment.splits()
         if unknown := sorted(set(tasks) - set(known)):
-            raise EvalError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(known)}")
+            raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(known)}")
         if split not in splits:
-            raise EvalError(f"--split: unknown {split!r}, expected one of {', '.join(splits)}")
+            raise InputError(f"--split: unknown {split!r}, expected one of {', '.join(splits)}")
         try:
             drawn = [self._shuffled(task, split, seed) for task in dict.fromkeys(tasks or known)]
-        except (DataError, SimulatorError) as error:
-            raise EvalError(f"--env: {error}") from error
+        except (InputError, SimulatorError) as error:
+            raise InputError(f"--env: {error}") from error
         in_turn = [game for turn in zip_longest(*drawn) for game in turn if game is not None]
         if len(in_turn) < count:
-            raise EvalError(f"--episodes: these tasks have {len(in_turn)} variations of split {split!r}, not {count}")
+            raise InputError(f"--episodes: these tasks have {len(in_turn)} variations of split {split!r}, not {count}")
         return in_turn[:count]
 
     def _shuffled(self, task: str, split: str, seed: int) -> list[Game]:
@@ -71,7 +70,7 @@ class RealWorld:
         return games
 
     def start(self, game: Game, regime: Regime) -> Context:
-        """Starts a game; what the regime shows of it. Raises EvalError naming a field the environment lacks."""
+        """Starts a game; what the regime shows of it. Raises InputError naming a field the environment lacks."""
         first, goal = self._environment.reset(game.task, game.variation), self._environment.goal()
         hidden = self._environment.hidden_state() if regime in ("full", "briefed") else None
         start = {
@@ -81,7 +80,7 @@ class RealWorld:
         try:
             return window_context(start, regime)
         except FormatError as error:
-            raise EvalError(f"--context: {self.name}: {error}") from error
+            raise InputError(f"--context: {self.name}: {error}") from error
 
     def step(self, action: str) -> Step:
         return self._environment.step(action)
@@ -89,7 +88,7 @@ class RealWorld:
     def robustly(self, game: Game, play: Callable[[], T]) -> T:
         """What `play` returns; tried once more in a fresh simulator if it breaks down or fills up its memory.
 
-        Raises EvalError if it breaks down again.
+        Raises InputError if it breaks down again.
         """
         try:
             if self._environment.exhausted():
@@ -100,7 +99,7 @@ class RealWorld:
         try:
             return play()
         except SimulatorError as error:
-            raise EvalError(f"{self.name}: {game.name}: {error}") from error
+            raise InputError(f"{self.name}: {game.name}: {error}") from error
 
     def _replace(self) -> None:
         self._environment.close()
@@ -109,5 +108,5 @@ class RealWorld:
     def _make(self) -> Environment:
         try:
             return make_environment(self.name)
-        except DataError as error:
-            raise EvalError(f"--env: {error}") from error
+        except InputError as error:
+            raise InputError(f"--env: {error}") from error

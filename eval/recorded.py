@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.errors import DataError
-from eval.errors import EvalError
 from eval.windows import Window
 
 FULL_SCORE = 100
@@ -17,25 +15,9 @@ FULL_SCORE = 100
 T = TypeVar("T")
 
 
-def episode_paths(paths: Iterable[Path]) -> list[Path]:
-    """The given files and those in the given folders, sorted. Raises EvalError for what is not there."""
-    try:
-        return episode_files(paths)
-    except DataError as error:
-        raise EvalError(str(error)) from error
-
-
-def read(path: Path) -> Iterator[Episode]:
-    """The episodes of a file, in order. Raises EvalError naming file, line and field."""
-    try:
-        yield from read_episodes(path)
-    except DataError as error:
-        raise EvalError(str(error)) from error
-
-
 def recorded_episodes(paths: Iterable[Path]) -> list[Episode]:
-    """The episodes of files and folders, in order. Raises EvalError as `read` does."""
-    return [episode for path in episode_paths(paths) for episode in read(path)]
+    """The episodes of files and folders, in order. Raises InputError naming file, line and field."""
+    return [episode for path in episode_files(paths) for episode in read_episodes(path)]
 
 
 def succeeded(episode: Episode) -> bool:

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.episodes import Episode, read_train_episodes
-from eval.errors import EvalError
 from eval.files import sha256
 from eval.predictors import Prediction
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Regime, window_context
 
 ACTION_WEIGHT = 10
@@ -126,7 +126,7 @@ class Retrieval(ABC):
     def _make_index(self, env: str, horizon: int) -> Index:
         index = Index([e for e in self._episodes if e.env == env], horizon)
         if not index.places:
-            raise EvalError(f"--train-episodes: none of {env!r} has {horizon} steps")
+            raise InputError(f"--train-episodes: none of {env!r} has {horizon} steps")
         return index
 
 
@@ -138,17 +138,17 @@ class Retrieve(Retrieval):
 
 
 def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
-    """Raises EvalError where the episodes lack an environment of the windows."""
+    """Raises InputError where the episodes lack an environment of the windows."""
     return Retrieve(read_episodes_for(windows, train_episodes))
 
 
 def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[Episode]:
-    """Raises EvalError where the episodes lack an environment of the windows."""
+    """Raises InputError where the episodes lack an environment of the windows."""
     if not train_episodes:
-        raise EvalError("--train-episodes: retrieval needs them, no index comes with the package")
+        raise InputError("--train-episodes: retrieval needs them, no index comes with the package")
     episodes = list(read_train_episodes(train_episodes))
     for env in sorted({window["env"] for window in windows} - {episode.env for episode in episodes}):
-        raise EvalError(f"--train-episodes: none of environment {env!r}")
+        raise InputError(f"--train-episodes: none of environment {env!r}")
     return episodes
 
 

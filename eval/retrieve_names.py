@@ -72,5 +72,5 @@ def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], lis
 
 
 def load_retrieve_names(windows: Sequence[Window], train_episodes: Sequence[Path]) -> RetrieveNames:
-    """Raises EvalError where the episodes lack an environment of the windows."""
+    """Raises InputError where the episodes lack an environment of the windows."""
     return RetrieveNames(read_episodes_for(windows, train_episodes))

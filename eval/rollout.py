@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 from eval.bootstrap import INTERVALS
 from eval.compare import paired_difference
-from eval.errors import EvalError
 from eval.files import sha256, write_atomic, write_json
 from eval.harness import recorded_prediction, window_records
 from eval.imagination import fed_back
@@ -34,6 +33,7 @@ from eval.report import percent, table, with_bounds
 from eval.run_folder import Key, Record, RunFolder
 from eval.scoring import Item, estimates, score_window, summarize
 from eval.windows import Window, check_runnable, game_of, stratified_sample
+from loopwm.records.errors import InputError
 from loopwm.text.format import REGIMES, Regime
 
 EXAMPLE = (
@@ -80,12 +80,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def select_starts(paths: Sequence[Path], settings: RolloutSettings) -> list[Window]:
-    """Raises EvalError if there is no episode with a step, or one of another environment or without what is shown."""
+    """Raises InputError if there is no episode with a step, or one of another environment or without what is shown."""
     windows = start_windows(recorded_episodes(paths), settings.depth_limit)
     if not windows:
-        raise EvalError("--episodes: none has a step to imagine")
+        raise InputError("--episodes: none has a step to imagine")
     if len(environments := sorted({window["env"] for window in windows})) > 1:
-        raise EvalError(f"--episodes: expected episodes of one environment, found {', '.join(environments)}")
+        raise InputError(f"--episodes: expected episodes of one environment, found {', '.join(environments)}")
     chosen = stratified_sample(windows, settings.limit or len(windows), settings.seed)
     check_runnable(chosen, settings.context, (1,))
     return chosen

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from eval.errors import EvalError
 from eval.files import parse_json_lines, read_json, read_json_lines, write_json
+from loopwm.records.errors import InputError
 
 
 class _Predicted(TypedDict):
@@ -44,7 +44,7 @@ Refusals = dict[str, str]
 
 
 class RunFolder:
-    """Opens or creates the folder. Raises EvalError if it holds a run of something else."""
+    """Opens or creates the folder. Raises InputError if it holds a run of something else."""
 
     def __init__(self, path: Path, spec: dict[str, Any]) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class RunFolder:
         if (path / "run.json").is_file():
             _refuse_other(path, read_json(path / "run.json"), spec)
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise EvalError(f"--out: {path} exists and is no run folder; choose another")
+            raise InputError(f"--out: {path} exists and is no run folder; choose another")
         else:
             write_json(path / "run.json", spec)
 
@@ -86,7 +86,7 @@ def read_refusals(folder: Path) -> Refusals:
 
 
 def read_records(predictions: Path) -> dict[Key, Record]:
-    """The last line of each key. Raises EvalError naming file, line and field."""
+    """The last line of each key. Raises InputError naming file, line and field."""
     return _by_key(read_json_lines(predictions), predictions)
 
 
@@ -106,7 +106,7 @@ def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> d
     for number, record in lines:
         for field in Record.__required_keys__:
             if field not in record:
-                raise EvalError(f"{predictions}: line {number}: {field}: missing")
+                raise InputError(f"{predictions}: line {number}: {field}: missing")
         records[record["id"], record["horizon"]] = Record(**record)  # type: ignore[typeddict-item]
     return records
 
@@ -115,7 +115,7 @@ def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> No
     for name in spec.keys() | found.keys():
         old, new = found.get(name), spec.get(name)
         if old != new:
-            raise EvalError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
+            raise InputError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

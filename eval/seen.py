@@ -23,9 +23,9 @@ from pathlib import Path
 
 from eval.entities import DATA
 from eval.episodes import Episode, read_train_episodes
-from eval.errors import EvalError
 from eval.files import pack_gzip, write_atomic
 from eval.windows import Suite, Window, load_suite
+from loopwm.records.errors import InputError
 
 EXAMPLE = (
     "python -m eval build-seen --episodes data/episodes/train-gold data/episodes/train-noisy "
@@ -57,7 +57,7 @@ class Seen:
 
 
 def build_tables(suites: Sequence[Suite], paths: Iterable[Path]) -> list[Seen]:
-    """A table a suite, in order. Raises EvalError for episodes that are not of the train split."""
+    """A table a suite, in order. Raises InputError for episodes that are not of the train split."""
     wanted: dict[Place, list[tuple[int, str, int]]] = defaultdict(list)
     for number, suite in enumerate(suites):
         for window in suite.windows:
@@ -104,7 +104,7 @@ def table_path(suite: str) -> Path:
 def find_seen(suite: Suite, given: Path | None) -> Seen | None:
     """The table given, else the committed one of these very windows, else None.
 
-    Raises EvalError for a file that is no table or one given for other windows.
+    Raises InputError for a file that is no table or one given for other windows.
     """
     path = table_path(suite.name) if given is None else given
     if given is None and not path.is_file():
@@ -114,15 +114,15 @@ def find_seen(suite: Suite, given: Path | None) -> Seen | None:
         return seen
     if given is None:
         return None
-    raise EvalError(f"--seen: {path} is of {seen.suite!r} ({seen.suite_sha256[:12]}), not of these windows")
+    raise InputError(f"--seen: {path} is of {seen.suite!r} ({seen.suite_sha256[:12]}), not of these windows")
 
 
 def load_table(path: Path) -> Seen:
-    """Raises EvalError naming the file."""
+    """Raises InputError naming the file."""
     try:
         return Seen(**json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
-        raise EvalError(f"{path}: not a table of seen windows ({error})") from error
+        raise InputError(f"{path}: not a table of seen windows ({error})") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eval.errors import EvalError
 from eval.predictors import Prediction
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Regime, window_context
 
 NOTHING = "Nothing happens."
@@ -66,9 +66,9 @@ class Track:
 
 
 def load_track(windows: Sequence[Window]) -> Track:
-    """Raises EvalError where the windows are of another environment."""
+    """Raises InputError where the windows are of another environment."""
     for env in sorted({window["env"] for window in windows} - {"alfworld"}):
-        raise EvalError(f"--model: 'track' knows the rules of alfworld alone, the windows are of {env!r}")
+        raise InputError(f"--model: 'track' knows the rules of alfworld alone, the windows are of {env!r}")
     return Track()
 
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from eval.errors import EvalError
 from eval.files import parse_object, read_lines
 from eval.windows import window_faults
+from loopwm.records.errors import InputError
 
 EXAMPLE = "python -m eval validate data/dev-windows.jsonl.gz"
 
@@ -24,20 +24,20 @@ def run(args: argparse.Namespace) -> None:
         for fault in faults:
             print(f"{args.file}: {fault}")
     if not by_window:
-        raise EvalError(f"{args.file}: holds no windows")
+        raise InputError(f"{args.file}: holds no windows")
     bad = sum(map(bool, by_window))
     if bad:
-        raise EvalError(f"{args.file}: {bad} of {len(by_window)} lines are no windows")
+        raise InputError(f"{args.file}: {bad} of {len(by_window)} lines are no windows")
     print(f"{args.file}: {len(by_window)} windows, fine")
 
 
 def faults_by_window(path: Path) -> Iterator[list[str]]:
-    """For every line that is not blank its faults, led by its number. Raises EvalError for an unreadable file."""
+    """For every line that is not blank its faults, led by its number. Raises InputError for an unreadable file."""
     seen: dict[str, int] = {}
     for line, text in read_lines(path):
         try:
             record = parse_object(text, f"line {line}")
-        except EvalError as error:
+        except InputError as error:
             yield [str(error)]
             continue
         faults = [f"line {line}: {fault}" for fault in window_faults(record)]

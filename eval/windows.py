@@ -22,9 +22,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypedDict, cast
 
-from eval.errors import EvalError
 from eval.files import read_json_lines, sha256
 from eval.selections import SELECTIONS
+from loopwm.records.errors import InputError
 from loopwm.text.format import FormatError, Regime, StateSlots, render_prompt, window_context
 
 SUITES = Path(__file__).parent / "suites"
@@ -74,7 +74,7 @@ def suite_names() -> list[str]:
 def load_suite(name_or_path: str) -> Suite:
     """A committed suite by name, or any window file by path; `NAME:SELECTION` takes those of its windows alone.
 
-    Raises EvalError naming file, line and field, or a selection that there is not.
+    Raises InputError naming file, line and field, or a selection that there is not.
     """
     name, colon, selection = name_or_path.rpartition(":")
     if not colon or Path(name_or_path).is_file():
@@ -85,10 +85,10 @@ def load_suite(name_or_path: str) -> Suite:
 def _select(suite: Suite, selection: str) -> Suite:
     """A suite with a name and a hash of its own, so that no figure of it passes for one of the whole suite."""
     if selection not in SELECTIONS:
-        raise EvalError(f"--suite: unknown selection {selection!r}, expected one of {', '.join(SELECTIONS)}")
+        raise InputError(f"--suite: unknown selection {selection!r}, expected one of {', '.join(SELECTIONS)}")
     chosen = tuple(w for w in suite.windows if SELECTIONS[selection].holds(w["env"], w["family"]))
     if not chosen:
-        raise EvalError(f"--suite: {suite.name!r} holds no windows of {selection!r}")
+        raise InputError(f"--suite: {suite.name!r} holds no windows of {selection!r}")
     ids = "\n".join(window["id"] for window in chosen)
     return Suite(f"{suite.name}:{selection}", sha256(f"{suite.sha256}\n{ids}"), chosen)
 
@@ -99,10 +99,10 @@ def _read_suite(name_or_path: str) -> Suite:
         path = Path(name_or_path)
     if not path.is_file():
         known = ", ".join(suite_names()) or "none"
-        raise EvalError(f"--suite: {name_or_path!r} is neither a file nor a committed suite ({known})")
+        raise InputError(f"--suite: {name_or_path!r} is neither a file nor a committed suite ({known})")
     windows = tuple(check_window(record, f"{path}: line {line}") for line, record in read_json_lines(path))
     if not windows:
-        raise EvalError(f"{path}: holds no windows")
+        raise InputError(f"{path}: holds no windows")
     _check_unique(windows, path)
     return Suite(path.name.split(".jsonl")[0], sha256(path.read_bytes()), windows)
 
@@ -111,14 +111,14 @@ def _check_unique(windows: Sequence[Window], path: Path) -> None:
     seen: set[str] = set()
     for window in windows:
         if window["id"] in seen:
-            raise EvalError(f"{path}: id: {window['id']!r} occurs twice")
+            raise InputError(f"{path}: id: {window['id']!r} occurs twice")
         seen.add(window["id"])
 
 
 def check_window(record: dict[str, Any], where: str) -> Window:
-    """The record as a window. Raises EvalError, led by `where`, naming the first field at fault."""
+    """The record as a window. Raises InputError, led by `where`, naming the first field at fault."""
     for fault in window_faults(record):
-        raise EvalError(f"{where}: {fault}")
+        raise InputError(f"{where}: {fault}")
     for field in (*NULLABLE, "variation"):
         record.setdefault(field, None)
     return cast(Window, record)
@@ -203,12 +203,12 @@ def pair_of(name: str) -> str:
 
 
 def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
-    """Raises EvalError naming the first window that is shorter than a horizon."""
+    """Raises InputError naming the first window that is shorter than a horizon."""
     longest = max(horizons)
     for window in windows:
         if len(window["actions"]) < longest:
             length = len(window["actions"])
-            raise EvalError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
+            raise InputError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
 
 
 def refusal(window: Window, regime: Regime) -> str | None:
@@ -221,11 +221,11 @@ def refusal(window: Window, regime: Regime) -> str | None:
 
 
 def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:
-    """Raises EvalError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
+    """Raises InputError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
     check_horizons(windows, horizons)
     for window in windows:
         if (reason := refusal(window, regime)) is not None:
-            raise EvalError(f"window {window['id']}: {reason}")
+            raise InputError(f"window {window['id']}: {reason}")
 
 
 def stratified_sample(windows: Sequence[Window], limit: int, seed: int) -> list[Window]:

@@ -39,7 +39,6 @@ from tqdm import tqdm
 
 from eval.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from eval.bootstrap import interval95
-from eval.errors import EvalError
 from eval.files import read_json_lines, write_atomic, write_json
 from eval.model_options import above_zero, positive
 from eval.models import CheckpointPredictor
@@ -49,6 +48,7 @@ from eval.real_world import Game, RealWorld
 from eval.recorded import recorded_episodes
 from eval.report import table
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.world import World, WorldModel
 
@@ -245,7 +245,7 @@ def read_plays(path: Path, arms: Arms) -> dict[str, dict[str, Any]]:
     plays = {}
     for number, record in read_json_lines(path):
         if missing := {"game", "task", *arms} - record.keys():
-            raise EvalError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
+            raise InputError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
         plays[record["game"]] = record
     return plays
 
@@ -388,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         run(args)
-    except (EvalError, OSError) as error:  # OSError names its file: no space, no permission
+    except (InputError, OSError) as error:  # OSError names its file: no space, no permission
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

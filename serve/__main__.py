@@ -15,13 +15,14 @@ from transformers.utils import logging as transformers_logging
 
 from loopwm.core import Fixed
 from loopwm.machine import keep_for_reuse, settle
-from loopwm.text.checkpoint import CheckpointError, load_checkpoint
+from loopwm.records.errors import InputError
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import END, SPECIAL_TOKENS
 from loopwm.text.world import WorldModel
 from serve import play
 from serve.app import create_app
 from serve.engine import Engine, Limits
-from serve.keys import KeyFileError, KeyRing, read_keys
+from serve.keys import KeyRing, read_keys
 from serve.prompts import PromptReader
 from serve.server import Server
 from serve.service import ModelCard, Service
@@ -39,10 +40,6 @@ KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha25
 
 SWITCH_INTERVAL = 0.0005
 """Seconds that a thread keeps the interpreter while another waits, a tenth of Python's own."""
-
-
-class StartError(Exception):
-    """Why the service can not start, in one line."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,14 +86,14 @@ def main(arguments: list[str] | None = None) -> int:
         keys = None if args.api_keys is None else read_keys(args.api_keys)
         with listen(args.host, args.port) as listener:
             serve(args, listener, keys)
-    except (StartError, CheckpointError, KeyFileError) as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
-    """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises StartError, CheckpointError."""
+    """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises InputError."""
     keep_for_reuse()
     threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
     # Only the engine's thread may compute on several: a second pool, even idle, makes OpenMP's threads sleep between
@@ -111,10 +108,10 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     try:
         config.require_causal("the service")
     except ValueError as error:
-        raise StartError(f"--model: {error}") from error
+        raise InputError(f"--model: {error}") from error
     depth = config.default_depth if args.depth is None else args.depth
     if depth > config.max_loops:
-        raise StartError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
+        raise InputError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, Fixed(depth))
@@ -143,7 +140,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listener
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
-        raise StartError(f"can not listen on {host} port {port}: {reason}") from error
+        raise InputError(f"can not listen on {host} port {port}: {reason}") from error
 
 
 def _default_name(folder: Path) -> str:

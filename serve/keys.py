@@ -14,6 +14,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from loopwm.records.errors import InputError
 from serve.errors import WrongKeyError, problem_of
 from serve.playground import FILES
 
@@ -21,10 +22,6 @@ OPEN = (*FILES, "/health", "/metrics", "/openapi.json")
 """Paths that need no key: what watches the service, and pages that hold nothing of it."""
 
 HASH = re.compile(r"[0-9a-f]{64}")
-
-
-class KeyFileError(ValueError):
-    """What is wrong with a file of keys, and where."""
 
 
 class KeyRing:
@@ -43,24 +40,24 @@ class KeyRing:
 
 
 def read_keys(path: Path) -> KeyRing:
-    """Raises KeyFileError."""
+    """Raises InputError."""
     hashes: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{path}: {getattr(error, 'strerror', None) or 'is not text in UTF-8'}") from error
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'is not text in UTF-8'}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
         name, _, hashed = line.strip().partition(" ")
         hashed = hashed.strip().lower()
         if not HASH.fullmatch(hashed):
-            raise KeyFileError(f"{path}, line {number}: expected NAME and a SHA-256 of 64 hexadecimal digits")
+            raise InputError(f"{path}, line {number}: expected NAME and a SHA-256 of 64 hexadecimal digits")
         if name in hashes:
-            raise KeyFileError(f"{path}, line {number}: there is a key {name!r} already")
+            raise InputError(f"{path}, line {number}: there is a key {name!r} already")
         hashes[name] = hashed
     if not hashes:
-        raise KeyFileError(f"{path}: holds no keys")
+        raise InputError(f"{path}: holds no keys")
     return KeyRing(hashes)
 
 

@@ -8,7 +8,7 @@ from data_prep.environments.alfworld import AlfWorld
 from data_prep.environments.base import Environment
 from data_prep.environments.scienceworld import ScienceWorld
 from data_prep.environments.textworld import TextWorld
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     ScienceWorld.name: ScienceWorld,
@@ -18,7 +18,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
 
 
 def make_environment(name: str) -> Environment:
-    """Starts an environment. Raises DataError for an unknown name or a simulator that cannot start."""
+    """Starts an environment. Raises InputError for an unknown name or a simulator that cannot start."""
     if name not in ENVIRONMENTS:
-        raise DataError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
+        raise InputError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]()

@@ -28,7 +28,7 @@ from data_prep.environments.alfworld_games import TASKS, build_game, list_dev_ga
 from data_prep.environments.alfworld_hidden import describe
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Step
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 FOLDERS = {"train": ("train", "valid_train"), "valid_seen": ("valid_seen",), "valid_unseen": ("valid_unseen",)}
 """Splits of original games, and their folders. Any of a split's folders will do."""
@@ -59,7 +59,7 @@ class AlfWorld:
 
     def __init__(self) -> None:
         if missing := [package for package in PACKAGES if find_spec(package) is None]:
-            raise DataError(f"alfworld: the package {missing[0]} is not installed; pip install 'loopwm[alfworld]'")
+            raise InputError(f"alfworld: the package {missing[0]} is not installed; pip install 'loopwm[alfworld]'")
         self._engine = _Engine()
         self._game = self._kind = self._task = ""
         self._goal: expert.Goal | None = None
@@ -77,7 +77,7 @@ class AlfWorld:
         return [*FOLDERS, BUILT, DEV]
 
     def variations(self, task: str, split: str) -> list[str]:
-        """Names of games. Raises DataError if the split's games are not there."""
+        """Names of games. Raises InputError if the split's games are not there."""
         if split == BUILT:
             return list(list_games(task))
         folder = "train" if split == DEV else split
@@ -158,7 +158,7 @@ def _data_folder() -> Path:
 def _original_games(root: Path, split: str) -> tuple[str, ...]:
     """Names of a split's games. Those that cannot be played are counted on standard error, with one named.
 
-    Raises DataError if there are none.
+    Raises InputError if there are none.
     """
     games, faults = [], Counter[str]()
     examples: dict[str, str] = {}
@@ -173,7 +173,7 @@ def _original_games(root: Path, split: str) -> tuple[str, ...]:
         print(f"alfworld: {split}: skipped {count} games {fault}, such as {examples[fault]}", file=sys.stderr)
     if not games:
         folders = " or ".join(FOLDERS[split])
-        raise DataError(f"ALFWORLD_DATA: no games under {root}/{folders}; run alfworld-download, or use --split built")
+        raise InputError(f"ALFWORLD_DATA: no games under {root}/{folders}; run alfworld-download, or use --split built")
     return tuple(games)
 
 

@@ -18,7 +18,7 @@ from random import Random
 from runpy import run_path
 from typing import Any
 
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 TASKS = (
     "pick_and_place_simple",
@@ -72,9 +72,9 @@ class Package:
 
 @cache
 def load_package() -> Package:
-    """Raises DataError if the package is not installed."""
+    """Raises InputError if the package is not installed."""
     if (found := find_spec("alfworld")) is None or not found.submodule_search_locations:
-        raise DataError("alfworld: the package alfworld is not installed; pip install 'loopwm[alfworld]'")
+        raise InputError("alfworld: the package alfworld is not installed; pip install 'loopwm[alfworld]'")
     home = Path(found.submodule_search_locations[0])
     # run as files: importing the package makes the folder that ALFWORLD_DATA names
     constants = run_path(str(home / "gen" / "constants.py"))
@@ -101,11 +101,11 @@ class Room:
 
 @cache
 def load_room(plan: int) -> Room:
-    """Raises DataError for a floor plan that does not exist or is excluded."""
+    """Raises InputError for a floor plan that does not exist or is excluded."""
     package = load_package()
     path = package.layouts / f"FloorPlan{plan}-openable.json"
     if plan in EXCLUDED_PLANS or not path.is_file():
-        raise DataError(f"alfworld: floor plan {plan}: {'excluded' if plan in EXCLUDED_PLANS else 'no such plan'}")
+        raise InputError(f"alfworld: floor plan {plan}: {'excluded' if plan in EXCLUDED_PLANS else 'no such plan'}")
     named = set(json.loads(path.with_name(f"FloorPlan{plan}-objects.json").read_bytes()))
     kinds: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -175,13 +175,13 @@ def _plan_files() -> list[Path]:
 
 
 def build_game(name: str) -> dict[str, Any]:
-    """The fields of a `game.tw-pddl`. Raises DataError for a name that is no built game's."""
+    """The fields of a `game.tw-pddl`. Raises InputError for a name that is no built game's."""
     if (parts := _NAME.fullmatch(name)) is None or parts[1] not in TASKS:
-        raise DataError(f"alfworld: {name!r}: expected built/TASK-PLAN-SEED")
+        raise InputError(f"alfworld: {name!r}: expected built/TASK-PLAN-SEED")
     task, plan = parts[1], int(parts[2])
     goals = goals_of(task, plan)
     if not goals:
-        raise DataError(f"alfworld: {name!r}: floor plan {plan} has no such task")
+        raise InputError(f"alfworld: {name!r}: floor plan {plan} has no such task")
     package, rng = load_package(), Random(name)
     thing_kind, goal_kind = rng.choice(goals)
     things = _place_objects(task, plan, thing_kind, goal_kind, rng)

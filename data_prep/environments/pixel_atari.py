@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.environments.pixel_base import Frame, Outcome, installed, missing, resize
-from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace
+from loopwm.records.errors import InputError
 
 PIXELS = 64
 SKIP = 4
@@ -25,14 +25,14 @@ class Atari:
     """One game. Told of each frame: `lives` that are left."""
 
     def __init__(self, game: str) -> None:
-        """game: as in Breakout or MsPacman. Raises DataError for an unknown one."""
+        """game: as in Breakout or MsPacman. Raises InputError for an unknown one."""
         try:
             from ale_py import ALEInterface, LoggerMode, roms
         except ModuleNotFoundError as error:
             raise missing("atari", error) from error
         found = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
         if game not in found:
-            raise DataError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(found))}")
+            raise InputError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(found))}")
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._ale, rom = ALEInterface(), roms.get_rom_path(found[game])
         assert rom is not None  # it is one of those the package has

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace
+from loopwm.records.errors import InputError
 
 Frame = NDArray[np.uint8]
 
@@ -62,9 +62,9 @@ class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
         return self._simulator.begin(int(self.np_random.integers(SEEDS)))
 
     def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        """Raises DataError for an action outside the space."""
+        """Raises InputError for an action outside the space."""
         if not self.action_space.contains(action):
-            raise DataError(f"action: {action!r} is not one of the {self.space.actions} of {self.space.env}")
+            raise InputError(f"action: {action!r} is not one of the {self.space.actions} of {self.space.env}")
         outcome = self._simulator.act(int(action))
         return outcome.frame, outcome.reward, outcome.terminated, outcome.truncated, outcome.told
 
@@ -72,8 +72,8 @@ class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
         self._simulator.close()
 
 
-def missing(extra: str, error: ModuleNotFoundError) -> DataError:
-    return DataError(f"{extra}: the package {error.name} is not installed: pip install 'loopwm[{extra}]'")
+def missing(extra: str, error: ModuleNotFoundError) -> InputError:
+    return InputError(f"{extra}: the package {error.name} is not installed: pip install 'loopwm[{extra}]'")
 
 
 def installed(package: str, *settings: str) -> str:

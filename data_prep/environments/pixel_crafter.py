@@ -52,7 +52,7 @@ class Crafter:
 
 
 def achievements() -> list[str]:
-    """The names of Crafter's achievements, in the order in which they are told. Raises DataError without Crafter."""
+    """The names of Crafter's achievements, in the order in which they are told. Raises InputError without Crafter."""
     try:
         from crafter import constants
     except ModuleNotFoundError as error:

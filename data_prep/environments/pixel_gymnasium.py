@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 
 from data_prep.environments.pixel_base import Frame, Outcome, installed, missing, resize
-from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace
+from loopwm.records.errors import InputError
 
 PIXELS = 64
 TILE = 8
@@ -30,14 +30,14 @@ class MiniGrid:
     that tiles keep to multiples of 8. Action 6 does nothing in the Memory environments."""
 
     def __init__(self, task: str) -> None:
-        """task: as in MemoryS7. Raises DataError for an unknown one."""
+        """task: as in MemoryS7. Raises InputError for an unknown one."""
         try:
             from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
         except ModuleNotFoundError as error:
             raise missing("minigrid", error) from error
         known = [name.removeprefix("MiniGrid-").removesuffix("-v0") for name in gymnasium.registry if "Grid-" in name]
         if task not in known:
-            raise DataError(f"minigrid: unknown task {task!r}, expected one of {', '.join(sorted(known))}")
+            raise InputError(f"minigrid: unknown task {task!r}, expected one of {', '.join(sorted(known))}")
         env = gymnasium.make(f"MiniGrid-{task}-v0")
         self._env = ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=TILE))
         version = installed("minigrid")
@@ -65,13 +65,13 @@ class VizDoom:
     at the end of an episode: the one before stands again."""
 
     def __init__(self, scenario: str) -> None:
-        """Raises DataError for an unknown scenario."""
+        """Raises InputError for an unknown scenario."""
         try:
             import vizdoom.gymnasium_wrapper  # noqa: F401 - registers the environments
         except ModuleNotFoundError as error:
             raise missing("vizdoom", error) from error
         if scenario not in SCENARIOS:
-            raise DataError(f"vizdoom: unknown scenario {scenario!r}, expected one of {', '.join(SCENARIOS)}")
+            raise InputError(f"vizdoom: unknown scenario {scenario!r}, expected one of {', '.join(SCENARIOS)}")
         self._env = gymnasium.make(SCENARIOS[scenario], frame_skip=SKIP, max_buttons_pressed=1)
         self._frame = np.zeros((PIXELS, PIXELS, 3), np.uint8)
         version, actions = installed("vizdoom", f"skip={SKIP}"), int(self._env.action_space.n)  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.environments.pixel_base import Frame, Outcome, installed, missing
-from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace
+from loopwm.records.errors import InputError
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 STICKY = 0.1
@@ -22,13 +22,13 @@ class MinAtar:
     """One game."""
 
     def __init__(self, game: str) -> None:
-        """Raises DataError for an unknown game."""
+        """Raises InputError for an unknown game."""
         try:
             from minatar import Environment
         except ModuleNotFoundError as error:
             raise missing("minatar", error) from error
         if game not in GAMES:
-            raise DataError(f"minatar: unknown game {game!r}, expected one of {', '.join(GAMES)}")
+            raise InputError(f"minatar: unknown game {game!r}, expected one of {', '.join(GAMES)}")
         self._env = Environment(game, sticky_action_prob=STICKY, difficulty_ramping=True)
         self._actions: list[int] = self._env.minimal_action_set()
         version = installed("minatar", f"sticky={STICKY}", "ramping")

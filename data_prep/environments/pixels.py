@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 if TYPE_CHECKING:
     from gymnasium.vector import SyncVectorEnv
@@ -75,25 +75,25 @@ def is_frame_environment(name: str) -> bool:
 def make_frame_environment(name: str) -> FrameEnvironment:
     """An environment such as crafter or minatar/breakout.
 
-    Raises DataError for an unknown name, or a package that is not installed: the message says what to install.
+    Raises InputError for an unknown name, or a package that is not installed: the message says what to install.
     """
     try:
         from data_prep.environments.pixel_base import FrameEnvironment
     except ModuleNotFoundError as error:
-        raise DataError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
+        raise InputError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
     if name in SINGLE:
         return FrameEnvironment(SINGLE[name]())
     family, _, game = name.partition("/")
     if family not in FAMILIES:
         expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
-        raise DataError(f"environment: unknown {name!r}, expected one of {expected}")
+        raise InputError(f"environment: unknown {name!r}, expected one of {expected}")
     return FrameEnvironment(FAMILIES[family](game))
 
 
 def make_frame_vector(name: str, count: int) -> SyncVectorEnv:
     """`count` environments as a vector that begins anew in the step in which an episode ends (SAME_STEP).
 
-    Raises DataError as make_frame_environment does.
+    Raises InputError as make_frame_environment does.
     """
     first = make_frame_environment(name)  # whose errors come before those of gymnasium's own package
     from gymnasium.vector import AutoresetMode, SyncVectorEnv

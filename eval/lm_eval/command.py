@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from eval.errors import EvalError
 from eval.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
 from eval.model_options import at_least_zero
 from eval.run import ascending
 from eval.windows import Suite, check_runnable, load_suite, suite_names
+from loopwm.records.errors import InputError
 from loopwm.text.format import REGIMES, Regime
 
 EXAMPLE = "python -m eval lm-eval-tasks --suites scienceworld-500 --contexts snapshot --horizons 1,5 --out runs/tasks"
@@ -94,20 +94,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.out.exists():
-        raise EvalError(f"--out: {args.out} is there already; choose another")
+        raise InputError(f"--out: {args.out} is there already; choose another")
     settings = Settings(tuple(args.contexts), args.horizons, args.shots, args.examples)
     files: dict[str, str] = {}
     for name in args.suites or suite_names():
         made = task_files(name, settings)
         if made.keys() & files.keys():
-            raise EvalError(f"--suites: {name}: another suite goes by the same name")
+            raise InputError(f"--suites: {name}: another suite goes by the same name")
         files |= made
     _write_folder(args.out, files)
     print(f"{args.out}: {len(files)} tasks")
 
 
 def task_files(name: str, settings: Settings) -> dict[str, str]:
-    """Contents by file name. Raises EvalError for a suite that the tasks could not load."""
+    """Contents by file name. Raises InputError for a suite that the tasks could not load."""
     suite = load_suite(name)
     _check(suite, settings)
     committed = name.partition(":")[0] in suite_names()
@@ -119,7 +119,7 @@ def task_files(name: str, settings: Settings) -> dict[str, str]:
 
 def _check(suite: Suite, settings: Settings) -> None:
     if len(environments := sorted({window["env"] for window in suite.windows})) > 1:
-        raise EvalError(f"--suites: {suite.name!r} is of several environments: {', '.join(environments)}")
+        raise InputError(f"--suites: {suite.name!r} is of several environments: {', '.join(environments)}")
     for context in settings.contexts:
         check_runnable(suite.windows, context, settings.horizons)
         load_shots(suite.windows, settings.examples, settings.shots, context, settings.horizons)

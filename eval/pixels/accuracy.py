@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eval.errors import EvalError
 from loopwm.core import ExitRule
 from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Decoder
-from loopwm.pixel.frames import FrameEpisode, FrameError, episode_files, read_episode
+from loopwm.pixel.frames import FrameEpisode, episode_files, read_episode
 from loopwm.pixel.twisted import TokenBatch
+from loopwm.records.errors import InputError
 
 CREATURE = "creature"
 """Extra of recorded episodes: whether a frame shows a creature that moves at random."""
@@ -40,17 +40,14 @@ class HeldOut:
 
 
 def held_out(folder: Path, checkpoint: TwistedCheckpoint, frames: int, transitions: int) -> HeldOut:
-    """The first `transitions` of a folder's play in runs of `frames`. Raises EvalError naming folder or field."""
-    try:
-        episodes = [read_episode(path) for path in episode_files(folder)]
-        for episode in episodes:
-            checkpoint.space.require(episode.space, str(folder))
-    except FrameError as error:
-        raise EvalError(str(error)) from error
+    """The first `transitions` of a folder's play in runs of `frames`. Raises InputError naming folder or field."""
+    episodes = [read_episode(path) for path in episode_files(folder)]
+    for episode in episodes:
+        checkpoint.space.require(episode.space, str(folder))
     runs = -(-transitions // frames)
     available = sum(len(episode) for episode in episodes) // frames
     if available < runs:
-        raise EvalError(
+        raise InputError(
             f"{folder}: holds {available * frames} transitions in runs of {frames}, {transitions} are asked for"
         )
     rows = [np.concatenate(parts)[: runs * frames] for parts in zip(*map(_columns, episodes), strict=True)]

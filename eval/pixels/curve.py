@@ -9,22 +9,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from eval.errors import EvalError
 from eval.files import read_json_lines
 from eval.studies.report import save_figure
+from loopwm.records.errors import InputError
 
 Curve = NDArray[np.float64]
 """(n, 2): interactions, and the mean return of the episodes that ended since the last point."""
 
 
 def read_curve(run: Path) -> Curve:
-    """Raises EvalError for a folder without a returned episode."""
+    """Raises InputError for a folder without a returned episode."""
     path = run / "metrics.jsonl"
     if not path.is_file():
-        raise EvalError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file")
     points = [(record["interactions"], record["return"]) for _, record in read_json_lines(path) if "return" in record]
     if not points:
-        raise EvalError(f"{path}: no episode has ended yet")
+        raise InputError(f"{path}: no episode has ended yet")
     return np.array(points, dtype=np.float64)
 
 

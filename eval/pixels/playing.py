@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.bootstrap import interval95
-from eval.errors import EvalError
 from loopwm.pixel.acting import Player
-from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
+from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
 from loopwm.pixel.policy import ActorCritic
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.records.errors import InputError
 from loopwm.training.agent_config import AgentConfig
-from loopwm.training.config import ConfigError, typed
+from loopwm.training.config import typed
 from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS = "achievements"
@@ -98,28 +98,25 @@ class Trained:
 
 
 def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
-    """Raises EvalError for a run that has not ended."""
+    """Raises InputError for a run that has not ended."""
     path = folder / "policy.pt"
     if not path.is_file():
-        raise EvalError(f"{path}: no such file; the run has not ended")
+        raise InputError(f"{path}: no such file; the run has not ended")
     policy = ActorCritic(config.policy, space.frame_shape, space.actions)
     policy.load_state_dict(torch.load(path, weights_only=True))
-    try:
-        world = TwistedCheckpoint.load(folder / "model") if config.world.updates else None
-    except PixelCheckpointError as error:
-        raise EvalError(str(error)) from error
+    world = TwistedCheckpoint.load(folder / "model") if config.world.updates else None
     return Trained(config, policy.eval(), world)
 
 
 def read_config(folder: Path) -> AgentConfig:
-    """Raises EvalError for a folder that is no run of an agent."""
+    """Raises InputError for a folder that is no run of an agent."""
     path = folder / "config.yaml"
     try:
         return typed(AgentConfig, yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise EvalError(f"{path}: {error.strerror}") from error
-    except (ConfigError, yaml.YAMLError) as error:
-        raise EvalError(f"{path}: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (InputError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: {' '.join(str(error).split())}") from error
 
 
 @dataclass(frozen=True)
@@ -168,10 +165,7 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
     """Returns of a finished run's agent and of random play; where it has a world, the rewards and ends it imagines,
     from places of its own evaluation play, beside the real ones."""
     config = read_config(folder)
-    try:
-        env, space = real_environments(config.real.environment, config.real.count)
-    except ConfigError as error:
-        raise EvalError(str(error)) from error
+    env, space = real_environments(config.real.environment, config.real.count)
     agent = load_agent(folder, space, config)
     chance = RandomPolicy(space.actions, np.random.default_rng(seed))
     results: dict[str, Any] = {"run": str(folder), "environment": space.env}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eval.errors import EvalError
 from loopwm.pixel.decoder_config import Centre, DecoderConfig
-from loopwm.training.config import ConfigError, load_typed, read_sections, typed
+from loopwm.records.errors import InputError
+from loopwm.training.config import load_typed, read_sections, typed
 from loopwm.training.twisted_config import TwistedTrainingConfig
 
 
@@ -59,12 +59,12 @@ class Protocol:
             ("compared_decoder", self.compared_decoder, self.decoders),
         ):
             if name not in known:
-                raise ConfigError(f"{key}: {name!r} is not one of {', '.join(known)}")
+                raise InputError(f"{key}: {name!r} is not one of {', '.join(known)}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError("seeds: expected different numbers")
+            raise InputError("seeds: expected different numbers")
         for key in ("transitions", "run_frames"):
             if getattr(self, key) < 1:
-                raise ConfigError(f"{key}: {getattr(self, key)} is not above zero")
+                raise InputError(f"{key}: {getattr(self, key)} is not above zero")
 
     def overrides(self, arm: str, seed: int) -> tuple[str, ...]:
         """Changes to the base configuration that make one run. Later ones win."""
@@ -75,11 +75,11 @@ class Protocol:
 
 
 def load_protocol(path: Path, overrides: Sequence[str] = ()) -> Protocol:
-    """Raises EvalError naming file or key, also for an arm that the training program would refuse."""
+    """Raises InputError naming file or key, also for an arm that the training program would refuse."""
     try:
         protocol = load_typed(Protocol, path, overrides)
         for arm in protocol.arms:
             protocol.config(arm, protocol.seeds[0])
-    except ConfigError as error:
-        raise EvalError(f"{path}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     return protocol

@@ -12,30 +12,27 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from eval.errors import EvalError
 from eval.studies.report import save_figure
-from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
+from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Decoder
-from loopwm.pixel.frames import FrameEpisode, FrameError, read_episode
+from loopwm.pixel.frames import FrameEpisode, read_episode
 from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.records.errors import InputError
 
 Frames = NDArray[np.uint8]
 
 
 def load(model: Path, episode: Path) -> tuple[TwistedCheckpoint, FrameEpisode]:
-    """Raises EvalError for what cannot be read or does not belong together."""
-    try:
-        checkpoint, played = TwistedCheckpoint.load(model), read_episode(episode)
-        checkpoint.space.require(played.space, str(episode))
-    except (PixelCheckpointError, FrameError) as error:
-        raise EvalError(str(error)) from error
+    """Raises InputError for what cannot be read or does not belong together."""
+    checkpoint, played = TwistedCheckpoint.load(model), read_episode(episode)
+    checkpoint.space.require(played.space, str(episode))
     return checkpoint, played
 
 
 @dataclass(frozen=True)
 class Scene:
     """Where imagination starts: at frame `start` of an episode, having seen `context` frames, that one included; it
-    takes `steps` of the actions that were played. Raises EvalError for a part that the episode does not have."""
+    takes `steps` of the actions that were played. Raises InputError for a part that the episode does not have."""
 
     start: int
     context: int
@@ -43,9 +40,9 @@ class Scene:
 
     def check(self, episode: FrameEpisode) -> None:
         if self.start - self.context + 1 < 0:
-            raise EvalError(f"--context: {self.context} frames up to frame {self.start} are not there")
+            raise InputError(f"--context: {self.context} frames up to frame {self.start} are not there")
         if self.start + self.steps > len(episode):
-            raise EvalError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
+            raise InputError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
 
 
 def imagined(checkpoint: TwistedCheckpoint, episode: FrameEpisode, decoder: Decoder, scene: Scene, seed: int) -> Frames:

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from eval.errors import EvalError
 from eval.files import write_atomic
+from loopwm.records.errors import InputError
 
 EXAMPLE = "python -m eval report runs/eval/small-snapshot runs/eval/markov-snapshot --out runs/report"
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.out.is_dir():
-        raise EvalError(f"--out: {args.out} is not a folder")
+        raise InputError(f"--out: {args.out} is not a folder")
     files = dict(render(args.runs, args.against or args.runs[0], args.suites, args.seen))
     for name, content in files.items():
         write_atomic(args.out / name, content)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def render(folders: list[Path], against: Path, suites: list[Path], tables: list[Path]) -> Iterator[tuple[str, str]]:
-    """(file name, content) of a report. Raises EvalError for a run, a suite or a table that does not fit."""
+    """(file name, content) of a report. Raises InputError for a run, a suite or a table that does not fit."""
     # jinja2 and matplotlib: seconds to import, and the other commands run without them
     from eval.provenance import provenance
     from eval.reports.blocks import Plots
@@ -48,7 +48,7 @@ def render(folders: list[Path], against: Path, suites: list[Path], tables: list[
 
     places = [folder.resolve() for folder in folders]
     if against.resolve() not in places:
-        raise EvalError(f"--against: {against} is none of the runs given")
+        raise InputError(f"--against: {against} is none of the runs given")
     runs = load_runs(folders, SuiteShelf(suites, tables))
     groups = make_groups(runs, runs[places.index(against.resolve())])
     page = make_page(groups, f"Made by: {provenance()['command']}")

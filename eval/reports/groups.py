@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eval.errors import EvalError
 from eval.reports.plots import Look, look
 from eval.reports.runs import Run, SuiteShelf, check_run
+from loopwm.records.errors import InputError
 from loopwm.text.format import REGIMES
 
 EXPERT_SUITES = frozenset(("scienceworld-500", "scienceworld-dev", "alfworld-500", "alfworld-dev"))
@@ -48,11 +48,11 @@ class Group:
 
 
 def load_runs(folders: Sequence[Path], shelf: SuiteShelf) -> list[Run]:
-    """Checks all runs, then scores them. Raises EvalError for a folder given twice and whatever `check_run` refuses."""
+    """Checks all runs, then scores them. Raises InputError for a folder given twice and what `check_run` refuses."""
     seen: set[Path] = set()
     for folder in folders:
         if folder.resolve() in seen:
-            raise EvalError(f"{folder}: given twice")
+            raise InputError(f"{folder}: given twice")
         seen.add(folder.resolve())
     checked = [check_run(folder, shelf) for folder in folders]
     return [run.score() for run in tqdm(checked, unit="run", desc="scoring")]

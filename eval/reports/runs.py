@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EvalError
 from eval.files import read_json, sha256
 from eval.harness import read_results, recorded_prediction
 from eval.metrics import METRICS_VERSION
@@ -15,6 +14,7 @@ from eval.run_folder import Key, Record, Refusals, read_refusals, read_settled
 from eval.scoring import Item, make_rows, score_window
 from eval.seen import Seen, find_seen, load_table
 from eval.windows import Suite, Window, load_suite, question, refusal, stratified_sample
+from loopwm.records.errors import InputError
 from loopwm.text.format import Regime
 
 _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizons", "limit", "seed")
@@ -85,14 +85,14 @@ class SuiteShelf:
         return next(given, None) or find_seen(suite, None)
 
     def find(self, folder: Path, spec: Mapping[str, Any]) -> Suite:
-        """Raises EvalError for a suite that is not there or has changed since the run."""
+        """Raises InputError for a suite that is not there or has changed since the run."""
         name, wanted = spec["suite"], spec["suite_sha256"]
         for suite in self._given:
             if suite.sha256 == wanted:
                 return suite
         suite = self._load(folder, name)
         if suite.sha256 != wanted:
-            raise EvalError(
+            raise InputError(
                 f"{folder}: suite_sha256: the run is of another version of {name!r} ({wanted[:12]}, not "
                 f"{suite.sha256[:12]}); run it again, or give that window file with --suites"
             )
@@ -102,8 +102,8 @@ class SuiteShelf:
         if name not in self._committed:
             try:
                 self._committed[name] = load_suite(name)
-            except EvalError as error:
-                raise EvalError(
+            except InputError as error:
+                raise InputError(
                     f"{folder}: suite: {name!r} is not committed; give its window file with --suites"
                 ) from (error)
         return self._committed[name]
@@ -136,7 +136,7 @@ class CheckedRun:
 
 
 def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
-    """Reads a run. Raises EvalError for no run, no predictions, or ones that are not of the suite."""
+    """Reads a run. Raises InputError for no run, no predictions, or ones that are not of the suite."""
     spec = _read_spec(folder)
     suite = shelf.find(folder, spec)
     records = _read_predictions(folder)
@@ -146,22 +146,22 @@ def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
     refused |= {w["id"]: reason for w in windows if (reason := refusal(w, spec["context"])) is not None}
     complete = [window for window in windows if all((window["id"], k) in records for k in spec["horizons"])]
     if not complete:
-        raise EvalError(f"{folder}: predictions.jsonl: no window is complete yet")
+        raise InputError(f"{folder}: predictions.jsonl: no window is complete yet")
     results = _read_results(folder)
     if results is not None and len(complete) + len(refused) < len(windows):
-        raise EvalError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
+        raise InputError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
     return CheckedRun(folder, spec, suite, complete, len(windows), refused, records, results, shelf.seen(suite))
 
 
 def _read_spec(folder: Path) -> dict[str, Any]:
     if not (folder / "run.json").is_file():
-        raise EvalError(f"{folder}: not a run: it has no run.json")
+        raise InputError(f"{folder}: not a run: it has no run.json")
     spec: dict[str, Any] = read_json(folder / "run.json")
     for field in _SPEC:
         if field not in spec:
-            raise EvalError(f"{folder / 'run.json'}: {field}: missing")
+            raise InputError(f"{folder / 'run.json'}: {field}: missing")
     if spec["metrics_version"] != METRICS_VERSION:
-        raise EvalError(
+        raise InputError(
             f"{folder}: metrics_version: {spec['metrics_version']!r}, this report is of {METRICS_VERSION!r}"
         )
     return spec
@@ -171,7 +171,7 @@ def _read_predictions(folder: Path) -> dict[Key, Record]:
     path = folder / "predictions.jsonl"
     records = read_settled(path) if path.is_file() else {}
     if not records:
-        raise EvalError(f"{folder}: predictions.jsonl: no predictions")
+        raise InputError(f"{folder}: predictions.jsonl: no predictions")
     return records
 
 
@@ -182,17 +182,17 @@ def _read_results(folder: Path) -> dict[str, Any] | None:
 
 
 def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regime: Regime) -> None:
-    """Raises EvalError naming the first prediction whose window, prompt or target is not the suite's."""
+    """Raises InputError naming the first prediction whose window, prompt or target is not the suite's."""
     windows = {window["id"]: window for window in suite.windows}
     for (name, horizon), record in records.items():
         where = f"{path}: {name}, horizon {horizon}"
         if name not in windows:
-            raise EvalError(f"{where}: id: no window of {suite.name!r}")
+            raise InputError(f"{where}: id: no window of {suite.name!r}")
         window = windows[name]
         if horizon not in range(1, len(window["observations"]) + 1):
-            raise EvalError(f"{where}: horizon: the window has {len(window['observations'])} steps")
+            raise InputError(f"{where}: horizon: the window has {len(window['observations'])} steps")
         prompt = question(window, regime, horizon)
         hashes = {"target_sha256": sha256(window["observations"][horizon - 1]), "prompt_sha256": sha256(prompt)}
         for field, expected in hashes.items():
             if record[field] != expected:  # type: ignore[literal-required]
-                raise EvalError(f"{where}: {field}: not that of {suite.name!r}")
+                raise InputError(f"{where}: {field}: not that of {suite.name!r}")

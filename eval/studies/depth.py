@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.errors import EvalError
 from eval.files import write_atomic, write_json
 from eval.harness import Settings, select_windows
 from eval.models import CheckpointPredictor, checkpoint_hash
@@ -21,12 +20,13 @@ from eval.studies.report import TITLES, UNITS, differences_table, means_table, s
 from eval.studies.scores import read_scores, score
 from eval.studies.summary import FLOPS_KEYS
 from eval.windows import Suite, game_of
+from loopwm.records.errors import InputError
 
 
 def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Sequence[int] | None, out: Path) -> None:
     """Scores what `out` lacks, then writes results.json, report.md and plot.png there."""
     if not model.is_dir():
-        raise EvalError(f"--model: {str(model)!r} is no checkpoint folder")
+        raise InputError(f"--model: {str(model)!r} is no checkpoint folder")
     windows = select_windows(suite, settings)
     predictor = CheckpointPredictor(model)
     config, default = predictor.world_model.model.config, predictor.depth

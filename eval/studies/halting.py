@@ -18,7 +18,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.errors import EvalError
 from eval.files import write_atomic, write_json
 from eval.harness import Settings, select_windows
 from eval.models import CheckpointPredictor, checkpoint_hash
@@ -31,6 +30,7 @@ from eval.studies.scores import Scores, read_scores, score
 from eval.windows import Suite, Window, game_of
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import Convergence, CumulativeGate, Gate
+from loopwm.records.errors import InputError
 
 MARGIN = 0.01
 """EM that may be lost."""
@@ -48,13 +48,13 @@ class Thresholds:
     convergence: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
 
     def policies(self, limit: int, with_gate: bool) -> list[Policy]:
-        """Raises EvalError for a threshold outside its range."""
+        """Raises InputError for a threshold outside its range."""
         try:
             gates: list[_Named] = [("gate", tau, Gate(tau, limit)) for tau in self.gate]
             gates += [("cumulative", q, CumulativeGate(q, limit)) for q in self.cumulative]
             others: list[_Named] = [("convergence", eps, Convergence(eps, limit)) for eps in self.convergence]
         except ValueError as error:
-            raise EvalError(str(error)) from error
+            raise InputError(str(error)) from error
         chosen = [*gates, *others] if with_gate else others
         return [Policy(f"{family} {threshold:g}", family, rule, rule, limit) for family, threshold, rule in chosen]
 
@@ -80,16 +80,16 @@ def run_halting_study(
 ) -> None:
     """Scores what `out` lacks, then writes results.json, report.md and plot.png there.
 
-    limit: most loops of the rules, None for the best fixed depth. Raises EvalError for one over the checkpoint's.
+    limit: most loops of the rules, None for the best fixed depth. Raises InputError for one over the checkpoint's.
     """
     if not model.is_dir():
-        raise EvalError(f"--model: {str(model)!r} is no checkpoint folder")
+        raise InputError(f"--model: {str(model)!r} is no checkpoint folder")
     windows = select_windows(suite, settings)
     config = CheckpointPredictor(model).world_model.model.config
     study = _Study(model, suite, windows, settings, out)
     thresholds.policies(1, with_gate=True)  # refuses bad ones before anything is written
     if limit is not None and limit > config.max_loops:
-        raise EvalError(f"--rule-limit: {limit} is above {config.max_loops}, the loops this checkpoint allows")
+        raise InputError(f"--rule-limit: {limit} is above {config.max_loops}, the loops this checkpoint allows")
     deepest = min(round(2 * config.mu_rec), config.max_loops)
     fixed = [Policy(f"T={t}", "fixed", Fixed(t), Fixed(t), t) for t in range(1, deepest + 1)]
     study.score(fixed)

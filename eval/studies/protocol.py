@@ -9,10 +9,10 @@ from typing import Literal
 
 from huggingface_hub.errors import StrictDataclassError
 
-from eval.errors import EvalError
+from loopwm.records.errors import InputError
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.format import Regime
-from loopwm.training.config import ConfigError, TrainingConfig, load_config, load_typed
+from loopwm.training.config import TrainingConfig, load_config, load_typed
 
 Decoding = Literal["deferred", "each_step", "fed_back"]
 
@@ -99,20 +99,17 @@ class Protocol:
 
 def _check(good: bool, key: str, message: str) -> None:
     if not good:
-        raise ConfigError(f"{key}: {message}")
+        raise InputError(f"{key}: {message}")
 
 
 def load_protocol(path: Path, overrides: Sequence[str] = ()) -> Protocol:
-    """Raises EvalError naming file or key, also for an arm that the training program would refuse."""
-    try:
-        protocol = load_typed(Protocol, path, overrides)
-    except ConfigError as error:
-        raise EvalError(str(error)) from error
+    """Raises InputError naming file or key, also for an arm that the training program would refuse."""
+    protocol = load_typed(Protocol, path, overrides)
     for name in protocol.trained_arms:
         try:
             check_training(arm_config(protocol, name, protocol.seeds[0], None))
-        except ConfigError as error:
-            raise EvalError(f"{path}: arms.{name}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{path}: arms.{name}: {error}") from error
     return protocol
 
 
@@ -132,7 +129,7 @@ def arm_config(protocol: Protocol, arm: str, seed: int, rate: float | None) -> T
 
 
 def check_training(config: TrainingConfig) -> None:
-    """Raises ConfigError for what would fail, or spoil the study, only after hours of training."""
+    """Raises InputError for what would fail, or spoil the study, only after hours of training."""
     run, model = config.run, config.model
     _check(run.log_every == 1, "run.log_every", f"{run.log_every}, expected 1: spikes are of single steps")
     _check(run.steps % run.eval_every == 0, "run.eval_every", f"{run.eval_every} does not divide run.steps")
@@ -143,4 +140,4 @@ def check_training(config: TrainingConfig) -> None:
     try:
         LoopWMConfig(**{**PRESETS[model.preset], **model.overrides})
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
+        raise InputError(f"model.overrides: {' '.join(str(error).split())}") from error

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.errors import EvalError
 from eval.files import read_json_lines
 from eval.harness import Settings, evaluate, plan_batches
 from eval.metrics import exact_match, token_f1
 from eval.models import CheckpointPredictor
 from eval.run_folder import append_lines, drop_torn_line, read_records
 from eval.windows import Suite, Window
+from loopwm.records.errors import InputError
 
 Values = NDArray[np.float64]
 NATS = "nats.jsonl"
@@ -35,10 +35,10 @@ def score(
 ) -> None:
     """Makes what `out` lacks of a model's scores: predictions, and the losses unless no such loss is defined.
 
-    Raises EvalError naming a window that had to be refused: a study compares arms on the same windows.
+    Raises InputError naming a window that had to be refused: a study compares arms on the same windows.
     """
     for name, reason in evaluate(predictor, suite, windows, settings, out)["refused"].items():
-        raise EvalError(f"window {name}: {reason}")
+        raise InputError(f"window {name}: {reason}")
     if teacher_forced:
         add_losses(predictor, windows, settings, out / NATS)
 

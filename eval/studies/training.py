@@ -15,9 +15,9 @@ from pathlib import Path
 
 import yaml
 
-from eval.errors import EvalError
 from eval.studies.protocol import Decoding, Protocol, arm_config, arm_overrides
 from eval.studies.training_log import read_training_log
+from loopwm.records.errors import InputError
 from loopwm.text.format import Regime
 from loopwm.training.config import TrainingConfig
 from loopwm.training.twisted_config import TwistedTrainingConfig
@@ -83,7 +83,7 @@ def locked(run: Run) -> Iterator[int]:
 
 
 def train(run: Run) -> None:
-    """Trains the run to its end, from where it was left. Raises EvalError if that fails.
+    """Trains the run to its end, from where it was left. Raises InputError if that fails.
 
     The caller holds no lock.
     """
@@ -94,16 +94,16 @@ def train(run: Run) -> None:
         print(f"training {run.folder}", file=sys.stderr)
         status = subprocess.run([*command, *run.overrides], pass_fds=(lock,), check=False).returncode
     if status:
-        raise EvalError(f"{run.folder}: training ended with status {status}")
+        raise InputError(f"{run.folder}: training ended with status {status}")
 
 
 def finished(run: Run) -> bool:
-    """Whether the run has its last checkpoint and the exported model. Raises EvalError for another run's folder."""
+    """Whether the run has its last checkpoint and the exported model. Raises InputError for another run's folder."""
     if not (run.folder / "config.yaml").is_file():
         return False
     found = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
     if found != json.loads(json.dumps(dataclasses.asdict(run.config))):
-        raise EvalError(f"--out: {run.folder} holds a run of another configuration; choose another folder")
+        raise InputError(f"--out: {run.folder} holds a run of another configuration; choose another folder")
     last = run.folder / "checkpoints" / f"step-{run.config.run.steps:08d}"
     return last.is_dir() and (run.model / "config.json").is_file()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.errors import EvalError
 from eval.files import read_json_lines
+from loopwm.records.errors import InputError
 
 SPIKE_WINDOW = 50
 """Steps before a step that its loss is held against."""
@@ -53,11 +53,11 @@ def count_spikes(losses: Sequence[float]) -> int:
 
 
 def read_training_log(run_folder: Path) -> TrainingFacts:
-    """Facts of a run that logs every step. Raises EvalError if it never evaluated on dev."""
+    """Facts of a run that logs every step. Raises InputError if it never evaluated on dev."""
     metrics = run_folder / "metrics.jsonl"
     train, dev = _records(metrics, "train"), _records(metrics, "dev")
     if not train or not dev:
-        raise EvalError(f"{metrics}: holds no {'dev' if train else 'train'} record")
+        raise InputError(f"{metrics}: holds no {'dev' if train else 'train'} record")
     return TrainingFacts(
         steps=train[-1]["step"],
         tokens=sum(r["tokens"] for r in train),

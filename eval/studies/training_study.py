@@ -12,7 +12,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EvalError
 from eval.fed_back import FedBackPredictor
 from eval.files import write_json
 from eval.harness import Settings, select_windows
@@ -24,6 +23,7 @@ from eval.studies.summary import summarize, write_report
 from eval.studies.training import Job, best_run, locked, make_run, train
 from eval.studies.training_log import read_training_log
 from eval.windows import Window, load_suite
+from loopwm.records.errors import InputError
 from loopwm.text.format import Regime
 
 
@@ -93,7 +93,7 @@ def add_latents(
 def in_processes(work: Callable[[Any], None], items: Sequence[Any], workers: int) -> None:
     """work(item) for every item, `workers` at a time, each in a process of its own if there are several.
 
-    Raises EvalError if one fails; the others then come to their end.
+    Raises InputError if one fails; the others then come to their end.
     """
     if workers == 1:
         for item in items:
@@ -108,4 +108,4 @@ def _in_process(work: Callable[[Any], None], item: Any) -> None:
     process.start()
     process.join()
     if process.exitcode:
-        raise EvalError(f"a process of the study ended with status {process.exitcode}; its message is above")
+        raise InputError(f"a process of the study ended with status {process.exitcode}; its message is above")

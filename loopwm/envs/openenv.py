@@ -25,8 +25,8 @@ from pydantic import Field
 
 from loopwm.envs.text import MAX_ACTION, ImaginedTextEnv, read_starts
 from loopwm.envs.worlds import HttpWorlds, LocalWorlds, Worlds
-from loopwm.text.checkpoint import CheckpointError
-from loopwm.text.format import REGIMES, Context, FormatError
+from loopwm.records.errors import InputError
+from loopwm.text.format import REGIMES, Context
 from loopwm.text.world import WorldModel
 
 
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         starts = read_starts(args.starts, args.context)
         make = partial(HttpWorlds, args.url, args.model) if args.url else _local(args.model)
-    except (CheckpointError, FormatError, OSError) as error:
+    except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     uvicorn.run(create_app(make, starts, args.max_steps, args.sessions), host=args.host, port=args.port)

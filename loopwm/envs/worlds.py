@@ -55,7 +55,7 @@ class LocalWorlds:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> LocalWorlds:
-        """Raises CheckpointError (one line) for a folder that is no checkpoint."""
+        """Raises InputError (one line) for a folder that is no checkpoint."""
         return cls(WorldModel.from_pretrained(path))
 
     def begin(self, context: Context) -> None:

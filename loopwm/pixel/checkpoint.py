@@ -17,12 +17,9 @@ from loopwm.files import publish
 from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.tokenizer import PatchTokenizer
 from loopwm.pixel.twisted import Twisted, TwistedConfig
+from loopwm.records.errors import InputError
 
 CONFIG, WEIGHTS, CODEBOOK = "config.json", "model.safetensors", "tokenizer.safetensors"
-
-
-class PixelCheckpointError(ValueError):
-    """A checkpoint folder that cannot be used; the message is one line that names file and field."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,10 @@ class TwistedCheckpoint:
 
     @classmethod
     def load(cls, folder: Path) -> TwistedCheckpoint:
-        """Raises PixelCheckpointError for what is missing, damaged or of another system."""
+        """Raises InputError for what is missing, damaged or of another system."""
         for name in (CONFIG, WEIGHTS, CODEBOOK):
             if not (folder / name).is_file():
-                raise PixelCheckpointError(f"{folder / name}: no such file")
+                raise InputError(f"{folder / name}: no such file")
         try:
             record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             if record.get("system") != "twisted":
@@ -68,7 +65,7 @@ class TwistedCheckpoint:
             model = Twisted(TwistedConfig(**_tuples(record["model"])), tokenizer.grid, space.actions)
             model.load_state_dict(load_file(folder / WEIGHTS))
         except Exception as error:  # whatever a damaged folder makes the loaders raise is one refusal to the user
-            raise PixelCheckpointError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+            raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
         return cls(model.eval(), tokenizer, space)
 
 

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loopwm.records.errors import InputError
+
 FORMAT = "loopwm-frames-v1"
 _ARRAYS = ("obs", "action", "reward", "terminated", "truncated")
 _EXTRA = "extra."
-
-
-class FrameError(ValueError):
-    """Bad frames or a bad file of them. The message is one line that names the file, field or limit."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,11 @@ class FrameSpace:
     actions: int
 
     def require(self, other: FrameSpace, what: str) -> None:
-        """Raises FrameError naming the first field in which `other`, the space of `what`, differs."""
+        """Raises InputError naming the first field in which `other`, the space of `what`, differs."""
         for name in ("env", "version", "frame_shape", "actions"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                raise FrameError(f"{what}: {name} is {theirs!r}, expected {ours!r}")
+                raise InputError(f"{what}: {name} is {theirs!r}, expected {ours!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +49,7 @@ class FrameEpisode:
 
     obs: uint8 (T + 1, H, W, C); action: int64 (T,); reward: float32 (T,); terminated, truncated: bool (T,), True at
     most in the last step; seed: of the environment's reset; extras: what else the environment tells of each frame,
-    arrays (T + 1, ...). Raises FrameError for anything else.
+    arrays (T + 1, ...). Raises InputError for anything else.
     """
 
     space: FrameSpace
@@ -67,20 +65,20 @@ class FrameEpisode:
     def __post_init__(self) -> None:
         steps = len(self.action)
         if steps == 0:
-            raise FrameError("action: at least one step is needed")
+            raise InputError("action: at least one step is needed")
         _check("obs", self.obs, np.uint8, (steps + 1, *self.space.frame_shape))
         for name, dtype in (("action", np.int64), ("reward", np.float32), ("terminated", bool), ("truncated", bool)):
             _check(name, getattr(self, name), dtype, (steps,))
         for name, array in self.extras.items():
             if array.dtype.hasobject or array.shape[:1] != (steps + 1,):
-                raise FrameError(f"extras: {name}: expected {steps + 1} rows, got {array.dtype} {array.shape}")
+                raise InputError(f"extras: {name}: expected {steps + 1} rows, got {array.dtype} {array.shape}")
         low, high = int(self.action.min()), int(self.action.max())
         if low < 0 or high >= self.space.actions:
             outside = low if low < 0 else high
-            raise FrameError(f"action: {outside} is not one of the {self.space.actions} of {self.space.env}")
+            raise InputError(f"action: {outside} is not one of the {self.space.actions} of {self.space.env}")
         for name in ("terminated", "truncated"):
             if getattr(self, name)[:-1].any():
-                raise FrameError(f"{name}: true before the last step")
+                raise InputError(f"{name}: true before the last step")
 
     def __len__(self) -> int:
         """Transitions."""
@@ -94,7 +92,7 @@ class FrameEpisode:
 
 def _check(name: str, array: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:
-        raise FrameError(f"{name}: expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}")
+        raise InputError(f"{name}: expected {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}")
 
 
 def write_episode(path: Path, episode: FrameEpisode) -> None:
@@ -124,25 +122,25 @@ def _to_arrays(episode: FrameEpisode) -> dict[str, NDArray[Any]]:
 
 
 def read_episode(path: Path) -> FrameEpisode:
-    """Raises FrameError naming the file, and the field at fault where there is one."""
+    """Raises InputError naming the file, and the field at fault where there is one."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return _from_arrays(arrays)
-    except FrameError as error:
-        raise FrameError(f"{path}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except KeyError as error:
-        raise FrameError(f"{path}: not an episode of frames ({error.args[0]})") from error
+        raise InputError(f"{path}: not an episode of frames ({error.args[0]})") from error
     except _UNREADABLE as error:
-        raise FrameError(f"{path}: not a readable episode of frames ({error})") from error
+        raise InputError(f"{path}: not a readable episode of frames ({error})") from error
 
 
 def count_steps(path: Path) -> int:
-    """Transitions of an episode file, without reading its frames. Raises FrameError as read_episode does."""
+    """Transitions of an episode file, without reading its frames. Raises InputError as read_episode does."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return len(arrays["action"])
     except (KeyError, *_UNREADABLE) as error:
-        raise FrameError(f"{path}: not a readable episode of frames ({error})") from error
+        raise InputError(f"{path}: not a readable episode of frames ({error})") from error
 
 
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
@@ -151,19 +149,19 @@ _UNREADABLE = (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zli
 
 def _from_arrays(arrays: Any) -> FrameEpisode:
     if (found := str(arrays["format"])) != FORMAT:
-        raise FrameError(f"format: {found!r}, expected {FORMAT!r}")
+        raise InputError(f"format: {found!r}, expected {FORMAT!r}")
     fields = {name: arrays[name] for name in _ARRAYS}
     shape = fields["obs"].shape[1:]
     if len(shape) != 3:
-        raise FrameError(f"obs: expected (T + 1, H, W, C), got {fields['obs'].shape}")
+        raise InputError(f"obs: expected (T + 1, H, W, C), got {fields['obs'].shape}")
     space = FrameSpace(str(arrays["env"]), str(arrays["version"]), shape, int(arrays["actions"]))
     extras = {name.removeprefix(_EXTRA): arrays[name] for name in arrays.files if name.startswith(_EXTRA)}
     return FrameEpisode(space, **fields, seed=int(arrays["seed"]), policy=str(arrays["policy"]), extras=extras)
 
 
 def episode_files(folder: Path) -> list[Path]:
-    """The episode files of a folder, sorted by name. Raises FrameError if it holds none."""
+    """The episode files of a folder, sorted by name. Raises InputError if it holds none."""
     files = sorted(path for path in folder.glob("*.npz") if not path.name.startswith("."))
     if not files:
-        raise FrameError(f"{folder}: no episodes of frames (.npz)")
+        raise InputError(f"{folder}: no episodes of frames (.npz)")
     return files

@@ -16,8 +16,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.pixel.frames import FrameError, FrameSpace
+from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.replay import Replay, Segments
+from loopwm.records.errors import InputError
 
 S = TypeVar("S")
 
@@ -74,10 +75,10 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         horizon: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Raises FrameError for a replay of another environment, and for a count below 1."""
+        """Raises InputError for a replay of another environment, and for a count below 1."""
         for name, value in (("num_envs", num_envs), ("context", context), ("horizon", horizon)):
             if value < 1:
-                raise FrameError(f"{name}: {value} is below 1")
+                raise InputError(f"{name}: {value} is below 1")
         world.space.require(replay.space, "replay")
         self.num_envs, self.space = num_envs, world.space
         self.single_observation_space = spaces.Box(0, 255, world.space.frame_shape, np.uint8)
@@ -91,7 +92,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         self._age = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Raises FrameError if the replay has no `context` consecutive steps."""
+        """Raises InputError if the replay has no `context` consecutive steps."""
         super().reset(seed=seed)
         if seed is not None or self._state is None:
             self._generator.manual_seed(int(self.np_random.integers(2**62)))
@@ -102,12 +103,12 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         return obs, infos
 
     def step(self, actions: Array) -> Step:
-        """actions: (B,). Raises FrameError for an action outside the space, or before the first reset."""
+        """actions: (B,). Raises InputError for an action outside the space, or before the first reset."""
         actions = np.asarray(actions, dtype=np.int64)
         if self._state is None:
-            raise FrameError("step: call reset first")
+            raise InputError("step: call reset first")
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.space.actions:
-            raise FrameError(
+            raise InputError(
                 f"actions: expected {self.num_envs} of 0 to {self.space.actions - 1}, got {actions.tolist()}"
             )
         found = self._world.step(self._state, torch.from_numpy(actions).to(self._device), self._generator)

@@ -16,15 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.pixel.frames import (
-    FrameEpisode,
-    FrameError,
-    FrameSpace,
-    count_steps,
-    episode_files,
-    read_episode,
-    write_episode,
-)
+from loopwm.pixel.frames import FrameEpisode, FrameSpace, count_steps, episode_files, read_episode, write_episode
+from loopwm.records.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +96,9 @@ class Replay:
     """The newest steps of one environment. Sampling depends on the generator alone: there is no cursor to keep."""
 
     def __init__(self, space: FrameSpace, capacity: int) -> None:
-        """capacity: in transitions. Raises FrameError if it is below 1."""
+        """capacity: in transitions. Raises InputError if it is below 1."""
         if capacity < 1:
-            raise FrameError(f"capacity: {capacity} is below 1")
+            raise InputError(f"capacity: {capacity} is below 1")
         self.space, self.capacity = space, capacity
         self._streams: dict[int, _Stream] = {}
         self._pieces: deque[_Piece] = deque()
@@ -115,14 +108,14 @@ class Replay:
     @classmethod
     def from_folder(cls, folder: Path, capacity: int | None = None) -> Replay:
         """All episodes of a folder in the order of their names, as one stream; the newest of them if there is a
-        capacity. Raises FrameError for a folder without episodes, or with those of several environments."""
+        capacity. Raises InputError for a folder without episodes, or with those of several environments."""
         files = episode_files(folder)
         replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)) if capacity is None else capacity)
         for path in files:
             try:
                 replay.add(read_episode(path))
-            except FrameError as error:
-                raise FrameError(f"{path}: {error}") from error
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
         return replay
 
     def __len__(self) -> int:
@@ -132,15 +125,15 @@ class Replay:
     def add(self, episode: FrameEpisode, stream: int = 0) -> None:
         """Appends an episode to a stream, and drops the oldest of all beyond the capacity.
 
-        An episode that ended open is continued by the next of its stream. Raises FrameError for an episode of another
+        An episode that ended open is continued by the next of its stream. Raises InputError for an episode of another
         environment, longer than the capacity, or that does not begin with the frame at which the stream is open.
         """
         self.space.require(episode.space, "episode")
         if len(episode) > self.capacity:
-            raise FrameError(f"episode: its {len(episode)} steps are more than the capacity {self.capacity}")
+            raise InputError(f"episode: its {len(episode)} steps are more than the capacity {self.capacity}")
         open_at = self._streams[stream].open_at if stream in self._streams else None
         if open_at is not None and not np.array_equal(open_at, episode.obs[0]):
-            raise FrameError(f"episode: does not continue stream {stream}, which is open at another frame")
+            raise InputError(f"episode: does not continue stream {stream}, which is open at another frame")
         self._append(_Piece(episode, stream, self._added, fresh=open_at is None))
         while self._steps > self.capacity:
             self._drop_oldest()
@@ -148,7 +141,7 @@ class Replay:
     def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
         """Adds steps that were played, row b to stream b; a stream whose row begins with an episode is open no more.
 
-        policy, seed: who played, and the seed of the run. Raises FrameError as `add` does.
+        policy, seed: who played, and the seed of the run. Raises InputError as `add` does.
         """
         for stream, row in enumerate(zip(*(getattr(segments, f.name) for f in fields(Segments)), strict=True)):
             *_, terminated, truncated, first = row
@@ -176,12 +169,12 @@ class Replay:
 
     def sample(self, batch: int, length: int, generator: np.random.Generator) -> Segments:
         """`batch` segments of `length` consecutive steps; their starts are drawn uniformly from all that are possible,
-        with replacement. Raises FrameError if no stream is that long."""
+        with replacement. Raises InputError if no stream is that long."""
         streams = [self._streams[name] for name in sorted(self._streams)]
         ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])
         if length < 1 or not streams or ends[-1] == 0:
             longest = max(map(len, streams), default=0)
-            raise FrameError(f"length: {length} consecutive steps cannot be had, the longest stream has {longest}")
+            raise InputError(f"length: {length} consecutive steps cannot be had, the longest stream has {longest}")
         drawn = generator.integers(ends[-1], size=batch)
         owners = np.searchsorted(ends, drawn, side="right")
         starts = drawn - np.concatenate(([0], ends))[owners]
@@ -205,7 +198,7 @@ class Replay:
 
     @classmethod
     def load(cls, folder: Path, state: dict[str, Any]) -> Replay:
-        """The replay as it was when `save` returned `state`. Raises FrameError naming a file that is missing or
+        """The replay as it was when `save` returned `state`. Raises InputError naming a file that is missing or
         damaged."""
         space = FrameSpace(**{**state["space"], "frame_shape": tuple(state["space"]["frame_shape"])})
         replay = cls(space, state["capacity"])

@@ -21,13 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from loopwm.records.errors import InputError
+
 FORMAT = "loopwm-patches-v1"
 BLOCK = 8192
 """Patches whose distances to all codes are held at once: 128 MiB at 4,096 codes."""
-
-
-class TokenizerFileError(ValueError):
-    """A file that holds no patch tokenizer; the message is one line that names it."""
 
 
 @dataclass(frozen=True)
@@ -151,22 +149,22 @@ class PatchTokenizer:
 
     @classmethod
     def load(cls, path: Path) -> PatchTokenizer:
-        """The tokenizer of a file. Raises TokenizerFileError if it is missing, damaged or something else."""
+        """The tokenizer of a file. Raises InputError if it is missing, damaged or something else."""
         try:
             with safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
                 if header.get("format") != FORMAT:
-                    raise TokenizerFileError(f"{path}: not a saved patch tokenizer")
+                    raise InputError(f"{path}: not a saved patch tokenizer")
                 settings = json.loads(header["settings"])
                 state: dict[str, Any] = {
                     name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
                 }
                 tokenizer = cls(**state)
                 tokenizer.load_state_dict({"codes": file.get_tensor("codes"), **state})
-        except TokenizerFileError:
+        except InputError:
             raise
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise TokenizerFileError(f"{path}: {' '.join(str(error).split())}") from error
+            raise InputError(f"{path}: {' '.join(str(error).split())}") from error
         return tokenizer
 
     def _settings(self) -> dict[str, Any]:

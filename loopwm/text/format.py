@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from loopwm.records.errors import InputError
+
 GOAL, LOOK, INV, HIDDEN = "<|goal|>", "<|look|>", "<|inv|>", "<|hidden|>"
 OBS, ACT, STATE, END, PAD = "<|obs|>", "<|act|>", "<|state|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
@@ -68,7 +70,7 @@ RowRegime = Literal["observed", "briefed", "snapshot", "full"]
 inventory now; these and the hidden state now."""
 
 
-class FormatError(ValueError):
+class FormatError(InputError):
     """Input that does not fit the template. `field` names the offending part."""
 
     def __init__(self, field: str, message: str) -> None:

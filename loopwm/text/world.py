@@ -29,13 +29,14 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, StateGroup, new_state, quick_products
 from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
 from loopwm.core.state import LastPlaneState
+from loopwm.records.errors import InputError
 from loopwm.text import format as template
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.tokenizer import special_ids
-from loopwm.text.world_file import WorldFileError, fingerprint, read_world, write_world
+from loopwm.text.world_file import fingerprint, read_world, write_world
 
 FACTS = ("steps", "steps_cut", "ended", "loops")
 """Fields of a world that are saved as JSON."""
@@ -120,7 +121,7 @@ class WorldModel:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> WorldModel:
-        """Loads a checkpoint folder in float32. Raises CheckpointError (one line) if it does not fit."""
+        """Loads a checkpoint folder in float32. Raises InputError (one line) if it does not fit."""
         return cls(*load_checkpoint(Path(path)))
 
     @torch.inference_mode()
@@ -316,10 +317,10 @@ class WorldModel:
     def save(self, world: World, path: str | Path) -> None:
         """Writes a batch of worlds to a file that `load` of the same checkpoint continues from.
 
-        Raises WorldFileError for worlds that keep one plane of keys and values for all loops.
+        Raises InputError for worlds that keep one plane of keys and values for all loops.
         """
         if isinstance(world.state, LastPlaneState):
-            raise WorldFileError(f"{path}: worlds with one plane of keys and values cannot be saved")
+            raise InputError(f"{path}: worlds with one plane of keys and values cannot be saved")
         tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
         facts = {name: getattr(world, name) for name in FACTS}
         facts["history_columns"] = world.history.length
@@ -327,7 +328,7 @@ class WorldModel:
         write_world(Path(path), tensors, facts, self._fingerprint)
 
     def load(self, path: str | Path) -> World:
-        """The worlds of a file. Raises WorldFileError if it is damaged or belongs to another checkpoint."""
+        """The worlds of a file. Raises InputError if it is damaged or belongs to another checkpoint."""
         tensors, facts = read_world(Path(path), self.model.device, self._fingerprint)
         latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
         state = CoreState.from_tensors(tensors)

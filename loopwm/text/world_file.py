@@ -15,16 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from loopwm.records.errors import InputError
 from loopwm.text.modeling import LoopWMForCausalLM
 
 FORMAT = "loopwm-world-v1"
 
 BEHAVIOUR = ("state_slots", "slots_in_trunk", "copy_attention", "rope_theta", "propagate", "carry_state", "decode_sees")
 """What of a configuration, beside the core's sizes, changes what the same weights compute."""
-
-
-class WorldFileError(ValueError):
-    """A file that holds no world of this checkpoint; the message is one line that names it."""
 
 
 def fingerprint(model: LoopWMForCausalLM) -> str:
@@ -53,14 +50,14 @@ def write_world(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 
 
 def read_world(path: Path, device: torch.device, checkpoint: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file. Raises WorldFileError if it is damaged or a world of another checkpoint."""
+    """Tensors and facts of a file. Raises InputError if it is damaged or a world of another checkpoint."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
-                raise WorldFileError(f"{path}: not a saved world")
+                raise InputError(f"{path}: not a saved world")
             if header["checkpoint"] != checkpoint:
-                raise WorldFileError(f"{path}: a world of another checkpoint, {header['checkpoint'][:12]}..")
+                raise InputError(f"{path}: a world of another checkpoint, {header['checkpoint'][:12]}..")
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(header["facts"])  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise WorldFileError(f"{path}: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: {' '.join(str(error).split())}") from error

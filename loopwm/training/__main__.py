@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from loopwm.core import quick_products
 from loopwm.machine import keep_everything
-from loopwm.training.config import ConfigError, TrainingConfig, read_sections, typed
+from loopwm.records.errors import InputError
+from loopwm.training.config import TrainingConfig, read_sections, typed
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
 
@@ -50,7 +51,7 @@ def _twisted(sections: Sections, folder: Path, start_from: Path | None) -> Train
 
 def _twisted_agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     if start_from is not None:
-        raise ConfigError("--start-from: an agent starts with its world alone")
+        raise InputError("--start-from: an agent starts with its world alone")
     from loopwm.training.agent_config import AgentConfig
 
     config = typed(AgentConfig, sections)
@@ -83,11 +84,11 @@ def main(argv: list[str] | None = None) -> int:
         sections = read_sections(arguments.config, arguments.overrides)
         system = sections.get("system", "text")
         if system not in SYSTEMS:
-            raise ConfigError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
+            raise InputError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")
         keep_everything()
         with PRODUCTS.get(system, nullcontext)():
             SYSTEMS[system](sections, arguments.out, arguments.start_from).run(arguments.max_minutes)
-    except ConfigError as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

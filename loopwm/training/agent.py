@@ -39,8 +39,8 @@ from loopwm.pixel.replay import Replay, prune
 from loopwm.pixel.tokenizer import Growth, PatchTokenizer
 from loopwm.pixel.twisted import Twisted, TwistedCoefficients, TwistedObjective
 from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.records.errors import InputError
 from loopwm.training.agent_config import AgentConfig
-from loopwm.training.config import ConfigError
 from loopwm.training.provenance import provenance
 from loopwm.training.run_folder import RunFolder
 from loopwm.training.twisted import tokenized
@@ -61,7 +61,7 @@ class WorldLearner:
             height, width = world.patch
             self.tokenizer = PatchTokenizer(space.frame_shape, (height, width), config.model.codes, world.threshold)
         except ValueError as error:
-            raise ConfigError(f"world.patch: {error}") from error
+            raise InputError(f"world.patch: {error}") from error
         self.model = Twisted(config.model, self.tokenizer.grid, space.actions)
         coefficients = TwistedCoefficients(config.objective.reward_coef, config.objective.done_coef)
         self.objective = TwistedObjective(self.model, coefficients)
@@ -113,7 +113,7 @@ class AgentTrainer:
     """The five steps, again and again, in a run folder."""
 
     def __init__(self, config: AgentConfig, env: VectorEnv[Any, Any, Any], space: FrameSpace, folder: Path) -> None:
-        """env: `config.real.count` real environments of this space. Raises ConfigError for a folder of another
+        """env: `config.real.count` real environments of this space. Raises InputError for a folder of another
         configuration."""
         self.config, self.env, self.folder = config, env, folder
         self.files = RunFolder(folder, "iteration", KEPT)

@@ -9,7 +9,8 @@ from loopwm.pixel.decoder_config import Centre, DecoderConfig
 from loopwm.pixel.policy import PolicyConfig
 from loopwm.pixel.ppo import PPOConfig
 from loopwm.pixel.twisted import TwistedConfig
-from loopwm.training.config import ConfigError, require_positive
+from loopwm.records.errors import InputError
+from loopwm.training.config import require_positive
 from loopwm.training.twisted_config import CoefficientConfig
 
 
@@ -84,7 +85,7 @@ POSITIVE = {
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Raises ConfigError for values out of range."""
+    """Raises InputError for values out of range."""
 
     system: Literal["twisted-agent"] = "twisted-agent"
     model: TwistedConfig = field(default_factory=TwistedConfig)
@@ -102,6 +103,6 @@ class AgentConfig:
         for section, rows in rows_of.items():
             parts = getattr(self, section).minibatches
             if parts > rows:
-                raise ConfigError(f"{section}.minibatches: {parts} are more than {rows} rows")
+                raise InputError(f"{section}.minibatches: {parts} are more than {rows} rows")
         if self.imagination.updates and not self.world.updates:
-            raise ConfigError("imagination.updates: there is no world without world.updates")
+            raise InputError("imagination.updates: there is no world without world.updates")

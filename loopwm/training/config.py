@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from loopwm.records.errors import InputError
 from loopwm.text.format import CONTEXT_LIMIT, RowRegime
 
 Env = Literal["scienceworld", "alfworld", "textworld"]
@@ -25,17 +26,13 @@ Policy = Literal["gold", "expert", "noisy-expert", "random", "fork"]
 T = typing.TypeVar("T")
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names file or key."""
-
-
 def require_shares(key: str, shares: Mapping[Any, float]) -> None:
-    """Raises ConfigError for a share below zero, or shares that are all zero."""
+    """Raises InputError for a share below zero, or shares that are all zero."""
     for name, share in shares.items():
         if not share >= 0:
-            raise ConfigError(f"{key}.{name}: {share} is below zero")
+            raise InputError(f"{key}.{name}: {share} is below zero")
     if shares and sum(shares.values()) == 0:
-        raise ConfigError(f"{key}: all shares are zero")
+        raise InputError(f"{key}: all shares are zero")
 
 
 @dataclass(frozen=True)
@@ -79,15 +76,15 @@ class DataConfig:
         return len(self.horizon_shares)
 
     def check(self) -> None:
-        """Raises ConfigError naming a key whose value makes no rows."""
+        """Raises InputError naming a key whose value makes no rows."""
         if not self.trunk_tokens_min <= self.trunk_tokens_max <= CONTEXT_LIMIT:
-            raise ConfigError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
+            raise InputError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
         if self.history_share >= 1:
-            raise ConfigError(f"data.history_share: {self.history_share} leaves no room for targets")
+            raise InputError(f"data.history_share: {self.history_share} leaves no room for targets")
         if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:
-            raise ConfigError("data.horizon_shares: expected 1 to 16 of them, the first above zero")
+            raise InputError("data.horizon_shares: expected 1 to 16 of them, the first above zero")
         if not self.regimes:
-            raise ConfigError("data.regimes: at least one is needed")
+            raise InputError("data.regimes: at least one is needed")
         require_shares("data.horizon_shares", dict(enumerate(self.horizon_shares, start=1)))
         for key in ("regimes", "envs", "policies"):
             require_shares(f"data.{key}", getattr(self, key))
@@ -201,12 +198,12 @@ NOT_NEGATIVE = {
 
 
 def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None:
-    """Raises ConfigError for a value that is not above zero; sections: keys by the name of their section."""
+    """Raises InputError for a value that is not above zero; sections: keys by the name of their section."""
     for section, keys in sections.items():
         for key in keys:
             value = getattr(getattr(config, section), key)
             if value <= 0:
-                raise ConfigError(f"{section}.{key}: {value} is not above zero")
+                raise InputError(f"{section}.{key}: {value} is not above zero")
 
 
 @dataclass(frozen=True)
@@ -226,42 +223,42 @@ class TrainingConfig:
             for key in keys:
                 value = getattr(getattr(self, section), key)
                 if not value >= 0:
-                    raise ConfigError(f"{section}.{key}: {value} is below zero")
+                    raise InputError(f"{section}.{key}: {value} is below zero")
         self.data.check()
         if self.optimizer.average >= 1:
-            raise ConfigError(f"optimizer.average: {self.optimizer.average} is not below 1")
+            raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
         if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):
-            raise ConfigError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
+            raise InputError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
         if self.batch.rows < self.batch.micro_batches:
-            raise ConfigError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
+            raise InputError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
-    """Reads a YAML file and applies `section.key=value` overrides. Raises ConfigError."""
+    """Reads a YAML file and applies `section.key=value` overrides. Raises InputError."""
     return load_typed(TrainingConfig, path, overrides)
 
 
 def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """Reads a YAML file as the dataclass `cls` and applies `section.key=value` overrides. Raises ConfigError."""
+    """Reads a YAML file as the dataclass `cls` and applies `section.key=value` overrides. Raises InputError."""
     return typed(cls, read_sections(path, overrides))
 
 
 def typed(cls: type[T], raw: dict[str, Any]) -> T:
-    """The sections as the dataclass `cls`. Raises ConfigError."""
+    """The sections as the dataclass `cls`. Raises InputError."""
     config: T = _build(cls, raw, "")
     return config
 
 
 def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a YAML file holds with `section.key=value` overrides, not looked at further. Raises ConfigError."""
+    """What a YAML file holds with `section.key=value` overrides, not looked at further. Raises InputError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise InputError(f"{path}: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections")
+        raise InputError(f"{path}: expected a mapping of sections")
     for override in overrides:
         _apply_override(raw, override)
     return raw
@@ -270,13 +267,13 @@ def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def _apply_override(raw: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"override {override!r}: expected section.key=value")
+        raise InputError(f"override {override!r}: expected section.key=value")
     *parents, leaf = key.split(".")
     node = raw
     for parent in parents:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: {parent} is not a section")
+            raise InputError(f"override {override!r}: {parent} is not a section")
     node[leaf] = yaml.safe_load(value)
 
 
@@ -284,17 +281,17 @@ def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     unknown = set(raw) - set(hints)
     if unknown:
-        raise ConfigError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
+        raise InputError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
     missing = _required(cls) - set(raw)
     if missing:
-        raise ConfigError(f"{prefix}{min(missing)}: missing")
+        raise InputError(f"{prefix}{min(missing)}: missing")
     values = {key: _convert(hints[key], value, prefix + key) for key, value in raw.items()}
     try:
         return cls(**values)
-    except ConfigError:
+    except InputError:
         raise
     except ValueError as error:  # of a section that a system brings along
-        raise ConfigError(f"{prefix}{error}") from error
+        raise InputError(f"{prefix}{error}") from error
 
 
 def _required(cls: type) -> set[str]:
@@ -303,16 +300,16 @@ def _required(cls: type) -> set[str]:
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:
-    """`value` as the annotated type, or ConfigError naming the key."""
+    """`value` as the annotated type, or InputError naming the key."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, dict):
             return _build(hint, value, f"{name}.")
-        raise ConfigError(f"{name}: expected a section, got {value!r}")
+        raise InputError(f"{name}: expected a section, got {value!r}")
     origin = typing.get_origin(hint)
     if origin is Literal:
         if value in typing.get_args(hint):
             return value
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, typing.get_args(hint)))}")
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(map(str, typing.get_args(hint)))}")
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
     if origin is dict and isinstance(value, dict):
@@ -324,7 +321,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         return _float(value, name)
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
         return value
-    raise ConfigError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+    raise InputError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
 
 
 def _float(value: float | str, name: str) -> float:
@@ -332,4 +329,4 @@ def _float(value: float | str, name: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise ConfigError(f"{name}: expected a number, got {value!r}") from None
+        raise InputError(f"{name}: expected a number, got {value!r}") from None

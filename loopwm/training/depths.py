@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from loopwm.text.checkpoint import CheckpointError, load_checkpoint
+from loopwm.records.errors import InputError
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.objective import TextObjective
 from loopwm.text.tree import TreeBatch
-from loopwm.training.config import ConfigError, load_config
+from loopwm.training.config import load_config
 from loopwm.training.text import TextProgram
 
 
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         program = TextProgram(load_config(arguments.config, arguments.overrides))
         model, _ = load_checkpoint(arguments.model)
-    except (CheckpointError, ConfigError) as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     batches = [batch.rows for batch in program.evaluation_batches()]

@@ -13,10 +13,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
+from loopwm.records.errors import InputError
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.training.config import ConfigError, load_config
+from loopwm.training.config import load_config
 from loopwm.training.text import export_model, model_config
 
 WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
@@ -24,7 +25,7 @@ WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
 
 
 def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> None:
-    """Takes a checkpoint's weights, or their average where the run keeps one. Raises ConfigError."""
+    """Takes a checkpoint's weights, or their average where the run keeps one. Raises InputError."""
     file = checkpoint / (AVERAGE if averaged else WEIGHTS)
     try:
         if averaged:
@@ -33,11 +34,11 @@ def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> 
         else:
             load_model(objective, file)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{file}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{file}: {str(error).splitlines()[0]}") from error
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> None:
-    """Raises ConfigError for what is no checkpoint of a text run."""
+    """Raises InputError for what is no checkpoint of a text run."""
     config = load_config(checkpoint.parent.parent / "config.yaml")
     tokenizer = load_tokenizer()
     objective = TextObjective(LoopWMForCausalLM(model_config(config.model, len(tokenizer))))
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         export_checkpoint(arguments.checkpoint, arguments.out)
-    except ConfigError as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

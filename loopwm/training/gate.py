@@ -27,12 +27,13 @@ from tqdm import tqdm
 
 from loopwm.core.gate_loss import continue_labels, continue_loss
 from loopwm.core.halting import ExitGate
-from loopwm.text.checkpoint import CheckpointError, load_checkpoint
+from loopwm.records.errors import InputError
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.stages import one_pass_mask
 from loopwm.text.tree import IGNORED, TreeBatch
-from loopwm.training.config import ConfigError, load_config
+from loopwm.training.config import load_config
 from loopwm.training.rows import Cursor
 from loopwm.training.text import TextProgram, export_model
 
@@ -150,20 +151,20 @@ def judge(kinds: Sequence[Decisions], gate: ExitGate) -> Fit:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Loads, fits, judges on the dev shards and writes the checkpoint. Raises ConfigError or CheckpointError."""
+    """Loads, fits, judges on the dev shards and writes the checkpoint. Raises InputError or InputError."""
     if arguments.out.exists():
-        raise ConfigError(f"--out: {arguments.out} exists already")
+        raise InputError(f"--out: {arguments.out} exists already")
     if arguments.steps < 1:
-        raise ConfigError(f"--steps: {arguments.steps} is below 1")
+        raise InputError(f"--steps: {arguments.steps} is below 1")
     config = load_config(arguments.config, arguments.overrides)
     source, tokenizer = load_checkpoint(arguments.model)
     limit = arguments.limit or min(source.config.max_loops, round(2 * source.config.mu_rec))
     if not 2 <= limit <= source.config.max_loops:
-        raise ConfigError(f"--limit: {limit} is not in 2 .. max_loops = {source.config.max_loops}")
+        raise InputError(f"--limit: {limit} is not in 2 .. max_loops = {source.config.max_loops}")
     program = TextProgram(config)
     for key in ("state_slots", "slots_in_trunk"):
         if getattr(program.model_config, key) != (has := getattr(source.config, key)):
-            raise ConfigError(f"model.overrides.{key}: the checkpoint has {has}")
+            raise InputError(f"model.overrides.{key}: the checkpoint has {has}")
     torch.manual_seed(config.run.seed)
     model, gate = with_gate(source)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -195,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     try:
         run(parser.parse_args(argv))
-    except (CheckpointError, ConfigError) as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

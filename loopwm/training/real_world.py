@@ -7,16 +7,15 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from data_prep.environments.pixels import make_frame_vector
-from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace
-from loopwm.training.config import ConfigError
+from loopwm.records.errors import InputError
 
 
 def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], FrameSpace]:
-    """`count` environments as a vector, and what they show. Raises ConfigError for a name that is unknown, or whose
+    """`count` environments as a vector, and what they show. Raises InputError for a name that is unknown, or whose
     simulator is not installed."""
     try:
         env = make_frame_vector(name, count)
-    except DataError as error:
-        raise ConfigError(f"real.environment: {error}") from error
+    except InputError as error:
+        raise InputError(f"real.environment: {error}") from error
     return env, env.envs[0].get_wrapper_attr("space")

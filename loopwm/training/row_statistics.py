@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from loopwm.records.errors import InputError
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.tree import IGNORED, TRUNK_HORIZON, Layout, row_widths
-from loopwm.training.config import ConfigError, load_config
+from loopwm.training.config import load_config
 from loopwm.training.rows import Cursor, PlannedRow, partition
 from loopwm.training.text import TextProgram
 
@@ -99,9 +100,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.steps < 1:
-            raise ConfigError(f"--steps: {arguments.steps} is below 1")
+            raise InputError(f"--steps: {arguments.steps} is below 1")
         program = TextProgram(load_config(arguments.config, arguments.overrides))
-    except ConfigError as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(statistics(program, arguments.steps).lines()))

@@ -17,9 +17,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from loopwm.records.errors import InputError
 from loopwm.text.format import RowRegime, StateSlots
 from loopwm.text.tree import Branch, Layout, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow, row_widths
-from loopwm.training.config import BatchConfig, ConfigError, DataConfig, ObjectiveConfig
+from loopwm.training.config import BatchConfig, DataConfig, ObjectiveConfig
 
 STEP_MARKS = 3
 """Template tokens of a trunk step beside its slots: <|act|>, <|obs|>, <|end|>."""
@@ -271,18 +272,18 @@ def make_sources(
 ) -> list[Source]:
     """The sources of these episodes, each with its share.
 
-    Raises ConfigError if there is no step, for a regime that no step can be shown in, and as `source_shares` does.
+    Raises InputError if there is no step, for a regime that no step can be shown in, and as `source_shares` does.
     """
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
         if episode.last_step > 0:
             groups.setdefault((episode.env, episode.policy), []).append(episode)
     if not groups:
-        raise ConfigError("data.train: the shards hold no episode with a step")
+        raise InputError("data.train: the shards hold no episode with a step")
     planners = {group: EpochPlanner(groups[group], data, objective, builder.slots) for group in sorted(groups)}
     for regime, share in data.regimes.items():
         if share > 0 and not any(planner.offers(regime) for planner in planners.values()):
-            raise ConfigError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
+            raise InputError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
     shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
     return [
         Source("/".join(group), share, planners[group], builder, (seed, number))
@@ -295,7 +296,7 @@ def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group,
     """Shares of the target tokens by world and, within a world, by policy: the configured ones among those there are,
     or as many as there are.
 
-    targets: of each source. Raises ConfigError for a world or policy without a share where others have one.
+    targets: of each source. Raises InputError for a world or policy without a share where others have one.
     """
     present: dict[str, float] = {}
     for (env, _), count in targets.items():
@@ -309,7 +310,7 @@ def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group,
         shares |= {(env, policy): share * part / total if total else 0.0 for policy, part in policies.items()}
     whole = sum(shares.values())
     if whole <= 0:
-        raise ConfigError("data.envs, data.policies: no share is left for what the shards hold")
+        raise InputError("data.envs, data.policies: no share is left for what the shards hold")
     return {group: shares[group] / whole for group in targets}
 
 
@@ -318,7 +319,7 @@ def _configured(key: str, present: Mapping[str, float], shares: Mapping[Any, flo
     if not shares:
         return dict(present)
     if missing := sorted(set(present) - set(shares)):
-        raise ConfigError(f"{key}: the shards hold {missing[0]!r}, which has no share; 0 leaves it out")
+        raise InputError(f"{key}: the shards hold {missing[0]!r}, which has no share; 0 leaves it out")
     return {name: shares[name] for name in present}
 
 

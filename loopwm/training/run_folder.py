@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from loopwm.files import publish
-from loopwm.training.config import ConfigError
+from loopwm.records.errors import InputError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,10 +32,10 @@ class RunFolder:
     keep: int
 
     def check(self, config: DataclassInstance) -> None:
-        """Raises ConfigError for a folder that belongs to a run of another configuration."""
+        """Raises InputError for a folder that belongs to a run of another configuration."""
         file = self.path / "config.yaml"
         if file.exists() and file.read_text(encoding="utf-8") != _as_yaml(config):
-            raise ConfigError(f"{file}: the run folder belongs to another configuration")
+            raise InputError(f"{file}: the run folder belongs to another configuration")
 
     def claim(self, config: DataclassInstance, provenance: Mapping[str, Any]) -> None:
         """Makes it this run's, unless it is already."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loopwm.records.errors import InputError
 from loopwm.text.tree import TokenEpisode
-from loopwm.training.config import ConfigError
 
 FORMAT = "loopwm-shards-v2"
 GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
@@ -27,7 +27,7 @@ GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
 def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:
     """The episodes of a folder, their tokens memory-mapped.
 
-    Raises ConfigError naming the file that is missing, damaged or made with another tokenizer.
+    Raises InputError naming the file that is missing, damaged or made with another tokenizer.
     """
     for shard in _checked_index(folder, tokenizer_hash)["shards"]:
         tokens, spans, results, offsets = (
@@ -70,13 +70,13 @@ def _checked_index(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
         made_with, kind = index["tokenizer_hash"], index["format"]
         files = {name: entry for shard in index["shards"] for name, entry in shard["files"].items()}
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file (not a folder of shards, or an unfinished one)") from None
+        raise InputError(f"{path}: no such file (not a folder of shards, or an unfinished one)") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not an index of shards ({error!r})") from None
+        raise InputError(f"{path}: not an index of shards ({error!r})") from None
     if kind != FORMAT:
-        raise ConfigError(f"{path}: format is {kind!r}, expected {FORMAT!r}: tokenize the episodes again")
+        raise InputError(f"{path}: format is {kind!r}, expected {FORMAT!r}: tokenize the episodes again")
     if made_with != tokenizer_hash:
-        raise ConfigError(f"{path}: tokenizer_hash: the shards were made with another tokenizer")
+        raise InputError(f"{path}: tokenizer_hash: the shards were made with another tokenizer")
     for name, entry in files.items():
         _check_file(folder / name, entry)
     return index
@@ -84,7 +84,7 @@ def _checked_index(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
 
 def _check_file(path: Path, entry: dict[str, Any]) -> None:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
+        raise InputError(f"{path}: no such file")
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-            raise ConfigError(f"{path}: its contents differ from what index.json says (sha256)")
+            raise InputError(f"{path}: its contents differ from what index.json says (sha256)")

@@ -19,13 +19,14 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import DepthPlan
 from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from loopwm.files import publish
+from loopwm.records.errors import InputError
 from loopwm.text import format as template
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.tree import RowBuilder, TemplateIds, TreeBatch, by_stage, trunk_and_branches
-from loopwm.training.config import ConfigError, ModelConfig, TrainingConfig
+from loopwm.training.config import ModelConfig, TrainingConfig
 from loopwm.training.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.training.shards import read_shards
 
@@ -64,16 +65,16 @@ def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
 
 
 def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
-    """What the preset and its overrides make. Raises ConfigError."""
+    """What the preset and its overrides make. Raises InputError."""
     if model.preset not in PRESETS:
-        raise ConfigError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
+        raise InputError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
     unknown = set(model.overrides) - set(LoopWMConfig().to_dict())
     if unknown:
-        raise ConfigError(f"model.overrides.{min(unknown)}: unknown key")
+        raise InputError(f"model.overrides.{min(unknown)}: unknown key")
     try:
         return LoopWMConfig(**{"vocab_size": vocab_size, **PRESETS[model.preset], **model.overrides})
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ConfigError(f"model.overrides: {' '.join(str(error).split())}") from error
+        raise InputError(f"model.overrides: {' '.join(str(error).split())}") from error
 
 
 class TextProgram:
@@ -83,7 +84,7 @@ class TextProgram:
 
     def __init__(self, config: TrainingConfig) -> None:
         if not config.data.train:
-            raise ConfigError("data.train: at least one shard folder is needed")
+            raise InputError("data.train: at least one shard folder is needed")
         self.config = config
         self.micro_batches = config.batch.micro_batches
         self.tokenizer = load_tokenizer()
@@ -106,17 +107,17 @@ class TextProgram:
     def _check_exit_loss(self) -> None:
         wanted, model = self.config.objective.exit_loss, self.model_config
         if model.exit_gate != (wanted != "none"):
-            raise ConfigError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
+            raise InputError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
         if wanted == "expected" and model.mu_rec <= 2:
-            raise ConfigError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
+            raise InputError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
         if wanted != "none" and model.propagate != "none":
-            raise ConfigError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
+            raise InputError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
 
     def _coefficients(self) -> Coefficients:
         c = self.config.objective
         for key, head in HEAD_OF.items():
             if getattr(c, key) > 0 and not getattr(self.model_config, head):
-                raise ConfigError(f"objective.{key}: needs model.overrides.{head}")
+                raise InputError(f"objective.{key}: needs model.overrides.{head}")
         return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef)
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:

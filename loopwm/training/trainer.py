@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from loopwm.training.config import ConfigError
+from loopwm.records.errors import InputError
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.training.precision import faster_precision
 from loopwm.training.program import MicroBatch, Program, SystemConfig
@@ -37,7 +37,7 @@ class Trainer(Generic[Config]):
 
     `program` is called after the random state is seeded, so that the weights it starts from follow from the seed.
     `start_from`: a checkpoint of another run, whose weights, optimiser states, average and number of steps a fresh run
-    takes over; its rows begin anew. Raises ConfigError for one that does not fit.
+    takes over; its rows begin anew. Raises InputError for one that does not fit.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trainer(Generic[Config]):
         torch.manual_seed(config.run.seed)
         self.program = program(config)
         if self.program.micro_batches % self.accelerator.num_processes:
-            raise ConfigError(
+            raise InputError(
                 f"batch.micro_batches: {self.program.micro_batches} cannot be shared by "
                 f"{self.accelerator.num_processes} processes"
             )
@@ -225,9 +225,7 @@ class Trainer(Generic[Config]):
             self._load(checkpoint)
         except (OSError, KeyError, IndexError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"{checkpoint}: no checkpoint that this configuration can start from: {reason}"
-            ) from error
+            raise InputError(f"{checkpoint}: no checkpoint that this configuration can start from: {reason}") from error
 
     def _resume(self) -> None:
         """Continues from the newest checkpoint; metrics written after it are dropped."""

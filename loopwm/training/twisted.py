@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from loopwm.core import DepthPlan
 from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.frames import FrameError
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.pixel.tokenizer import Growth, PatchTokenizer
 from loopwm.pixel.twisted import TokenBatch, Twisted, TwistedCoefficients, TwistedObjective
-from loopwm.training.config import ConfigError
+from loopwm.records.errors import InputError
 from loopwm.training.twisted_config import TwistedTrainingConfig
 
 EVALUATION = 2**31
@@ -70,7 +69,7 @@ class TwistedProgram:
                 self.train.space.frame_shape, (height, width), self.config.model.codes, data.threshold
             )
         except ValueError as error:
-            raise ConfigError(f"data.patch: {error}") from error
+            raise InputError(f"data.patch: {error}") from error
 
     def global_batches(self, cursor: NoCursor, step: int) -> Iterator[tuple[list[TwistedBatch], NoCursor]]:
         batch = self.config.batch
@@ -141,8 +140,8 @@ class TwistedProgram:
 def _replay(folder: str, key: str) -> Replay:
     try:
         return Replay.from_folder(Path(folder))
-    except FrameError as error:
-        raise ConfigError(f"{key}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
 
 
 def grow(tokenizer: PatchTokenizer, replay: Replay) -> Growth:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loopwm.pixel.twisted import TwistedConfig
-from loopwm.training.config import ConfigError, OptimizerConfig, RunConfig, require_positive
+from loopwm.records.errors import InputError
+from loopwm.training.config import OptimizerConfig, RunConfig, require_positive
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ POSITIVE = {
 
 @dataclass(frozen=True)
 class TwistedTrainingConfig:
-    """Raises ConfigError for values out of range."""
+    """Raises InputError for values out of range."""
 
     system: Literal["twisted"] = "twisted"
     model: TwistedConfig = field(default_factory=TwistedConfig)
@@ -65,5 +66,5 @@ class TwistedTrainingConfig:
 
     def __post_init__(self) -> None:
         if not self.data.train:
-            raise ConfigError("data.train: a folder of recorded episodes is needed")
+            raise InputError("data.train: a folder of recorded episodes is needed")
         require_positive(self, POSITIVE)

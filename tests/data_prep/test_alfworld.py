@@ -24,9 +24,9 @@ from data_prep.environments.alfworld_games import EXCLUDED_PLANS, TASKS, build_g
 from data_prep.environments.alfworld_hidden import describe, listed, unreadable_line
 from data_prep.environments.base import SimulatorError
 from data_prep.episodes import Episode, Step, episode_files, read_episodes
-from data_prep.errors import DataError
 from data_prep.policies import random_action
 from data_prep.windows import Cut, cut_window
+from loopwm.records.errors import InputError
 from loopwm.text.format import REGIMES, render_context, window_context
 
 from .conftest import as_answered, check_that_kills_change_nothing, play_once
@@ -131,14 +131,14 @@ def test_excluded_floor_plans_never_appear() -> None:
     assert not set.union(*plans.values()) & EXCLUDED_PLANS
     assert len(plans["pick_and_place_simple"]) == 120 - len(EXCLUDED_PLANS)
     assert min(map(len, plans.values())) > 20
-    with pytest.raises(DataError, match="floor plan 10: excluded"):
+    with pytest.raises(InputError, match="floor plan 10: excluded"):
         build_game("built/pick_and_place_simple-10-0")
 
 
 @needs_engine
 @pytest.mark.parametrize("name", ["built/pick", "built/fly-1-0", "built/look_at_obj_in_light-1-0", "built/pick-one-0"])
 def test_a_name_of_no_game_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match="alfworld: "):
+    with pytest.raises(InputError, match="alfworld: "):
         build_game(name)
 
 
@@ -289,7 +289,7 @@ def test_splits_hold_games_of_their_own(alfworld: AlfWorld, game_files: Path) ->
     assert all(name.startswith("valid_seen/") for name in names["valid_seen"])
     assert all(name.startswith("built/") for name in names["built"])
     assert alfworld.variations("look_at_obj_in_light", "train") == []
-    with pytest.raises(DataError, match=r"ALFWORLD_DATA: no games under .*/json_2\.1\.1/valid_unseen; run"):
+    with pytest.raises(InputError, match=r"ALFWORLD_DATA: no games under .*/json_2\.1\.1/valid_unseen; run"):
         alfworld.variations("pick_and_place_simple", "valid_unseen")
 
 

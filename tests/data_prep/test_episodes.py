@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from data_prep.episodes import EpisodeError, episode_files, format_episode, read_episodes, write_episodes
-from data_prep.errors import DataError
 from data_prep.files import write_lines
+from loopwm.records.errors import InputError
 
 from .conftest import make_episode
 
@@ -79,7 +79,7 @@ def test_files_of_folders_come_sorted_and_what_is_missing_is_named(tmp_path: Pat
     for name in ("b.jsonl.xz", "a.jsonl", ".a.jsonl.1.tmp", "plan.json"):
         (tmp_path / name).touch()
     assert [path.name for path in episode_files([tmp_path])] == ["a.jsonl", "b.jsonl.xz"]
-    with pytest.raises(DataError, match="nowhere: no such file"):
+    with pytest.raises(InputError, match="nowhere: no such file"):
         episode_files([tmp_path / "nowhere"])
 
 

@@ -18,10 +18,10 @@ from data_prep.collect_frames import FrameOrder
 from data_prep.environments import pixels
 from data_prep.environments.pixel_base import FrameEnvironment, Outcome
 from data_prep.environments.pixels import make_frame_environment, make_frame_vector
-from data_prep.errors import DataError
 from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
 from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
+from loopwm.records.errors import InputError
 
 SIMULATORS = {
     "crafter": "crafter",
@@ -86,7 +86,7 @@ def test_frames_and_actions_are_those_of_the_space(name: str) -> None:
     assert all(names == told[0] for names in told)
     env.reset(seed=0)
     for action in (-1, env.space.actions, 0.5):
-        with pytest.raises(DataError, match=rf"^action: .* is not one of the {env.space.actions} of {name}$"):
+        with pytest.raises(InputError, match=rf"^action: .* is not one of the {env.space.actions} of {name}$"):
             env.step(action)  # type: ignore[arg-type]
     env.close()
 
@@ -217,7 +217,7 @@ def test_an_unknown_game_is_one_line(name: str, message: str) -> None:
     package = {"minatar": "minatar", "atari": "ale_py", "minigrid": "minigrid", "vizdoom": "vizdoom"}
     if name.partition("/")[0] in package:
         pytest.importorskip(package[name.partition("/")[0]])
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(InputError) as caught:
         make_frame_environment(name)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)

@@ -13,9 +13,9 @@ from data_prep import counterfactual, windows
 from data_prep.__main__ import main
 from data_prep.environments.scienceworld import PROBE, ScienceWorld
 from data_prep.episodes import Episode, write_episodes
-from data_prep.errors import DataError
 from data_prep.replay import replay
 from data_prep.windows import Cut, cut_window, read_windows
+from loopwm.records.errors import InputError
 
 from .conftest import play_once
 
@@ -117,7 +117,7 @@ def test_our_classes_are_compiled_from_their_sources(name: str) -> None:
 
 def test_a_history_that_never_was_is_refused(simulator: ScienceWorld, episode: Episode) -> None:
     broken = [*episode.steps[:2], *episode.steps[3:]]
-    with pytest.raises(DataError, match=f"{TASK}, variation 3, step 2: the simulator answers"):
+    with pytest.raises(InputError, match=f"{TASK}, variation 3, step 2: the simulator answers"):
         list(replay(simulator, TASK, 3, broken))
 
 

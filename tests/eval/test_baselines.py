@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from eval.baselines import Copy, Extrapolate, Markov, load_markov
-from eval.errors import EvalError
 from eval.markov import build_tables
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from tests.eval.conftest import MakeWindow, episode
 
 
@@ -55,13 +55,13 @@ def test_markov_table_does_not_depend_on_the_order_of_episodes(tmp_path: Path) -
 def test_markov_refuses_other_splits_and_environments_without_a_table(make_window: MakeWindow, tmp_path: Path) -> None:
     path = tmp_path / "dev.jsonl"
     path.write_text(episode(("go", "A."), split="dev"))
-    with pytest.raises(EvalError, match=r"dev.jsonl: line 1: split"):
+    with pytest.raises(InputError, match=r"dev.jsonl: line 1: split"):
         build_tables([path])
     path.write_text(episode(("go", "A.")) + episode((" ", "A.")))
-    with pytest.raises(EvalError, match=r"dev.jsonl: line 2: an action is empty"):
+    with pytest.raises(InputError, match=r"dev.jsonl: line 2: an action is empty"):
         build_tables([path])
     path.write_text(episode(("go", "A.")))
-    with pytest.raises(EvalError, match="no markov table for 'alfworld'"):
+    with pytest.raises(InputError, match="no markov table for 'alfworld'"):
         load_markov([make_window(env="alfworld")], [path])
 
 

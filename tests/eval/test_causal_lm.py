@@ -11,10 +11,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from eval.__main__ import main
 from eval.causal_lm import CausalLMPredictor
-from eval.errors import EvalError
 from eval.fewshot import Shots, as_text, load_shots, read_continuation
 from eval.run_folder import read_records
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 
@@ -96,7 +96,7 @@ def test_the_oldest_history_goes_first_and_is_counted(windows: list[Window], tmp
 
 def test_a_prompt_that_cannot_fit_names_the_window(windows: list[Window], tmp_path: Path) -> None:
     folder = save_model(tmp_path / "narrow", positions=200)
-    with pytest.raises(EvalError, match=r"window short: .*--shots"):
+    with pytest.raises(InputError, match=r"window short: .*--shots"):
         CausalLMPredictor(folder, no_shots(windows)).predict(windows, "observed", [1])
 
 

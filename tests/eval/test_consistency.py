@@ -19,12 +19,12 @@ from eval.__main__ import main
 from eval.agents import ChatAgent, RetrievalAgent
 from eval.baselines import Copy
 from eval.consistency import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
-from eval.errors import EvalError
 from eval.fewshot import Message
 from eval.imagination import Imagination, WindowImagination, make_imagination
 from eval.models import CheckpointPredictor
 from eval.play import Play, play_imagined, play_real, replay, won, won_as_imagined
 from eval.real_world import Game, RealWorld
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Transition
 from tests.eval.corridor import Corridor, FalseDream, TrueDream, gold_episode
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
@@ -116,9 +116,9 @@ def test_the_agent_does_not_repeat_what_it_did_in_the_same_place(agent: Retrieva
 
 def test_agents_learn_from_successful_experts_of_train_alone() -> None:
     lost = replace(gold_episode(2), steps=gold_episode(2).steps[:-1])
-    with pytest.raises(EvalError, match="none in which an expert succeeded"):
+    with pytest.raises(InputError, match="none in which an expert succeeded"):
         RetrievalAgent([lost, gold_episode(2, policy="random")])
-    with pytest.raises(EvalError, match="split: 'test'"):
+    with pytest.raises(InputError, match="split: 'test'"):
         RetrievalAgent([gold_episode(2), gold_episode(1, split="test")])
 
 
@@ -239,7 +239,7 @@ def test_a_simulator_that_breaks_down_is_replaced_once(monkeypatch: pytest.Monke
     with RealWorld("corridor") as real:
         assert won(real.robustly(game, lambda: replay(real, game, ["go east", "ring bell"])))
         Fragile.left = 2
-        with pytest.raises(EvalError, match="corridor: ring/1: broken"):
+        with pytest.raises(InputError, match="corridor: ring/1: broken"):
             real.robustly(game, lambda: replay(real, game, ["go east"]))
 
 

@@ -19,11 +19,11 @@ import pytest
 
 from eval.__main__ import main
 from eval.endpoint import Address, Endpoint, Parameters, ReplyCache, read_reply, retry_after
-from eval.errors import EvalError
 from eval.fewshot import Message, load_shots
 from eval.imagination import WindowImagination
 from eval.prompted import EndpointPredictor
 from eval.run_folder import read_records
+from loopwm.records.errors import InputError
 from loopwm.text.format import window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 from tests.eval.mock_endpoint import MockEndpoint
@@ -106,7 +106,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 def test_a_long_wait_ends_the_run_instead(mock: MockEndpoint, endpoint: Endpoint) -> None:
     mock.script, mock.retry_after = ["rate limit"], "86400"
-    with pytest.raises(EvalError, match="asks to wait 86400 s"):
+    with pytest.raises(InputError, match="asks to wait 86400 s"):
         endpoint.complete(QUESTION)
 
 
@@ -114,7 +114,7 @@ def test_a_refusal_is_not_asked_again_and_stops_the_others(mock: MockEndpoint, e
     mock.script = ["refusal", *["error"] * 100]
     conversations: list[list[Message]] = [[{"role": "user", "content": str(i)}] for i in range(50)]
     started = time.monotonic()
-    with pytest.raises(EvalError, match="status 401") as error:
+    with pytest.raises(InputError, match="status 401") as error:
         endpoint.complete_all(conversations)
     assert "\n" not in str(error.value)
     assert time.monotonic() - started < 5
@@ -133,7 +133,7 @@ def test_a_refused_parameter_is_answered_by_the_option_that_avoids_it(
     mock: MockEndpoint, tmp_path: Path, parameters: dict[str, Any], said: str
 ) -> None:
     mock.current = True
-    with pytest.raises(EvalError, match=re.escape(said)) as error:
+    with pytest.raises(InputError, match=re.escape(said)) as error:
         open_endpoint(mock, tmp_path, **parameters).complete(QUESTION)
     assert str(error.value).startswith(f"{mock.url}/chat/completions: status 400: Unsupported ")
     assert mock.attempts.total() == 1
@@ -195,7 +195,7 @@ def test_no_step_is_imagined_after_one_that_was_cut(
     context = window_context(window, "observed")
     assert imagination.imagine("scienceworld", [context], ["wait"])[0].observation.endswith("ACTION: WAIT")
     mock.thoughts = 600
-    with pytest.raises(EvalError, match="--model: a step was not answered within the limit of tokens"):
+    with pytest.raises(InputError, match="--model: a step was not answered within the limit of tokens"):
         imagination.imagine("scienceworld", [context], ["look around"])
 
 
@@ -241,7 +241,7 @@ def test_attempts_end_with_the_last_fault_named(
 ) -> None:
     monkeypatch.setattr("eval.endpoint.ATTEMPTS", 2)
     mock.script = ["error", "error"]
-    with pytest.raises(EvalError, match=r"no usable answer in 2 attempts; the last: status 500"):
+    with pytest.raises(InputError, match=r"no usable answer in 2 attempts; the last: status 500"):
         endpoint.complete(QUESTION)
 
 
@@ -254,7 +254,7 @@ def test_the_key_is_sent_and_kept_nowhere(mock: MockEndpoint, tmp_path: Path, mo
 
 def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_text("notes " * 200)
-    with pytest.raises(EvalError, match=r"x.sqlite: cache of replies"):
+    with pytest.raises(InputError, match=r"x.sqlite: cache of replies"):
         ReplyCache(tmp_path / "x.sqlite")
 
 
@@ -262,7 +262,7 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
     "address", ["openai:", "openai:http://h/v1", "openai:ftp://h#m", "openai:#m", "openai:http://a:b@h/v1#m"]
 )
 def test_a_bad_address_is_refused(address: str) -> None:
-    with pytest.raises(EvalError, match="--model"):
+    with pytest.raises(InputError, match="--model"):
         Address.parse(address, "--model")
 
 

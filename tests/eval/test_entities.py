@@ -10,7 +10,7 @@ import pytest
 
 from eval.build_entities import KINDS, episode_names, jar_names, without_state
 from eval.entities import DATA, scienceworld_names
-from eval.errors import EvalError
+from loopwm.records.errors import InputError
 
 
 def test_names_in_episodes_are_the_words_after_an_article(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_committed_names_cover_rooms_substances_and_lettered_things() -> None:
 def test_a_file_that_is_no_jar_is_refused_by_name(tmp_path: Path) -> None:
     jar = tmp_path / "x.jar"
     jar.write_text("no zip")
-    with pytest.raises(EvalError, match=r"x\.jar: not a readable jar"):
+    with pytest.raises(InputError, match=r"x\.jar: not a readable jar"):
         list(jar_names(jar))

@@ -9,9 +9,9 @@ import pytest
 
 from eval.__main__ import main
 from eval.episodes import TRAIN_SPLITS
-from eval.errors import EvalError
 from eval.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
 from eval.windows import load_suite, suite_names
+from loopwm.records.errors import InputError
 from loopwm.text.format import REGIMES, Regime, window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 
@@ -78,7 +78,7 @@ def test_a_continuation_is_read_up_to_the_mark_that_ends_examples(make_window: M
 def test_examples_that_will_not_do_are_refused(
     make_window: MakeWindow, write_suite: WriteSuite, fields: dict[str, str | None], shots: int, named: str
 ) -> None:
-    with pytest.raises(EvalError, match=named):
+    with pytest.raises(InputError, match=named):
         load_shots([make_window()], write_suite([make_window("x", **fields)]), shots, "snapshot", HORIZONS)
 
 

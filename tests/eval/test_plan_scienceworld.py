@@ -13,7 +13,6 @@ import torch
 
 from data_prep.environments import ENVIRONMENTS
 from eval.agents import REFUSALS, RetrievalAgent
-from eval.errors import EvalError
 from eval.models import CheckpointPredictor
 from eval.play import play_real
 from eval.real_world import Game, RealWorld
@@ -30,6 +29,7 @@ from examples.plan_scienceworld import (
     make_arms,
     measure,
 )
+from loopwm.records.errors import InputError
 from loopwm.text.format import Context, Transition
 from loopwm.text.world import World, WorldModel
 from tests.eval.corridor import Corridor, gold_episode
@@ -163,7 +163,7 @@ def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     assert again["differences"] == results["differences"]
     assert [line["game"] for line in map(json.loads, plays.open())] == [json.loads(line)["game"] for line in lines]
     assert "look-ahead-3 - retrieval" in report
-    with pytest.raises(EvalError, match="model_sha256 'm', not 'other'"):
+    with pytest.raises(InputError, match="model_sha256 'm', not 'other'"):
         measure(agent, arms, world, SETTINGS, {"model_sha256": "other"}, tmp_path)
 
 

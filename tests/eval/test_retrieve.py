@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.errors import EvalError
 from eval.retrieve import Retrieve, load_retrieve
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from tests.eval.conftest import MakeWindow, episode
 
 
@@ -82,11 +82,11 @@ def test_identity_is_of_the_episodes_and_not_of_their_files(
 
 
 def test_train_episodes_of_the_environment_are_needed(make_window: MakeWindow, train: Path, tmp_path: Path) -> None:
-    with pytest.raises(EvalError, match="--train-episodes: retrieval needs them"):
+    with pytest.raises(InputError, match="--train-episodes: retrieval needs them"):
         load_retrieve([make_window()], [])
-    with pytest.raises(EvalError, match="none of environment 'alfworld'"):
+    with pytest.raises(InputError, match="none of environment 'alfworld'"):
         load_retrieve([make_window(env="alfworld")], [train])
     dev = tmp_path / "dev.jsonl"
     dev.write_text(episode(("go", "A."), split="dev"))
-    with pytest.raises(EvalError, match=r"dev.jsonl: line 1: split"):
+    with pytest.raises(InputError, match=r"dev.jsonl: line 1: split"):
         load_retrieve([make_window()], [dev])

@@ -16,11 +16,11 @@ import pytest
 from eval.__main__ import main
 from eval.baselines import Copy
 from eval.compare import compare_runs
-from eval.errors import EvalError
 from eval.model_options import FLOORS, Floor
 from eval.predictors import Prediction, Predictor
 from eval.run_folder import read_records
 from eval.windows import Window
+from loopwm.records.errors import InputError
 from loopwm.text.format import FormatError, Regime
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
@@ -140,7 +140,7 @@ class Short(Copy):
         for window in windows:
             if len(window["goal"]) > 40:
                 error = FormatError("context", "has 41 characters, the limit is 40")
-                raise EvalError(f"window {window['id']}: {error}") from error
+                raise InputError(f"window {window['id']}: {error}") from error
         return super().predict(windows, regime, horizons)
 
 
@@ -182,7 +182,7 @@ def test_errors_that_are_no_windows_end_a_run(
     suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> list[Prediction]:
-        raise EvalError("--model: endpoint: gone")
+        raise InputError("--model: endpoint: gone")
 
     monkeypatch.setattr(Copy, "predict", fail)
     assert run(suite_path, tmp_path / "out") == 2

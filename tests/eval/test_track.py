@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.errors import EvalError
 from eval.track import NOTHING, Track, load_track
+from loopwm.records.errors import InputError
 from tests.eval.conftest import MakeWindow
 
 ROOM = (
@@ -143,7 +143,7 @@ def test_other_regimes_know_what_they_show(play: Play) -> None:
 def test_other_environments_are_refused(
     make_window: MakeWindow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(EvalError, match="--model: 'track' knows the rules of alfworld alone"):
+    with pytest.raises(InputError, match="--model: 'track' knows the rules of alfworld alone"):
         load_track([make_window()])
     out = tmp_path / "run"
     asked = ["run", "--suite", "scienceworld-500", "--context", "observed", "--out", str(out), "--model", "track"]

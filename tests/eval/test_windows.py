@@ -13,9 +13,9 @@ import pytest
 from scienceworld.constants import ID2TASK
 
 from data_prep.families import FAMILIES
-from eval.errors import EvalError
 from eval.selections import SELECTIONS
 from eval.windows import NULLABLE, check_runnable, game_of, load_suite, stratified_sample
+from loopwm.records.errors import InputError
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 
@@ -53,7 +53,7 @@ def test_a_bad_window_is_one_line_with_file_line_and_field(
 ) -> None:
     bad = {key: value for key, value in {**make_window("bad"), **change}.items() if value is not ...}
     path = write_suite([make_window("good"), bad])
-    with pytest.raises(EvalError) as error:
+    with pytest.raises(InputError) as error:
         load_suite(str(path))
     assert str(error.value).startswith(f"{path}: line 2: {named}")
     assert "\n" not in str(error.value)
@@ -74,14 +74,14 @@ def test_a_bad_window_is_one_line_with_file_line_and_field(
 def test_a_corrupt_file_is_one_line_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(EvalError) as error:
+    with pytest.raises(InputError) as error:
         load_suite(str(path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_an_id_occurs_once(make_window: MakeWindow, write_suite: WriteSuite) -> None:
-    with pytest.raises(EvalError, match=r"id: 'a' occurs twice"):
+    with pytest.raises(InputError, match=r"id: 'a' occurs twice"):
         load_suite(str(write_suite([make_window("a"), make_window("a")])))
 
 
@@ -103,14 +103,14 @@ def test_nullable_fields_may_be_absent(make_window: MakeWindow, write_suite: Wri
 def test_a_regime_refuses_a_null_field_it_needs_by_name(
     make_window: MakeWindow, regime: Any, fields: dict[str, None], named: str
 ) -> None:
-    with pytest.raises(EvalError, match=f"window w: {named}.*{regime}"):
+    with pytest.raises(InputError, match=f"window w: {named}.*{regime}"):
         check_runnable([make_window(**fields)], regime, [1])
 
 
 def test_only_a_horizon_that_is_asked_for_can_be_too_long(make_window: MakeWindow) -> None:
     short = make_window("short", actions=["a"], observations=["b"], rewards=[0], dones=[False])
     check_runnable([short], "observed", [1])
-    with pytest.raises(EvalError, match="window short: actions: has 1"):
+    with pytest.raises(InputError, match="window short: actions: has 1"):
         check_runnable([short], "observed", [1, 2])
 
 
@@ -143,9 +143,9 @@ def test_word2world_leaves_out_the_tasks_that_its_simulator_does() -> None:
 
 def test_a_selection_that_is_none_or_empty_is_refused(make_window: MakeWindow, write_suite: WriteSuite) -> None:
     path = write_suite([make_window(family="Grow")])
-    with pytest.raises(EvalError, match="--suite: unknown selection 'word2word', expected one of word2world"):
+    with pytest.raises(InputError, match="--suite: unknown selection 'word2word', expected one of word2world"):
         load_suite(f"{path}:word2word")
-    with pytest.raises(EvalError, match="--suite: 'suite' holds no windows of 'word2world'"):
+    with pytest.raises(InputError, match="--suite: 'suite' holds no windows of 'word2world'"):
         load_suite(f"{path}:word2world")
     colon = path.rename(path.with_name("12:30.jsonl"))
     assert len(load_suite(str(colon)).windows) == 1

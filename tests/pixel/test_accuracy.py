@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from eval.__main__ import main as evaluate
-from eval.errors import EvalError
 from eval.pixels.accuracy import accuracy, held_out, permuted_actions, score
 from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Argmax, Copy
@@ -17,6 +16,7 @@ from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.tokenizer import PatchTokenizer
 from loopwm.pixel.twisted import Twisted, TwistedConfig
+from loopwm.records.errors import InputError
 from loopwm.training.twisted import grow
 from tests.pixel.blocks import PATCH, SPACE
 
@@ -74,12 +74,12 @@ def test_permuted_actions_are_the_same_ones_elsewhere(frames, checkpoint):
 
 
 def test_too_little_play_and_play_of_another_environment_are_refused(frames, checkpoint):
-    with pytest.raises(EvalError, match="transitions in runs of 5, 5000 are asked for"):
+    with pytest.raises(InputError, match="transitions in runs of 5, 5000 are asked for"):
         held_out(frames / "test", checkpoint, 5, 5000)
     other = TwistedCheckpoint(checkpoint.model, checkpoint.tokenizer, FrameSpace("other", "1", SPACE.frame_shape, 4))
-    with pytest.raises(EvalError, match="env is 'blocks', expected 'other'"):
+    with pytest.raises(InputError, match="env is 'blocks', expected 'other'"):
         held_out(frames / "test", other, 5, 20)
-    with pytest.raises(EvalError, match="/nowhere"):
+    with pytest.raises(InputError, match="/nowhere"):
         held_out(frames / "nowhere", checkpoint, 5, 20)
 
 

@@ -15,9 +15,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from loopwm.pixel.acting import Player, play
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
+from loopwm.records.errors import InputError
 from loopwm.training.agent import AgentTrainer
 from loopwm.training.agent_config import AgentConfig
-from loopwm.training.config import ConfigError, load_typed, typed
+from loopwm.training.config import load_typed, typed
 from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 
 SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
@@ -169,7 +170,7 @@ def test_ppo_alone_needs_no_world(tmp_path):
 
 
 def test_a_folder_of_another_configuration_is_refused(finished):
-    with pytest.raises(ConfigError, match="belongs to another configuration"):
+    with pytest.raises(InputError, match="belongs to another configuration"):
         AgentTrainer(config(run={"seed": 1}), blocks(4), SPACE, finished)
 
 
@@ -214,5 +215,5 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
     ],
 )
 def test_bad_configuration_names_its_key(changes, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         config(**changes)

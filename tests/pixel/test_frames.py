@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loopwm.pixel.frames import FrameError, FrameSpace, count_steps, episode_files, read_episode, write_episode
+from loopwm.pixel.frames import FrameSpace, count_steps, episode_files, read_episode, write_episode
+from loopwm.records.errors import InputError
 from tests.pixel.made_up import SPACE, make_episode
 
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated")
@@ -50,7 +51,7 @@ def test_the_bytes_depend_on_the_episode_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_episode_is_refused_in_one_line(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(FrameError, match=r"^[^\n]*$") as caught:
+    with pytest.raises(InputError, match=r"^[^\n]*$") as caught:
         replace(make_episode(), **changes)
     assert str(caught.value).startswith(message)
 
@@ -67,7 +68,7 @@ def test_a_damaged_or_foreign_file_is_one_line_with_its_name(tmp_path: Path) -> 
     with (tmp_path / "single.npz").open("wb") as file:
         np.save(file, np.zeros(3))
     for name in ("short", "text", "empty", "flipped", "other", "single", "missing"):
-        with pytest.raises(FrameError, match=rf"^{tmp_path}/{name}.npz: [^\n]*$"):
+        with pytest.raises(InputError, match=rf"^{tmp_path}/{name}.npz: [^\n]*$"):
             read_episode(tmp_path / f"{name}.npz")
 
 
@@ -84,7 +85,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_only_finished_files_are_listed(tmp_path: Path) -> None:
-    with pytest.raises(FrameError, match="no episodes of frames"):
+    with pytest.raises(InputError, match="no episodes of frames"):
         episode_files(tmp_path)
     for name in ("b.npz", "a.npz", ".c.npz.12.tmp", "plan.json"):
         (tmp_path / name).touch()
@@ -102,5 +103,5 @@ def test_only_finished_files_are_listed(tmp_path: Path) -> None:
 )
 def test_spaces_that_differ_are_told_apart_by_name(other: FrameSpace, name: str) -> None:
     SPACE.require(SPACE, "replay")
-    with pytest.raises(FrameError, match=rf"^replay: {name} is .*, expected "):
+    with pytest.raises(InputError, match=rf"^replay: {name} is .*, expected "):
         SPACE.require(other, "replay")

@@ -15,9 +15,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from loopwm.pixel.frames import FrameError, FrameSpace
+from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.imagined import Imagined, ImaginedVectorEnv, Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, Segments
+from loopwm.records.errors import InputError
 from tests.pixel.made_up import SPACE, make_episode
 
 ENVS, CONTEXT, HORIZON = 5, 3, 6
@@ -174,16 +175,16 @@ def test_a_seed_decides_everything_and_another_decides_otherwise() -> None:
 
 
 def test_bad_input_is_one_line() -> None:
-    with pytest.raises(FrameError, match="replay: env is 'other', expected 'game'"):
+    with pytest.raises(InputError, match="replay: env is 'other', expected 'game'"):
         ImaginedVectorEnv(GameWorld(), make_replay(replace(GAME, env="other")), ENVS, CONTEXT, HORIZON)
-    with pytest.raises(FrameError, match="horizon: 0 is below 1"):
+    with pytest.raises(InputError, match="horizon: 0 is below 1"):
         ImaginedVectorEnv(GameWorld(), make_replay(), ENVS, CONTEXT, 0)
     env = make_env()
-    with pytest.raises(FrameError, match="call reset first"):
+    with pytest.raises(InputError, match="call reset first"):
         env.step(np.zeros(ENVS, np.int64))
     env.reset(seed=0)
     for actions in ([0, 1, 2, 3, 0], [0, -1, 0, 0, 0], [0, 1]):
-        with pytest.raises(FrameError, match=r"^actions: expected 5 of 0 to 2, got \["):
+        with pytest.raises(InputError, match=r"^actions: expected 5 of 0 to 2, got \["):
             env.step(np.array(actions))
 
 

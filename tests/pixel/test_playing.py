@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from eval.__main__ import main
-from eval.errors import EvalError
 from eval.pixels import playing
 from eval.pixels.curve import read_curve, smoothed
 from eval.pixels.playing import Stretch, crafter_score, evaluate, play_real
 from loopwm.pixel.frames import episode_files
 from loopwm.pixel.imagined import RandomPolicy
+from loopwm.records.errors import InputError
 from loopwm.training.__main__ import main as train
 from loopwm.training.agent import AgentTrainer
 from tests.pixel.blocks import SPACE
@@ -67,7 +67,7 @@ def test_a_stretch_counts_rewards_up_to_its_first_end():
 def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(playing, "real_environments", lambda name, count: (blocks(count), SPACE))
     AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run")
-    with pytest.raises(EvalError, match="the run has not ended"):
+    with pytest.raises(InputError, match="the run has not ended"):
         evaluate(tmp_path / "run", 1, 1, 0)
     assert main(["pixels", "play", "--run", str(tmp_path / "none"), "--out", str(tmp_path / "out.json")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none' / 'config.yaml'}: ")

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loopwm.pixel.frames import FrameError, read_episode, write_episode
+from loopwm.pixel.frames import read_episode, write_episode
 from loopwm.pixel.replay import Replay, Segments, prune
+from loopwm.records.errors import InputError
 from tests.pixel.made_up import SPACE, make_episode
 
 FIELDS = tuple(Segments.__dataclass_fields__)
@@ -72,7 +73,7 @@ def test_pieces_of_one_episode_are_joined_without_a_seam() -> None:
 
 def test_a_piece_that_does_not_continue_its_stream_is_refused_and_changes_nothing() -> None:
     replay = three_episodes()
-    with pytest.raises(FrameError, match="does not continue stream 1"):
+    with pytest.raises(InputError, match="does not continue stream 1"):
         replay.add(make_episode(50), stream=1)
     replay.add(make_episode(36), stream=1)
     assert len(replay) == 17
@@ -110,22 +111,22 @@ def test_a_stream_that_lost_everything_still_goes_on() -> None:
 )
 def test_another_environment_is_refused_in_one_line(space: object, message: str) -> None:
     replay = three_episodes()
-    with pytest.raises(FrameError) as caught:
+    with pytest.raises(InputError) as caught:
         replay.add(make_episode(space=space))
     assert str(caught.value).startswith(message)
     assert len(replay) == 13
 
 
 def test_what_cannot_be_kept_or_sampled_is_one_line() -> None:
-    with pytest.raises(FrameError, match="capacity: 0 is below 1"):
+    with pytest.raises(InputError, match="capacity: 0 is below 1"):
         Replay(SPACE, 0)
-    with pytest.raises(FrameError, match="its 4 steps are more than the capacity 3"):
+    with pytest.raises(InputError, match="its 4 steps are more than the capacity 3"):
         Replay(SPACE, 3).add(make_episode())
-    with pytest.raises(FrameError, match="length: 8 consecutive steps cannot be had, the longest stream has 7"):
+    with pytest.raises(InputError, match="length: 8 consecutive steps cannot be had, the longest stream has 7"):
         sample_many(three_episodes(), 8)
-    with pytest.raises(FrameError, match="the longest stream has 0"):
+    with pytest.raises(InputError, match="the longest stream has 0"):
         sample_many(Replay(SPACE, 3), 1)
-    with pytest.raises(FrameError, match="length: 0 "):
+    with pytest.raises(InputError, match="length: 0 "):
         sample_many(three_episodes(), 0)
 
 
@@ -137,7 +138,7 @@ def test_a_folder_is_read_in_order_and_holds_one_environment(tmp_path: Path) -> 
     assert [episode.seed for episode in replay.episodes()] == [10, 20]
     assert [episode.seed for episode in Replay.from_folder(tmp_path, capacity=5).episodes()] == [20]
     write_episode(tmp_path / "2.npz", make_episode(space=replace(SPACE, version="2")))
-    with pytest.raises(FrameError, match=rf"^{tmp_path}/2.npz: episode: version is '2', expected '1'$"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/2.npz: episode: version is '2', expected '1'$"):
         Replay.from_folder(tmp_path)
 
 
@@ -175,5 +176,5 @@ def test_files_of_a_run_that_was_cut_off_are_written_over(tmp_path: Path) -> Non
 def test_a_lost_file_of_a_replay_is_one_line(tmp_path: Path) -> None:
     state = three_episodes().save(tmp_path)
     (tmp_path / "00000001.npz").unlink()
-    with pytest.raises(FrameError, match=rf"^{tmp_path}/00000001.npz: [^\n]*$"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/00000001.npz: [^\n]*$"):
         Replay.load(tmp_path, state)

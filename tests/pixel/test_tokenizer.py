@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from loopwm.pixel import tokenizer as tokenizer_module
-from loopwm.pixel.tokenizer import Growth, PatchTokenizer, TokenizerFileError, first_occurrences, squared_distances
+from loopwm.pixel.tokenizer import Growth, PatchTokenizer, first_occurrences, squared_distances
+from loopwm.records.errors import InputError
 from tests.reference.patches import Codebook, squared_distance
 
 SHAPE, PATCH = (6, 9, 3), (2, 3)
@@ -172,7 +173,7 @@ def test_a_damaged_or_foreign_file_is_one_line_that_names_it(grown, tmp_path, da
     path = tmp_path / "patches.safetensors"
     grown.save(path)
     damage(path)
-    with pytest.raises(TokenizerFileError) as caught:
+    with pytest.raises(InputError) as caught:
         PatchTokenizer.load(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.pixel.checkpoint import PixelCheckpointError, TwistedCheckpoint
+from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Argmax
 from loopwm.pixel.twisted import Twisted, TwistedConfig
 from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.records.errors import InputError
 from loopwm.training.__main__ import main as train
 from loopwm.training.config import OptimizerConfig
 from loopwm.training.optimizer import build_optimizers
@@ -154,7 +155,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(checkpoint, tmp
         (folder / "config.json").write_text('{"system": "storm"}')
     else:
         (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:100])
-    with pytest.raises(PixelCheckpointError, match=str(folder)) as caught:
+    with pytest.raises(InputError, match=str(folder)) as caught:
         TwistedCheckpoint.load(folder)
     assert "\n" not in str(caught.value)
 

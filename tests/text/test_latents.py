@@ -10,11 +10,11 @@ import torch
 
 from loopwm.core import CoreState
 from loopwm.core.halting import Fixed
+from loopwm.records.errors import InputError
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.format import Context, FormatError
 from loopwm.text.modeling import LoopWMModel
 from loopwm.text.world import World, WorldModel
-from loopwm.text.world_file import WorldFileError
 from tests.text.conftest import random_model
 
 CONTEXTS = [Context("find 3 trees", "You see 5 doors."), Context("find 8 trees", "You see 9 doors.")]
@@ -137,7 +137,7 @@ def test_a_file_that_holds_no_world_of_this_checkpoint_is_refused_in_one_line(eq
         (equipped, tmp_path / "nothing", "nothing"),
     ]
     for model, file, named in cases:
-        with pytest.raises(WorldFileError, match=named) as error:
+        with pytest.raises(InputError, match=named) as error:
             model.load(file)
         assert "\n" not in str(error.value)
 

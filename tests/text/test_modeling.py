@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from loopwm.text.checkpoint import CheckpointError, load_checkpoint
+from loopwm.records.errors import InputError
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
@@ -160,7 +161,7 @@ def edit_config(target, **changes):
     ],
 )
 def test_a_checkpoint_that_does_not_match_is_refused_in_one_line(folder, tmp_path, change, named):
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(InputError) as error:
         load_checkpoint(damaged(folder, tmp_path / "checkpoint", change))
     assert named in str(error.value)
     assert "\n" not in str(error.value)

@@ -8,12 +8,13 @@ import torch
 import yaml
 
 from loopwm.core import Gate
+from loopwm.records.errors import InputError
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.format import Context
 from loopwm.text.tokenizer import load_tokenizer
 from loopwm.text.tree import IGNORED, TreeBatch
 from loopwm.text.world import WorldModel
-from loopwm.training.config import ConfigError, load_config
+from loopwm.training.config import load_config
 from loopwm.training.gate import decisions, judge, main, with_gate
 from loopwm.training.rows import Cursor
 from loopwm.training.text import TextProgram
@@ -199,5 +200,5 @@ def test_a_gate_trained_beside_the_model_is_exported_and_can_be_used(config_file
     ],
 )
 def test_a_gate_and_its_loss_go_together(config_file, overrides):
-    with pytest.raises(ConfigError, match=r"objective\.exit"):
+    with pytest.raises(InputError, match=r"objective\.exit"):
         TextProgram(load_config(config_file, overrides))

@@ -10,9 +10,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from loopwm.records.errors import InputError
 from loopwm.text.format import StateSlots
 from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, TokenEpisode, trunk_and_branches
-from loopwm.training.config import BatchConfig, ConfigError, DataConfig, ObjectiveConfig, load_config
+from loopwm.training.config import BatchConfig, DataConfig, ObjectiveConfig, load_config
 from loopwm.training.row_statistics import main, statistics
 from loopwm.training.rows import BatchStream, Cursor, EpochPlanner, make_sources, partition
 from loopwm.training.text import TextProgram
@@ -126,7 +127,7 @@ def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
     found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.env, e.policy))
     wanted = {("scienceworld", "gold"): 0.3, ("scienceworld", "fork"): 0.3, ("alfworld", "expert"): 0.4}
     assert found == pytest.approx(wanted, abs=0.02)
-    with pytest.raises(ConfigError, match="'fork', which has no share"):
+    with pytest.raises(InputError, match="'fork', which has no share"):
         make_sources(many, replace(data, policies={"gold": 1.0, "expert": 1.0}), ObjectiveConfig(), BUILDER, 0)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.errors import EvalError
 from eval.studies.protocol import Protocol, load_protocol
 from eval.studies.training import Run, best_run, finished, locked, make_run, train
+from loopwm.records.errors import InputError
 from tests.eval.studies.conftest import Pretend
 
 
@@ -46,14 +46,14 @@ def test_a_run_is_trained_as_its_configuration_says_and_not_again(
 def test_a_folder_of_another_run_is_refused(trained: Run, protocol: Protocol) -> None:
     other = make_run(protocol, trained.folder.parents[1], "flat", 0, None)
     clash = Run(other.arm, 0, None, trained.folder, other.base, other.overrides, other.config)
-    with pytest.raises(EvalError, match="another configuration"):
+    with pytest.raises(InputError, match="another configuration"):
         train(clash)
 
 
 def test_a_failed_training_names_the_run(protocol: Protocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(protocol, tmp_path, "flat", 1, None)
     monkeypatch.setattr("eval.studies.training.sys.executable", "/bin/false")
-    with pytest.raises(EvalError, match=r"flat/seed-1: training ended with status 1"):
+    with pytest.raises(InputError, match=r"flat/seed-1: training ended with status 1"):
         train(run)
 
 
@@ -180,7 +180,7 @@ def test_a_wrong_protocol_is_one_line_status_two_and_leaves_nothing(
 
 def test_without_a_protocol_key_that_must_be_there_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "short.yaml").write_text("question: why?")
-    with pytest.raises(EvalError, match="arms: missing"):
+    with pytest.raises(InputError, match="arms: missing"):
         load_protocol(tmp_path / "short.yaml")
 
 
