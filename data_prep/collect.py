@@ -33,9 +33,9 @@ from data_prep.environments.pixels import FRAME_ENVIRONMENTS, is_frame_environme
 from data_prep.episodes import Episode, Step, write_episodes
 from data_prep.files import atomic_write, write_lines
 from data_prep.policies import POLICIES, Play
-from data_prep.provenance import checkout
 from data_prep.solutions import solve
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import checkout
 
 CHUNK = 10
 """Episodes a file, few enough that a kill loses little."""

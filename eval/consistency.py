@@ -29,12 +29,12 @@ from eval.metrics import METRICS_VERSION, exact_match, token_f1
 from eval.model_options import DEFAULT_CACHE, ModelOptions, add_model_arguments, make_predictor, positive
 from eval.play import play_imagined, play_real, replay, start_all, won, won_as_imagined
 from eval.predictors import Predictor
-from eval.provenance import provenance
 from eval.real_world import Game, RealWorld
 from eval.recorded import Episode, recorded_episodes
 from eval.report import percent, table
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 from loopwm.text.format import REGIMES, Context, Regime
 
 EXAMPLE = (
@@ -212,7 +212,7 @@ def make_results(spec: Mapping[str, Any], plays: Sequence[Mapping[str, Any]], ju
         **{name: spec[name] for name in head},
         "metrics_version": METRICS_VERSION,
         "wm_judged_by": "model" if judges else "agent",
-        "provenance": {**{name: value for name, value in spec.items() if name not in head}, **provenance()},
+        "provenance": {**{name: value for name, value in spec.items() if name not in head}, **provenance("eval")},
         "rows": [{"task": task, **summarize([p for p in plays if task in (OVERALL, p["task"])])} for task in tasks],
     }
 

@@ -13,13 +13,13 @@ from eval.bootstrap import INTERVALS
 from eval.files import read_json, sha256, write_atomic, write_json
 from eval.metrics import METRICS_VERSION
 from eval.predictors import Metered, Prediction, Predictor
-from eval.provenance import provenance
 from eval.report import render_report
 from eval.run_folder import Key, Record, Refusals, RunFolder
 from eval.scoring import Item, make_rows, score_window, summarize_pairs
 from eval.seen import Seen
 from eval.windows import Suite, Window, check_horizons, check_runnable, game_of, question, refusal, stratified_sample
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 from loopwm.text.format import FormatError, Regime
 
 K = TypeVar("K")
@@ -217,7 +217,7 @@ def make_results(
     return {
         **{name: spec[name] for name in head},
         "intervals": INTERVALS,
-        "provenance": {**{k: v for k, v in spec.items() if k not in head}, **provenance()},
+        "provenance": {**{k: v for k, v in spec.items() if k not in head}, **provenance("eval")},
         "windows": {"asked": len(windows) + len(refused), "scored": len(windows), "refused": len(refused)},
         "refused": refused,
         "games": {window["id"]: game_of(window) for window in windows},

@@ -27,13 +27,13 @@ from eval.imagination import fed_back
 from eval.metrics import METRICS_VERSION
 from eval.model_options import ModelOptions, add_model_arguments, make_predictor, positive
 from eval.predictors import Predictor
-from eval.provenance import provenance
 from eval.recorded import padded, recorded_episodes, start_windows
 from eval.report import percent, table, with_bounds
 from eval.run_folder import Key, Record, RunFolder
 from eval.scoring import Item, estimates, score_window, summarize
 from eval.windows import Window, check_runnable, game_of, stratified_sample
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 from loopwm.text.format import REGIMES, Regime
 
 EXAMPLE = (
@@ -171,7 +171,7 @@ def make_results(
         "context": settings.context,
         "metrics_version": METRICS_VERSION,
         "intervals": INTERVALS,
-        "provenance": {**spec, **provenance()},
+        "provenance": {**spec, **provenance("eval")},
         "n": len(windows),
         "rows": [row for way in WAYS for row in _rows(way, items[way])],
         "episodes": {way: estimates(scores[way], games, _SCORES) for way in WAYS},

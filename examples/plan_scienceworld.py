@@ -43,12 +43,12 @@ from eval.files import read_json_lines, write_atomic, write_json
 from eval.model_options import above_zero, positive
 from eval.models import CheckpointPredictor
 from eval.play import play_real, won
-from eval.provenance import provenance
 from eval.real_world import Game, RealWorld
 from eval.recorded import recorded_episodes
 from eval.report import table
 from eval.run_folder import RunFolder, append_lines, drop_torn_line
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.world import World, WorldModel
 
@@ -288,7 +288,7 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
             task: {"n": len(rows), **{arm: float(score[arm][rows].mean()) for arm in arms}}
             for task, rows in of_task.items()
         },
-        "provenance": {**spec, **provenance()},
+        "provenance": {**spec, **provenance("examples.plan_scienceworld")},
     }
 
 

@@ -18,11 +18,11 @@ from eval.compare import paired_difference
 from eval.files import write_atomic, write_json
 from eval.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
 from eval.pixels.protocol import DecoderConfig, Protocol
-from eval.provenance import provenance
 from eval.report import table
 from eval.studies.training import Run, train
 from loopwm.pixel.checkpoint import TwistedCheckpoint
 from loopwm.pixel.decoding import Decoder
+from loopwm.records.provenance import provenance
 
 PERMUTED = "permuted actions"
 PARTS = ("frame", "centre")
@@ -80,7 +80,7 @@ def run_study(protocol: Protocol, out: Path) -> None:
         "with_creatures": int(creature.sum()),
         "rows": [asdict(row) for row in rows],
         "differences": [asdict(difference) for difference in compared],
-        "provenance": provenance(),
+        "provenance": provenance("eval"),
     }
     write_json(out / "results.json", results)
     write_atomic(out / "report.md", render(results, rows, compared))

@@ -38,20 +38,20 @@ def run(args: argparse.Namespace) -> None:
 def render(folders: list[Path], against: Path, suites: list[Path], tables: list[Path]) -> Iterator[tuple[str, str]]:
     """(file name, content) of a report. Raises InputError for a run, a suite or a table that does not fit."""
     # jinja2 and matplotlib: seconds to import, and the other commands run without them
-    from eval.provenance import provenance
     from eval.reports.blocks import Plots
     from eval.reports.groups import load_runs, make_groups
     from eval.reports.html import render_html
     from eval.reports.markdown import render_markdown
     from eval.reports.runs import SuiteShelf
     from eval.reports.sections import make_page
+    from loopwm.records.provenance import provenance
 
     places = [folder.resolve() for folder in folders]
     if against.resolve() not in places:
         raise InputError(f"--against: {against} is none of the runs given")
     runs = load_runs(folders, SuiteShelf(suites, tables))
     groups = make_groups(runs, runs[places.index(against.resolve())])
-    page = make_page(groups, f"Made by: {provenance()['command']}")
+    page = make_page(groups, "Made by: " + provenance("eval")["command"])
     yield "report.html", render_html(page)
     yield "report.md", render_markdown(page)
     blocks = [block for section in page.sections for block in section.blocks if isinstance(block, Plots)]

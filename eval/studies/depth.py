@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from eval.files import write_atomic, write_json
 from eval.harness import Settings, select_windows
 from eval.models import CheckpointPredictor, checkpoint_hash
-from eval.provenance import provenance
 from eval.report import table
 from eval.studies.differences import ALL, METRICS, Difference, Mean, differences, means
 from eval.studies.flops import forward_flops
@@ -21,6 +20,7 @@ from eval.studies.scores import read_scores, score
 from eval.studies.summary import FLOPS_KEYS
 from eval.windows import Suite, game_of
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 
 
 def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Sequence[int] | None, out: Path) -> None:
@@ -49,7 +49,7 @@ def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Seque
         "settings": asdict(settings),
         "suite_sha256": suite.sha256,
         "windows": len(windows),
-        "provenance": {"model_sha256": checkpoint_hash(model), **provenance()},
+        "provenance": {"model_sha256": checkpoint_hash(model), **provenance("eval")},
         "default_depth": default,
         "flops_per_token": {str(depth): forward_flops(config, depth, FLOPS_KEYS) for depth in chosen},
         "means": [asdict(m) for m in found_means],

@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from eval.files import write_atomic, write_json
 from eval.harness import Settings, select_windows
 from eval.models import CheckpointPredictor, checkpoint_hash
-from eval.provenance import provenance
 from eval.report import percent, table
 from eval.studies.differences import ALL, Difference, differences
 from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
@@ -31,6 +30,7 @@ from eval.windows import Suite, Window, game_of
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import Convergence, CumulativeGate, Gate
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 
 MARGIN = 0.01
 """EM that may be lost."""
@@ -108,7 +108,7 @@ def run_halting_study(
         "margin": MARGIN,
         "suite_sha256": suite.sha256,
         "windows": len(windows),
-        "provenance": {"model_sha256": checkpoint_hash(model), **provenance()},
+        "provenance": {"model_sha256": checkpoint_hash(model), **provenance("eval")},
         "best_fixed_depth": best.limit,
         "rule_limit": limit or best.limit,
         "has_gate": config.exit_gate,

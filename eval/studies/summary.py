@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from eval.files import read_json, write_atomic
-from eval.provenance import provenance
 from eval.report import table
 from eval.studies.differences import METRICS, Difference, Mean, differences, means
 from eval.studies.flops import count_parameters, forward_flops, training_flops
@@ -20,6 +19,7 @@ from eval.studies.training import Job, make_run
 from eval.studies.training_log import TrainingFacts, read_training_log
 from eval.windows import Suite, Window, game_of
 from loopwm.core.depth import backward_loops
+from loopwm.records.provenance import provenance
 from loopwm.text.configuration import LoopWMConfig
 
 FLOPS_KEYS = 512
@@ -50,7 +50,7 @@ def summarize(
         "protocol": asdict(protocol),
         "suite_sha256": suite.sha256,
         "windows": len(windows),
-        "provenance": provenance(),
+        "provenance": provenance("eval"),
         "arms": [_arm(protocol, by_arm[arm], facts[arm]) for arm in by_arm],
         "means": [asdict(m) for m in found_means],
         "differences": [asdict(d) for d in found_differences],

@@ -41,8 +41,7 @@ from loopwm.pixel.twisted import Twisted, TwistedCoefficients, TwistedObjective
 from loopwm.pixel.twisted_world import TwistedWorld
 from loopwm.records.errors import InputError
 from loopwm.training.agent_config import AgentConfig
-from loopwm.training.provenance import provenance
-from loopwm.training.run_folder import RunFolder
+from loopwm.training.run_folder import RunFolder, where_from
 from loopwm.training.twisted import tokenized
 
 STATE = "state.pt"
@@ -220,7 +219,7 @@ class AgentTrainer:
 
     def _prepare_folder(self) -> None:
         self.files.check(self.config)
-        self.files.claim(self.config, provenance(self.config.run.seed, 1) | {"space": asdict(self.replay.space)})
+        self.files.claim(self.config, where_from(self.config.run.seed, 1) | {"space": asdict(self.replay.space)})
         (self.folder / "replay").mkdir(exist_ok=True)
 
     def _save(self) -> None:

@@ -7,6 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ import yaml
 
 from loopwm.files import publish
 from loopwm.records.errors import InputError
+from loopwm.records.provenance import provenance
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -84,6 +86,12 @@ class RunFolder:
             return float(json.loads(line)[self.counted])
         except (json.JSONDecodeError, KeyError):
             return float("inf")
+
+
+def where_from(seed: int, processes: int) -> dict[str, Any]:
+    """Where a run comes from, whatever it trains."""
+    machine = platform.processor() or platform.machine()
+    return {**provenance("loopwm.training"), "machine": machine, "seed": seed, "processes": processes}
 
 
 def _as_yaml(config: DataclassInstance) -> str:

@@ -26,8 +26,7 @@ from loopwm.records.errors import InputError
 from loopwm.training.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.training.precision import faster_precision
 from loopwm.training.program import MicroBatch, Program, SystemConfig
-from loopwm.training.provenance import provenance
-from loopwm.training.run_folder import RunFolder
+from loopwm.training.run_folder import RunFolder, where_from
 
 Config = TypeVar("Config", bound=SystemConfig)
 
@@ -195,7 +194,7 @@ class Trainer(Generic[Config]):
     def _prepare_folder(self) -> None:
         self.files.check(self.config)
         if self.accelerator.is_main_process:
-            info = provenance(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
+            info = where_from(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
             self.files.claim(self.config, info)
         self.accelerator.wait_for_everyone()
 

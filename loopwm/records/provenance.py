@@ -1,4 +1,4 @@
-"""Where results come from: commit, versions, command."""
+"""Where something comes from: the commit of the project, the versions of packages, the command."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[1]
-_PACKAGES = ("bm25s", "httpx", "loopwm", "numpy", "sacrebleu", "torch", "transformers")
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("accelerate", "bm25s", "httpx", "loopwm", "numpy", "sacrebleu", "torch", "transformers")
 
 
-def provenance() -> dict[str, Any]:
-    """Versions of what is loaded, the command line, and the commit if the package runs from a git checkout."""
+def provenance(module: str) -> dict[str, Any]:
+    """The command line of `python -m MODULE`, versions of what is loaded, and the commit, where there is one."""
     loaded = (name for name in _PACKAGES if name in sys.modules)
     versions = {name: version for name in loaded if (version := _version(name)) is not None}
     return {
-        "command": shlex.join(["python", "-m", "eval", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **versions},
-        **_checkout(),
+        **checkout(),
     }
+
+
+def checkout() -> dict[str, str | bool]:
+    """Commit and whether there are changes to it; nothing where the package does not run from a git checkout."""
+    top = _git("rev-parse", "--show-toplevel")
+    if top is None or Path(top) != _ROOT:
+        return {}
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    return {} if commit is None else {"commit": commit, "uncommitted_changes": bool(changes)}
 
 
 def _version(package: str) -> str | None:
@@ -30,14 +39,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _checkout() -> dict[str, str | bool]:
-    top = _git("rev-parse", "--show-toplevel")
-    if top is None or Path(top) != _ROOT:
-        return {}
-    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
-    return {} if commit is None else {"commit": commit, "uncommitted_changes": bool(changes)}
 
 
 def _git(*arguments: str) -> str | None:
