@@ -48,7 +48,7 @@ data: $(VENV)/.games
 	PYTHON=$(BIN)/python bash data_prep/collect_all.sh data/episodes
 
 # Our classes inside ScienceWorld's JVM (needs a JDK); the class files are part of the project.
-PROBE := data_prep/environments/scienceworld_probe/loopwm
+PROBE := data_prep/environments/scienceworld/probe/loopwm
 probe: $(VENV)/.installed
 	javac -g:none --release 11 -cp $$($(BIN)/python -c 'from scienceworld.constants import JAR_PATH; print(JAR_PATH)') \
 	  $(PROBE)/Probe.java $(PROBE)/Names.java

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
 
-from data_prep.environments.alfworld_games import TASKS, build_game, list_games
-from data_prep.environments.alfworld_simulator import Simulator
+from data_prep.environments.alfworld.games import TASKS, build_game, list_games
+from data_prep.environments.alfworld.simulator import Simulator
 
 
 def commands_for(first_observation: str) -> list[str]:

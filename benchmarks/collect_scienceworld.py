@@ -14,7 +14,7 @@ from contextlib import closing
 
 from scienceworld import ScienceWorldEnv
 
-from data_prep.environments.scienceworld import ScienceWorld
+from data_prep.environments.scienceworld.environment import ScienceWorld
 
 TASKS = ("boil", "find-plant", "grow-plant", "inclined-plane-determine-angle", "test-conductivity")
 

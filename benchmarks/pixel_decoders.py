@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from loopwm.pixel.decoding import Argmax, Copy, Decoder, ExactAssignment, Sample, Sinkhorn, Sticky, Transport
+from loopwm.pixel.twisted.decoding import Argmax, Copy, Decoder, ExactAssignment, Sample, Sinkhorn, Sticky, Transport
 
 CORE = "the core's products"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from random import Random
 
 from data_prep.collect import Order, play
-from data_prep.environments.scienceworld import ScienceWorld
-from data_prep.episodes import Episode
+from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.solutions import solve
+from loopwm.records.episodes import Episode
 
 TASKS = ("boil", "find-plant", "grow-plant", "test-conductivity", "mendelian-genetics-known-plant")
 POLICIES = ("gold", "noisy-expert", "fork")

@@ -20,11 +20,13 @@ from torch.nn import functional as F
 
 from loopwm.core import quick_products
 from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.rows import Cursor
 from loopwm.text.stages import one_pass_mask, row_mask
-from loopwm.text.tree import IGNORED, BranchMask, TreeBatch, TreeMask
-from loopwm.training.config import load_config
-from loopwm.training.rows import Cursor
-from loopwm.training.text import TextProgram
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import load_config
+from loopwm.text.tree import IGNORED
+from loopwm.text.tree_attention import BranchMask, TreeMask
+from loopwm.text.tree_batch import TreeBatch
 
 
 def loss_of(model: LoopWMForCausalLM, hidden: Tensor, batch: TreeBatch) -> Tensor:

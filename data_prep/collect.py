@@ -29,12 +29,12 @@ from tqdm import tqdm
 from data_prep.collect_frames import FrameOrder, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
-from data_prep.environments.pixels import FRAME_ENVIRONMENTS, is_frame_environment
-from data_prep.episodes import Episode, Step, write_episodes
-from data_prep.files import atomic_write, write_lines
+from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_environment
 from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
+from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
+from loopwm.records.files import atomic_write, write_lines
 from loopwm.records.provenance import checkout
 
 CHUNK = 10

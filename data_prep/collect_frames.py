@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from data_prep.environments.pixels import make_frame_environment
-from data_prep.files import atomic_write
-from loopwm.pixel.frames import FrameEpisode, FrameSpace, count_steps, write_episode
+from data_prep.environments.pixels.by_name import make_frame_environment
 from loopwm.records.errors import InputError
+from loopwm.records.files import atomic_write
+from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, write_episode
 
 if TYPE_CHECKING:
-    from data_prep.environments.pixel_base import FrameEnvironment
+    from data_prep.environments.pixels.base import FrameEnvironment
 
 PLAN = "plan.json"
 SPLITS = ("train", "dev", "test")

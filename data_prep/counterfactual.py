@@ -18,10 +18,9 @@ from tqdm import tqdm
 
 from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
-from data_prep.episodes import Step
-from data_prep.policies import random_action
-from data_prep.replay import replay
+from data_prep.policies import random_action, replay
 from data_prep.windows import read_windows, write_windows
+from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
 TRIES = 4

@@ -23,10 +23,11 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from data_prep.environments.alfworld_hidden import unreadable_line
-from data_prep.episodes import Episode, episode_files, read_episodes
+from data_prep.environments.alfworld.hidden import unreadable_line
 from data_prep.families import family_of
+from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
+from loopwm.records.files import line_files
 
 Z = NormalDist().inv_cdf(0.975)
 
@@ -177,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.examples < 0:
         raise InputError("--examples: at least 0")
-    files = episode_files(args.episodes)
+    files = line_files(args.episodes)
     found = group_places(files)
     print(table(found))
     for (env, family), groups in found.items():

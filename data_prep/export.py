@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.files import write_lines
+from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
+from loopwm.records.files import line_files, write_lines
 
 STEP_FIELDS = ("action", "observation", "score", "done", "look", "inventory")
 EPISODES_PER_FILE = 5_000
@@ -31,7 +31,7 @@ def to_row(episode: Episode) -> dict[str, Any]:
 
 
 def from_row(row: dict[str, Any]) -> dict[str, Any]:
-    """The record of `data_prep.episodes` that the row came from."""
+    """The record of `loopwm.records.episodes` that the row came from."""
     steps = [dict(zip(STEP_FIELDS, values, strict=True)) for values in zip(*(row[n] for n in STEP_FIELDS), strict=True)]
     start, *later = row["hidden_states"]
     for step, hidden_state in zip(steps[1:], later, strict=True):
@@ -117,6 +117,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    files = tqdm(episode_files(args.episodes), unit="file", desc="export")
+    files = tqdm(line_files(args.episodes), unit="file", desc="export")
     sizes = export((episode for path in files for episode in read_episodes(path)), args.out)
     print(f"{args.out}: " + ", ".join(f"{count:,} episodes of {split}" for split, count in sorted(sizes.items())))

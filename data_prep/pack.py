@@ -17,9 +17,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_prep.collect import FAILED, PLAN
-from data_prep.files import atomic_write
 from data_prep.solutions import PACKED, pack_solutions
 from loopwm.records.errors import InputError
+from loopwm.records.files import atomic_write
 
 SUFFIX = ".tar.xz"
 EPISODES = ".jsonl.xz"

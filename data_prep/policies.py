@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
 from data_prep.environments.base import Environment
-from data_prep.episodes import Step
+from loopwm.records.episodes import Episode, Step
+from loopwm.records.errors import InputError
 
 DETOUR_RATES = (0.15, 0.5)
 """Least and greatest share of detours in a noisy episode; each episode draws its own."""
@@ -242,3 +243,26 @@ POLICIES = {
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }
+
+
+def replay(environment: Environment, task: str, variation: int | str, history: Iterable[Step]) -> Iterator[Step]:
+    """Yields what the environment answers, step by step; history[0] is the reset.
+
+    Raises InputError if an observation differs from the recorded one.
+    """
+    for index, recorded in enumerate(history):
+        action = recorded.action
+        found = environment.reset(task, variation) if action is None else environment.step(action)
+        if found.observation != recorded.observation:
+            raise InputError(
+                f"{task}, variation {variation}, step {index}: the simulator answers {found.observation[:60]!r}, "
+                f"recorded is {recorded.observation[:60]!r}"
+            )
+        yield found
+
+
+def replay_hidden_states(environment: Environment, episode: Episode, steps: Set[int]) -> dict[int, str | None]:
+    """The hidden state after each of these steps. Raises InputError as `replay` does."""
+    history = episode.steps[: max(steps) + 1]
+    places = replay(environment, episode.task, episode.variation, history)
+    return {index: environment.hidden_state() for index, _ in enumerate(places) if index in steps}

@@ -34,8 +34,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from data_prep.environments.alfworld_hidden import listed
-from data_prep.episodes import Episode
+from data_prep.environments.alfworld.hidden import listed
+from loopwm.records.episodes import Episode
 
 KINDS_FILE = Path(__file__).with_name("kinds.json")
 

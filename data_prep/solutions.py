@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from data_prep.environments.base import Environment
-from data_prep.files import atomic_write, open_text, write_lines
 from loopwm.records.errors import InputError
+from loopwm.records.files import atomic_write, open_text, write_lines
 
 PACKED = Path(__file__).with_name("packed")
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.stats import STEP_MARKS
 from data_prep.tokenizer import NAMES, read_names
+from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
-from loopwm.text.format import clean
+from loopwm.records.files import line_files
+from loopwm.records.template import clean
 
 _NUMBERED = re.compile(r"\b[a-z]+(?= \d)")
 
@@ -128,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     names = names_pattern(read_names(args.names))
-    episodes = [episode for path in episode_files(args.episodes) for episode in read_episodes(path)]
+    episodes = [episode for path in line_files(args.episodes) for episode in read_episodes(path)]
     measured = []
     for path in args.tokenizers:
         try:

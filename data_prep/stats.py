@@ -19,11 +19,11 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.families import family_of
-from data_prep.files import atomic_write, write_lines
 from data_prep.tokenize import TOKENIZER_FILE
-from loopwm.text import format as template
+from loopwm.records import template as template
+from loopwm.records.episodes import Episode, read_episodes
+from loopwm.records.files import atomic_write, line_files, write_lines
 
 STEP_MARKS = 3
 """Template tokens of a step in a context: action, observation, end."""
@@ -165,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    tables = count_groups(_all_episodes(episode_files(args.episodes)), token_counter(TOKENIZER_FILE))
+    tables = count_groups(_all_episodes(line_files(args.episodes)), token_counter(TOKENIZER_FILE))
     page = markdown(tables, "statistics.png")
     plot_contexts(tables["environment"], args.out / "statistics.png")
     summary = {title: {name: _summary(group) for name, group in groups.items()} for title, groups in tables.items()}

@@ -3,7 +3,7 @@
 With `--rename`, things in that share of the episodes get other names of their kind (`data_prep.renaming`); which
 episodes and which names follows from the seed and the episode alone.
 
-The layout of the shards is written down in `data_prep.shards`.
+The layout of the shards is written down in `loopwm.records.shards`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from data_prep.episodes import Episode, Resets, episode_files, format_episode, parse_episode, read_episodes
+import loopwm
 from data_prep.renaming import RenamingError, rename_episode
-from data_prep.shards import (
+from loopwm.records import template as text_format
+from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes
+from loopwm.records.errors import InputError
+from loopwm.records.files import line_files
+from loopwm.records.shards import (  # fmt: skip
     ACTION,
     GOAL,
     HIDDEN,
@@ -37,14 +41,12 @@ from data_prep.shards import (
     OBSERVATION,
     SPAN_DTYPE,
     STEP_DTYPE,
-    TokenEpisode,
+    EpisodeArrays,
     check_shards,
     write_shards,
-)  # fmt: skip
-from loopwm.records.errors import InputError
-from loopwm.text import format as text_format
+)
 
-TOKENIZER_FILE = Path(text_format.__file__).with_name("tokenizer.json")
+TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "tokenizer.json"
 
 
 def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
@@ -57,7 +59,7 @@ def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
         yield from ((kind, i, text) for kind, text in zip(kinds, texts, strict=True) if text is not None)
 
 
-def encode_episode(tokenizer: Tokenizer, episode: Episode) -> TokenEpisode:
+def encode_episode(tokenizer: Tokenizer, episode: Episode) -> EpisodeArrays:
     """Tokens and spans of an episode; a text that repeats is stored once."""
     texts = [(kind, step, text_format.clean(text)) for kind, step, text in episode_texts(episode)]
     distinct = list(dict.fromkeys(text for _, _, text in texts))
@@ -66,7 +68,7 @@ def encode_episode(tokenizer: Tokenizer, episode: Episode) -> TokenEpisode:
     place = {text: (starts[i], len(encoded[i])) for i, text in enumerate(distinct)}
     scores = [step.score for step in episode.steps]
     rewards = np.diff(scores, prepend=scores[0])
-    return TokenEpisode(
+    return EpisodeArrays(
         tokens=np.array([token for ids in encoded for token in ids], dtype=np.uint16),
         spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
         steps=np.array(list(zip(rewards, (s.done for s in episode.steps), strict=True)), dtype=STEP_DTYPE),
@@ -142,7 +144,7 @@ def tokenize_files(
     renaming: RenamingOrder,
     outcomes: Counter[str],
     skipped: list[str] | None,
-) -> Iterator[TokenEpisode]:
+) -> Iterator[EpisodeArrays]:
     """Encodes all episodes of the files, in order, on `workers` processes; counts in `outcomes` what was renamed.
 
     `skipped` as in `consistent_episodes`.
@@ -169,7 +171,7 @@ def tokenize_files(
         )
         for row in encoded:
             outcomes[row["outcome"]] += 1
-            yield TokenEpisode(
+            yield EpisodeArrays(
                 tokens=np.frombuffer(row["tokens"], np.uint16),
                 spans=np.frombuffer(row["spans"], SPAN_DTYPE),
                 steps=np.frombuffer(row["steps"], STEP_DTYPE),
@@ -204,7 +206,7 @@ def run(args: argparse.Namespace) -> None:
     if args.check:
         index = check_shards(args.out, tokenizer_hash)
     else:
-        files = episode_files(args.episodes)
+        files = line_files(args.episodes)
         sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
         skipped: list[str] | None = [] if args.skip_contradictions else None
         renaming = RenamingOrder(args.rename, args.seed)

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from data_prep.alfworld_texts import GAME, NOTE, train_texts
-from data_prep.episodes import Episode, episode_files, read_episodes
-from data_prep.files import atomic_write, open_text
+from data_prep.environments.alfworld.texts import GAME, NOTE, train_texts
 from data_prep.vocabulary import (
     integer_merges,
     name_words,
@@ -28,8 +26,10 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
+from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
-from loopwm.text.format import SPECIAL_TOKENS, clean
+from loopwm.records.files import atomic_write, line_files, open_text
+from loopwm.records.template import SPECIAL_TOKENS, clean
 
 NAMES = Path("eval/data/scienceworld_entities.txt")
 COMPARED_PHRASES = (0, 448, 896, 1792)
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> None:
     listed = read_names(args.names)
     text = TrainText()
     text.add_games(args.alfworld_games)
-    for path in episode_files(args.episodes):
+    for path in line_files(args.episodes):
         for episode in read_episodes(path):
             text.add_episode(episode)
     names = name_words([*listed, *text.things])

@@ -33,7 +33,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from loopwm.text.format import SPECIAL_TOKENS
+from loopwm.records.template import SPECIAL_TOKENS
 
 Merge = tuple[str, str]
 PhraseMerge = tuple[tuple[str, ...], tuple[str, ...]]

@@ -25,11 +25,11 @@ from typing import Any
 from tqdm import tqdm
 
 from data_prep.environments import make_environment
-from data_prep.episodes import Episode, episode_files, read_episodes
 from data_prep.families import PAPER_MIX, family_of, scaled_mix
-from data_prep.files import open_text, write_lines
-from data_prep.replay import replay_hidden_states
+from data_prep.policies import replay_hidden_states
+from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
+from loopwm.records.files import line_files, open_text, write_lines
 
 _PLAYED = ("id", "env", "task", "variation", "history", "actions", "observations")
 """What is needed of a window to play it again."""
@@ -156,7 +156,7 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
     """All episodes in an order that does not depend on how they are spread over files."""
-    episodes = [episode for path in episode_files(paths) for episode in read_episodes(path)]
+    episodes = [episode for path in line_files(paths) for episode in read_episodes(path)]
     return sorted(episodes, key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
 
 

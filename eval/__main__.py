@@ -7,13 +7,12 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from eval import (
+from eval.commands import (
     build_entities,
     build_examples,
     compare,
     consistency,
     listing,
-    markov,
     rollout,
     run,
     seen,
@@ -21,6 +20,7 @@ from eval import (
     validate,
 )
 from eval.lm_eval import command as lm_eval_tasks
+from eval.models import markov
 from eval.pixels import command as pixels
 from eval.reports import command as report
 from eval.studies import command as study

@@ -37,19 +37,19 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
-from eval.bootstrap import interval95
-from eval.files import read_json_lines, write_atomic, write_json
-from eval.model_options import above_zero, positive
-from eval.models import CheckpointPredictor
-from eval.play import play_real, won
-from eval.real_world import Game, RealWorld
-from eval.recorded import recorded_episodes
-from eval.report import table
-from eval.run_folder import RunFolder, append_lines, drop_torn_line
+from eval.commands.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
+from eval.commands.play import play_real, won
+from eval.commands.real_world import Game, RealWorld
+from eval.models.checkpoint import CheckpointPredictor
+from eval.models.options import above_zero, positive
+from eval.scores.intervals import interval95
+from eval.scores.predictions import RunFolder, append_lines, drop_torn_line
+from eval.scores.tables import table
+from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines, write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.text.format import Context, FormatError, Transition
+from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import World, WorldModel
 
 EXAMPLE = (

@@ -1,8 +1,13 @@
-"""Memory of a process: kept for reuse while there is work, given back when there is none.
+"""What depends on the processor and the C library: memory, matrix products, precision.
 
-Left to itself, glibc maps and unmaps large tensors, whose pages then are cleared anew at every join of a batch and in
-every layer of a training step; and what worlds held stays with its threads' pools for ever. Does nothing where the C
-library is another one.
+Memory. Left to itself, glibc maps and unmaps large tensors, whose pages then are cleared anew at every join of a batch
+and in every layer of a training step; and what worlds held stays with its threads' pools for ever. Nothing is done
+where the C library is another one.
+
+Products. Torch leaves those in float32 to MKL, which on AMD's processors takes twice the time that oneDNN does. Torch
+asks oneDNN only where bfloat16 may be used inside; without matrix units (AMX) oneDNN computes in float32 all the same.
+
+Precision. Processors differ by a factor of ten in bfloat16 products, so a run measures which one is faster here.
 """
 
 from __future__ import annotations
@@ -10,7 +15,16 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD = -8, -4, -3, -2, -1
 """Parameters of glibc's mallopt: pools, mappings, bytes that are mapped on their own, bytes that are asked for beyond
@@ -51,3 +65,70 @@ def _glibc() -> ctypes.CDLL | None:
         return None
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None
+
+
+FEW = 16
+"""Vectors below which finding oneDNN's kernel takes longer than it saves."""
+
+
+LONG = 768
+"""Queries a row from which torch cuts attention into blocks that are large enough for oneDNN."""
+
+
+def quick_products(vectors: int = FEW) -> AbstractContextManager[None]:
+    """For matrices times this many vectors at a time, by default enough of them. A setting of the whole
+    process, as it was before afterwards."""
+    return _precision("bf16") if vectors >= FEW and _onednn_is_quicker() else nullcontext()
+
+
+def attention_products(queries: int) -> AbstractContextManager[None]:
+    """Within `quick_products`, for attention of this many queries a row: finding oneDNN's kernel for every small block
+    of it takes several times as long as the products (benchmarks/products.py)."""
+    return _precision("none") if queries < LONG and _onednn_is_quicker() else nullcontext()
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # a property of a module
+    before = matmul.fp32_precision
+    matmul.fp32_precision = name
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+@cache
+def _onednn_is_quicker() -> bool:
+    processor = Path("/proc/cpuinfo")
+    if not processor.exists():
+        return False
+    text = processor.read_text()
+    return "AuthenticAMD" in text and "amx" not in text
+
+
+Precision = Literal["no", "bf16"]
+
+ROWS, LENGTH, WIDTH, HEADS = 4, 512, 256, 4
+REPEATS = 3
+
+
+def faster_precision() -> Precision:
+    """`bf16` if a layer's products and attention, there and back, take less CPU time under autocast; else `no`."""
+    return "bf16" if _seconds(autocast=True) < _seconds(autocast=False) else "no"
+
+
+def _seconds(autocast: bool) -> float:
+    """The least CPU time of a few passes, the first of which finds kernels and does not count."""
+    up, down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+    times = []
+    for _ in range(1 + REPEATS):
+        x = torch.zeros(ROWS, LENGTH, WIDTH, requires_grad=True)
+        started = time.process_time()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = down(F.relu(up(x)).square())
+            q = y.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        out.float().sum().backward()
+        times.append(time.process_time() - started)
+    return min(times[1:])

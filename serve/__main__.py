@@ -16,18 +16,18 @@ from transformers.utils import logging as transformers_logging
 from loopwm.core import Fixed
 from loopwm.machine import keep_for_reuse, settle
 from loopwm.records.errors import InputError
+from loopwm.records.template import END, SPECIAL_TOKENS
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.format import END, SPECIAL_TOKENS
 from loopwm.text.world import WorldModel
 from serve import play
-from serve.app import create_app
-from serve.engine import Engine, Limits
-from serve.keys import KeyRing, read_keys
-from serve.prompts import PromptReader
-from serve.server import Server
-from serve.service import ModelCard, Service
-from serve.sessions import Sessions
-from serve.worlds import WorldLimits, WorldStore
+from serve.engine.engine import Engine, Limits
+from serve.http.app import create_app
+from serve.http.keys import KeyRing, read_keys
+from serve.http.server import Server
+from serve.words.prompts import PromptReader
+from serve.words.service import ModelCard, Service
+from serve.words.sessions import Sessions
+from serve.words.store import WorldLimits, WorldStore
 
 SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from data_prep.episodes import Step
+from loopwm.records.episodes import Step
 
 
 class SimulatorError(RuntimeError):

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from data_prep.environments.base import SimulatorError
-from data_prep.episodes import Step
+from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
 QUESTS = {"quest-small": (2, 5, 3), "quest-medium": (4, 10, 5), "quest-large": (8, 20, 8)}

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from eval.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
-from eval.model_options import at_least_zero
-from eval.run import ascending
-from eval.windows import Suite, check_runnable, load_suite, suite_names
+from eval.commands.run import ascending
+from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
+from eval.models.options import at_least_zero
+from eval.scores.suites import Suite, load_suite, suite_names
 from loopwm.records.errors import InputError
-from loopwm.text.format import REGIMES, Regime
+from loopwm.records.files import publish
+from loopwm.records.template import REGIMES, Regime
+from loopwm.records.windows import check_runnable
 
 EXAMPLE = "python -m eval lm-eval-tasks --suites scienceworld-500 --contexts snapshot --horizons 1,5 --out runs/tasks"
 
@@ -145,6 +147,6 @@ def _write_folder(out: Path, files: Mapping[str, str]) -> None:
         temporary.mkdir(parents=True)
         for name, text in files.items():
             (temporary / name).write_text(text, encoding="utf-8")
-        temporary.replace(out)
+        publish(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 In the template, which is that of the checkpoint that ships, a document's prompt is `render_prompt` of a window, its
 target the true observation with its end mark. A prompt over the context limit loses its oldest steps, as in the
-service's chats, counted with our tokenizer. Prompted, it is the question of `eval.fewshot`, which any language model
-can be asked, and the examples are a split of their own; nothing is cut there.
+service's chats, counted with our tokenizer. Prompted, it is the question of `eval.models.fewshot`, which any language
+model can be asked, and the examples are a split of their own; nothing is cut there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 from datasets import Dataset
 
 import loopwm
-from eval.fewshot import ask, load_shots, read_continuation
-from eval.metrics import score_item
-from eval.windows import Window, load_suite
-from loopwm.text.configuration import LoopWMConfig
-from loopwm.text.format import (
+from eval.models.fewshot import ask, load_shots, read_continuation
+from eval.scores.metrics import score_item
+from eval.scores.suites import load_suite
+from loopwm.records.template import (
     CONTEXT_LIMIT,
     END,
     OBS,
@@ -33,6 +32,8 @@ from loopwm.text.format import (
     render_step,
     window_context,
 )
+from loopwm.records.windows import Window
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.tokenizer import load_tokenizer
 
 Document = dict[str, Any]
@@ -74,7 +75,7 @@ def _template_document(window: Window, regime: Regime, horizon: int) -> Document
 
 
 def _questions(windows: Sequence[Window], regime: Regime, horizon: int) -> list[Document]:
-    """As `eval.fewshot.as_text` writes them, which models of either kind can go on from."""
+    """As `eval.models.fewshot.as_text` writes them, which models of either kind can go on from."""
     return [
         {
             "id": window["id"],

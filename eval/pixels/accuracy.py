@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwm.core import ExitRule
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.decoding import Decoder
-from loopwm.pixel.frames import FrameEpisode, episode_files, read_episode
-from loopwm.pixel.twisted import TokenBatch
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
+from loopwm.pixel.twisted.decoding import Decoder
+from loopwm.pixel.twisted.model import TokenBatch
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameEpisode, episode_files, read_episode
 
 CREATURE = "creature"
 """Extra of recorded episodes: whether a frame shows a creature that moves at random."""

@@ -12,8 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
-from eval.files import write_json
-from eval.model_options import positive
+from eval.models.options import positive
+from loopwm.records.files import write_json
 
 EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from eval.files import read_json_lines
-from eval.studies.report import save_figure
+from eval.scores.figures import save_figure
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines
 
 Curve = NDArray[np.float64]
 """(n, 2): interactions, and the mean return of the episodes that ended since the last point."""

@@ -14,17 +14,16 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.bootstrap import interval95
+from eval.scores.intervals import interval95
 from loopwm.pixel.acting import Player
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
 from loopwm.pixel.policy import ActorCritic
 from loopwm.pixel.replay import Replay
-from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.pixel.twisted.agent_config import AgentConfig
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint, TwistedWorld
+from loopwm.records.config import typed
 from loopwm.records.errors import InputError
-from loopwm.training.agent_config import AgentConfig
-from loopwm.training.config import typed
+from loopwm.records.frames import FrameSpace
 from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS = "achievements"

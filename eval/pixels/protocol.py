@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loopwm.pixel.decoder_config import Centre, DecoderConfig
+from loopwm.pixel.twisted.decoder_config import Centre, DecoderConfig
+from loopwm.pixel.twisted.training_config import TwistedTrainingConfig
+from loopwm.records.config import load_typed, read_sections, typed
 from loopwm.records.errors import InputError
-from loopwm.training.config import load_typed, read_sections, typed
-from loopwm.training.twisted_config import TwistedTrainingConfig
 
 
 @dataclass(frozen=True)

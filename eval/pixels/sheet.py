@@ -12,12 +12,11 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from eval.studies.report import save_figure
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.decoding import Decoder
-from loopwm.pixel.frames import FrameEpisode, read_episode
-from loopwm.pixel.twisted_world import TwistedWorld
+from eval.scores.figures import save_figure
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint, TwistedWorld
+from loopwm.pixel.twisted.decoding import Decoder
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameEpisode, read_episode
 
 Frames = NDArray[np.uint8]
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.compare import paired_difference
-from eval.files import write_atomic, write_json
+from eval.commands.compare import paired_difference
 from eval.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
 from eval.pixels.protocol import DecoderConfig, Protocol
-from eval.report import table
+from eval.scores.tables import table
 from eval.studies.training import Run, train
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.decoding import Decoder
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
+from loopwm.pixel.twisted.decoding import Decoder
+from loopwm.records.files import atomic_write, write_atomic, write_json
 from loopwm.records.provenance import provenance
 
 PERMUTED = "permuted actions"
@@ -132,9 +132,8 @@ def _all_hits(protocol: Protocol, run: Run, checkpoint: TwistedCheckpoint, data:
 
 def _write(path: Path, hits: Mapping[str, Hits], creature: NDArray[np.bool_]) -> None:
     arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
-    temporary = path.with_name(f".{path.name}.tmp.npz")
-    np.savez_compressed(temporary, creature=creature, **arrays)
-    temporary.replace(path)
+    with atomic_write(path) as file:
+        np.savez_compressed(file, creature=creature, **arrays)
 
 
 def _rows(arm: str, found: Found, creature: NDArray[np.bool_]) -> list[Row]:

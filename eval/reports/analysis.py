@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from eval.compare import Difference, paired_difference
+from eval.commands.compare import Difference, paired_difference
 from eval.reports.runs import Run
-from eval.scoring import Item, estimates
+from eval.scores.rows import Item, estimates
 
 LENGTHS = (5, 10, 20, 40, 80)
 """Upper bounds of the classes of observation length, in words; the last class is open."""

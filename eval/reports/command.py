@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from eval.files import write_atomic
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_atomic
 
 EXAMPLE = "python -m eval report runs/eval/small-snapshot runs/eval/markov-snapshot --out runs/report"
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from eval.reports.plots import Look, look
 from eval.reports.runs import Run, SuiteShelf, check_run
 from loopwm.records.errors import InputError
-from loopwm.text.format import REGIMES
+from loopwm.records.template import REGIMES
 
 EXPERT_SUITES = frozenset(("scienceworld-500", "scienceworld-dev", "alfworld-500", "alfworld-dev"))
 """Suites whose windows are of an expert's path."""

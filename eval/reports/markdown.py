@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from functools import singledispatch
 
-from eval.report import table
 from eval.reports.blocks import Block, Fold, Misses, Page, Plots, Section, Table, Text
 from eval.reports.word_diff import Span
+from eval.scores.tables import table
 
 _MARKS = {"same": "{}", "missing": "[-{}-]", "added": "{{+{}+}}"}
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")

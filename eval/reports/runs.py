@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.files import read_json, sha256
-from eval.harness import read_results, recorded_prediction
-from eval.metrics import METRICS_VERSION
-from eval.run_folder import Key, Record, Refusals, read_refusals, read_settled
-from eval.scoring import Item, make_rows, score_window
-from eval.seen import Seen, find_seen, load_table
-from eval.windows import Suite, Window, load_suite, question, refusal, stratified_sample
+from eval.commands.harness import read_results, recorded_prediction
+from eval.scores.metrics import METRICS_VERSION
+from eval.scores.predictions import Key, Record, Refusals, read_refusals, read_settled
+from eval.scores.rows import Item, make_rows, score_window
+from eval.scores.seen import Seen, find_seen, load_table
+from eval.scores.suites import Suite, load_suite
 from loopwm.records.errors import InputError
-from loopwm.text.format import Regime
+from loopwm.records.files import read_json, sha256
+from loopwm.records.template import Regime
+from loopwm.records.windows import Window, question, refusal, stratified_sample
 
 _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizons", "limit", "seed")
 

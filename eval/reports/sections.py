@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval import papers
-from eval.compare import Difference
-from eval.error_kinds import ERROR_KINDS
-from eval.papers import OURS
-from eval.predictors import OPPONENTS
-from eval.report import DETECTION, FOUR, four_cell, paper_cell, percent
+from eval.commands.compare import Difference
+from eval.models.base import OPPONENTS
 from eval.reports import analysis, plots
 from eval.reports.analysis import Mean
 from eval.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text
@@ -18,7 +14,11 @@ from eval.reports.groups import Group
 from eval.reports.plots import Line
 from eval.reports.runs import Run
 from eval.reports.word_diff import word_diff
-from eval.scoring import OVERALL, SPLITS, Item, summarize_pairs
+from eval.scores import papers
+from eval.scores.error_kinds import ERROR_KINDS
+from eval.scores.papers import OURS
+from eval.scores.rows import OVERALL, SPLITS, Item, summarize_pairs
+from eval.scores.tables import DETECTION, FOUR, four_cell, paper_cell, percent
 
 TITLES = {"em": "EM", "f1": "Token F1", "bleu4": "BLEU-4", "entity_recall": "Entity recall"}
 WORST = 20
@@ -397,7 +397,7 @@ def _errors(group: Group) -> list[Block]:
         if row is not None:
             wrong = sum(row["errors"].values())
             rows.append([name, str(row["n"]), str(wrong), *(str(row["errors"][kind]) for kind in ERROR_KINDS)])
-    text = "Counts at the farthest horizon, by the rule of eval/error_kinds.py."
+    text = "Counts at the farthest horizon, by the rule of eval/scores/error_kinds.py."
     return [Table(["Run", "n", "wrong", *ERROR_KINDS], rows, text)]
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.harness import Settings
-from eval.model_options import positive
-from eval.run import ascending
-from eval.windows import load_suite
-from loopwm.text.format import REGIMES
+from eval.commands.harness import Settings
+from eval.commands.run import ascending
+from eval.models.options import positive
+from eval.scores.suites import load_suite
+from loopwm.records.template import REGIMES
 
 EXAMPLE = "python -m eval study looping --out runs/studies/looping --workers 2"
 PROTOCOLS = Path("configs/studies")

@@ -9,18 +9,20 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.files import write_atomic, write_json
-from eval.harness import Settings, select_windows
-from eval.models import CheckpointPredictor, checkpoint_hash
-from eval.report import table
+from eval.commands.harness import Settings, select_windows
+from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
+from eval.scores.figures import TITLES, UNITS, save_figure
+from eval.scores.suites import Suite
+from eval.scores.tables import table
 from eval.studies.differences import ALL, METRICS, Difference, Mean, differences, means
 from eval.studies.flops import forward_flops
-from eval.studies.report import TITLES, UNITS, differences_table, means_table, save_figure
+from eval.studies.report import differences_table, means_table
 from eval.studies.scores import read_scores, score
 from eval.studies.summary import FLOPS_KEYS
-from eval.windows import Suite, game_of
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
+from loopwm.records.windows import game_of
 
 
 def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Sequence[int] | None, out: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.bootstrap import Games
-from eval.compare import paired_difference
+from eval.commands.compare import paired_difference
+from eval.scores.intervals import Games
 from eval.studies.scores import Scores, Values
 
 ALL = "all"

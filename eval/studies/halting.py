@@ -18,19 +18,20 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.files import write_atomic, write_json
-from eval.harness import Settings, select_windows
-from eval.models import CheckpointPredictor, checkpoint_hash
-from eval.report import percent, table
+from eval.commands.harness import Settings, select_windows
+from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
+from eval.scores.figures import save_figure
+from eval.scores.suites import Suite
+from eval.scores.tables import percent, table
 from eval.studies.differences import ALL, Difference, differences
 from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
-from eval.studies.report import save_figure
 from eval.studies.scores import Scores, read_scores, score
-from eval.windows import Suite, Window, game_of
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import Convergence, CumulativeGate, Gate
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
+from loopwm.records.windows import Window, game_of
 
 MARGIN = 0.01
 """EM that may be lost."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.models import CheckpointPredictor
+from eval.models.checkpoint import CheckpointPredictor
 from eval.studies.scores import Values
-from eval.windows import Window
-from loopwm.text.format import Regime, window_context
+from loopwm.records.template import Regime, window_context
+from loopwm.records.windows import Window
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eval.files import read_json_lines
-from eval.models import MAX_NEW_TOKENS, CheckpointPredictor
-from eval.predictors import Prediction
-from eval.run_folder import append_lines, drop_torn_line
-from eval.windows import Window
+from eval.models.checkpoint import MAX_NEW_TOKENS, CheckpointPredictor
+from eval.scores.predictions import Prediction, append_lines, drop_torn_line
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import RandomExit
-from loopwm.text.format import Regime, window_context
+from loopwm.records.files import read_json_lines
+from loopwm.records.template import Regime, window_context
+from loopwm.records.windows import Window
 
 LOOPS = "loops.jsonl"
 

@@ -9,10 +9,11 @@ from typing import Literal
 
 from huggingface_hub.errors import StrictDataclassError
 
+from loopwm.records.config import load_typed
 from loopwm.records.errors import InputError
+from loopwm.records.template import Regime
 from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.format import Regime
-from loopwm.training.config import TrainingConfig, load_config, load_typed
+from loopwm.text.training_config import TrainingConfig, load_config
 
 Decoding = Literal["deferred", "each_step", "fed_back"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,12 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.files import write_atomic
-from eval.report import table
+from eval.scores.figures import TITLES, save_figure
+from eval.scores.tables import table
 from eval.studies.differences import ALL, Difference, Mean
-
-TITLES = {"em": "EM", "f1": "Token F1", "nats": "Teacher-forced loss"}
-UNITS = "EM and F1 are percent, losses nats an observation."
 
 
 def figure(metric: str, value: float, sign: str = "") -> str:
@@ -85,13 +81,6 @@ def _plot_differences(axes: Axes, differences: Sequence[Difference], metric: str
     axes.set_yticks(range(len(differences)), [d.arm for d in differences])
     axes.set(title=f"minus {reference}: {TITLES[metric]}")
     axes.invert_yaxis()
-
-
-def save_figure(path: Path, canvas: Figure) -> None:
-    """Writes the PNG as a whole or not at all."""
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", dpi=100)
-    write_atomic(path, buffer.getvalue())
 
 
 Latents = Mapping[str, Mapping[str, Sequence[Mapping[str, Sequence[float]]]]]

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.files import read_json_lines
-from eval.harness import Settings, evaluate, plan_batches
-from eval.metrics import exact_match, token_f1
-from eval.models import CheckpointPredictor
-from eval.run_folder import append_lines, drop_torn_line, read_records
-from eval.windows import Suite, Window
+from eval.commands.harness import Settings, evaluate, plan_batches
+from eval.models.checkpoint import CheckpointPredictor
+from eval.scores.metrics import exact_match, token_f1
+from eval.scores.predictions import append_lines, drop_torn_line, read_records
+from eval.scores.suites import Suite
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines
+from loopwm.records.windows import Window
 
 Values = NDArray[np.float64]
 NATS = "nats.jsonl"

@@ -8,18 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.files import read_json, write_atomic
-from eval.report import table
+from eval.scores.figures import UNITS
+from eval.scores.suites import Suite
+from eval.scores.tables import table
 from eval.studies.differences import METRICS, Difference, Mean, differences, means
 from eval.studies.flops import count_parameters, forward_flops, training_flops
 from eval.studies.protocol import Protocol
-from eval.studies.report import UNITS, differences_table, latents_table, means_table, plot_latents, plot_study
+from eval.studies.report import differences_table, latents_table, means_table, plot_latents, plot_study
 from eval.studies.scores import read_scores
 from eval.studies.training import Job, make_run
 from eval.studies.training_log import TrainingFacts, read_training_log
-from eval.windows import Suite, Window, game_of
 from loopwm.core.depth import backward_loops
+from loopwm.records.files import read_json, write_atomic
 from loopwm.records.provenance import provenance
+from loopwm.records.windows import Window, game_of
 from loopwm.text.configuration import LoopWMConfig
 
 FLOPS_KEYS = 512

@@ -17,10 +17,10 @@ import yaml
 
 from eval.studies.protocol import Decoding, Protocol, arm_config, arm_overrides
 from eval.studies.training_log import read_training_log
+from loopwm.pixel.twisted.training_config import TwistedTrainingConfig
 from loopwm.records.errors import InputError
-from loopwm.text.format import Regime
-from loopwm.training.config import TrainingConfig
-from loopwm.training.twisted_config import TwistedTrainingConfig
+from loopwm.records.template import Regime
+from loopwm.text.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)

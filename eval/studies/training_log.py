@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.files import read_json_lines
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines
 
 SPIKE_WINDOW = 50
 """Steps before a step that its loss is held against."""

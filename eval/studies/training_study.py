@@ -12,19 +12,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from eval.fed_back import FedBackPredictor
-from eval.files import write_json
-from eval.harness import Settings, select_windows
-from eval.models import CheckpointPredictor
+from eval.commands.harness import Settings, select_windows
+from eval.models.checkpoint import CheckpointPredictor
+from eval.models.fed_back import FedBackPredictor
+from eval.scores.suites import load_suite
 from eval.studies.norms import latent_norms
 from eval.studies.protocol import Protocol
 from eval.studies.scores import score
 from eval.studies.summary import summarize, write_report
 from eval.studies.training import Job, best_run, locked, make_run, train
 from eval.studies.training_log import read_training_log
-from eval.windows import Window, load_suite
 from loopwm.records.errors import InputError
-from loopwm.text.format import Regime
+from loopwm.records.files import write_json
+from loopwm.records.template import Regime
+from loopwm.records.windows import Window
 
 
 def run_study(name: str, protocol: Protocol, out: Path, workers: int) -> None:

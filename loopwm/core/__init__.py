@@ -14,9 +14,9 @@ from loopwm.core.halting import (
     as_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.products import attention_products, quick_products
 from loopwm.core.state import CoreState, Planes, SharedState, new_state
 from loopwm.core.state_group import StateGroup
+from loopwm.machine import attention_products, quick_products
 
 __all__ = [
     "Attend",

@@ -16,9 +16,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
 
 S = TypeVar("S")
 

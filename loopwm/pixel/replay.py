@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.pixel.frames import FrameEpisode, FrameSpace, count_steps, episode_files, read_episode, write_episode
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, episode_files, read_episode, write_episode
 
 
 @dataclass(frozen=True, eq=False)

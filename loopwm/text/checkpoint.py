@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.records.errors import InputError
+from loopwm.records.template import SPECIAL_TOKENS
 from loopwm.text.configuration import LoopWMConfig
-from loopwm.text.format import SPECIAL_TOKENS
 from loopwm.text.modeling import LoopWMForCausalLM
 
 

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from loopwm.core import CoreConfig
-from loopwm.text.format import StateSlots
+from loopwm.records.template import StateSlots
 
 AUTO_MAP = {
     "AutoConfig": "auto.LoopWMConfig",

@@ -23,7 +23,8 @@ from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.heads import POINTS
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.stages import RowOutput, one_pass_mask, run_rows
-from loopwm.text.tree import IGNORED, BranchSteps, TreeBatch
+from loopwm.text.tree import IGNORED
+from loopwm.text.tree_batch import BranchSteps, TreeBatch
 
 Term = tuple[Tensor, dict[str, Tensor]]
 """A loss, summed, and its diagnostics."""

@@ -17,7 +17,8 @@ from torch import Tensor
 from loopwm.core import CoreState, DepthPlan
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import Carried, LoopWMModel, LoopWMOutput
-from loopwm.text.tree import BranchMask, TreeBatch, TreeMask, branch_mask
+from loopwm.text.tree_attention import BranchMask, TreeMask
+from loopwm.text.tree_batch import TreeBatch, branch_mask
 
 COLUMNS = ("last_hidden_state", "latent", "state", "previous_state")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.text.format import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
+from loopwm.records.template import CONTEXT_LIMIT, END, PAD, SPECIAL_TOKENS
 
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 
@@ -19,7 +19,7 @@ TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer in `path` (default: the frozen one), padding `<|pad|>` and end `<|end|>`.
 
-    Special strings in a text become special tokens: pass only text rendered by `loopwm.text.format`.
+    Special strings in a text become special tokens: pass only text rendered by `loopwm.records.template`.
     Raises ValueError if the file is missing or its special tokens are not `SPECIAL_TOKENS` at ids 0..8.
     """
     file = TOKENIZER_FILE if path is None else path

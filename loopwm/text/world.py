@@ -29,10 +29,10 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, StateGroup, new_state, quick_products
 from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
 from loopwm.core.state import LastPlaneState
+from loopwm.records import template as template
 from loopwm.records.errors import InputError
-from loopwm.text import format as template
+from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.format import Context, FormatError, Transition
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.tokenizer import special_ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_atomic
 from loopwm.text.modeling import LoopWMForCausalLM
 
 FORMAT = "loopwm-world-v1"
@@ -38,15 +38,7 @@ def fingerprint(model: LoopWMForCausalLM) -> str:
 def write_world(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], checkpoint: str) -> None:
     """Writes tensors and JSON facts; the file appears complete or not at all."""
     header = {"format": FORMAT, "checkpoint": checkpoint, "facts": json.dumps(facts)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}, header))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, header))
 
 
 def read_world(path: Path, device: torch.device, checkpoint: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 from loopwm.core import quick_products
 from loopwm.machine import keep_everything
+from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
-from loopwm.training.config import TrainingConfig, read_sections, typed
+from loopwm.text.training_config import TrainingConfig
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
 
@@ -33,18 +34,18 @@ Sections = dict[str, Any]
 
 def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     config = typed(TrainingConfig, sections)
-    from loopwm.training.text import TextProgram
-    from loopwm.training.trainer import Trainer
+    from loopwm.text.training import TextProgram
+    from loopwm.trainer.trainer import Trainer
 
     return Trainer(config, TextProgram, folder, start_from)
 
 
 def _twisted(sections: Sections, folder: Path, start_from: Path | None) -> Training:
-    from loopwm.training.twisted_config import TwistedTrainingConfig
+    from loopwm.pixel.twisted.training_config import TwistedTrainingConfig
 
     config = typed(TwistedTrainingConfig, sections)
-    from loopwm.training.trainer import Trainer
-    from loopwm.training.twisted import TwistedProgram
+    from loopwm.pixel.twisted.training import TwistedProgram
+    from loopwm.trainer.trainer import Trainer
 
     return Trainer(config, TwistedProgram, folder, start_from)
 
@@ -52,10 +53,10 @@ def _twisted(sections: Sections, folder: Path, start_from: Path | None) -> Train
 def _twisted_agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     if start_from is not None:
         raise InputError("--start-from: an agent starts with its world alone")
-    from loopwm.training.agent_config import AgentConfig
+    from loopwm.pixel.twisted.agent_config import AgentConfig
 
     config = typed(AgentConfig, sections)
-    from loopwm.training.agent import AgentTrainer
+    from loopwm.pixel.twisted.agent import AgentTrainer
     from loopwm.training.real_world import real_environments
 
     env, space = real_environments(config.real.environment, config.real.count)

@@ -6,9 +6,9 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from data_prep.environments.pixels import make_frame_vector
-from loopwm.pixel.frames import FrameSpace
+from data_prep.environments.pixels.by_name import make_frame_vector
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
 
 
 def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], FrameSpace]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.fewshot import DEFAULT_SHOTS, INSTRUCTION, as_text, load_shots
-from eval.windows import load_suite
-from loopwm.text.format import window_context
+from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, as_text, load_shots
+from eval.scores.suites import load_suite
+from loopwm.records.template import window_context
 from tests.conformance.conftest import MODEL, TOKENIZER
 from tests.eval.mock_endpoint import MockEndpoint
 

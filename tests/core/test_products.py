@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from loopwm.core import attention_products, products, quick_products
+from loopwm import machine as products
+from loopwm.core import attention_products, quick_products
 
 
 @pytest.mark.parametrize("vectors", [1, 64])

@@ -16,8 +16,8 @@ import pytest
 from data_prep import environments
 from data_prep.collect import Order, play
 from data_prep.environments.base import Environment
-from data_prep.episodes import Episode, Step, write_episodes
 from data_prep.policies import POLICIES
+from loopwm.records.episodes import Episode, Step, write_episodes
 
 from .toy import Toy
 

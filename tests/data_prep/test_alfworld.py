@@ -17,17 +17,18 @@ from random import Random
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.environments import alfworld as module
-from data_prep.environments.alfworld import PACKAGES, AlfWorld
-from data_prep.environments.alfworld_expert import World, make_plan, parse_goal
-from data_prep.environments.alfworld_games import EXCLUDED_PLANS, TASKS, build_game, list_games
-from data_prep.environments.alfworld_hidden import describe, listed, unreadable_line
+from data_prep.environments.alfworld import environment as module
+from data_prep.environments.alfworld.environment import PACKAGES, AlfWorld
+from data_prep.environments.alfworld.expert import World, make_plan, parse_goal
+from data_prep.environments.alfworld.games import EXCLUDED_PLANS, TASKS, build_game, list_games
+from data_prep.environments.alfworld.hidden import describe, listed, unreadable_line
 from data_prep.environments.base import SimulatorError
-from data_prep.episodes import Episode, Step, episode_files, read_episodes
 from data_prep.policies import random_action
 from data_prep.windows import Cut, cut_window
+from loopwm.records.episodes import Episode, Step, read_episodes
 from loopwm.records.errors import InputError
-from loopwm.text.format import REGIMES, render_context, window_context
+from loopwm.records.files import line_files
+from loopwm.records.template import REGIMES, render_context, window_context
 
 from .conftest import as_answered, check_that_kills_change_nothing, play_once
 
@@ -112,7 +113,7 @@ def test_a_built_game_is_won_by_its_plan(alfworld: AlfWorld, task: str) -> None:
 
 @needs_engine
 def test_a_game_follows_from_its_name_alone() -> None:
-    code = "import sys, hashlib; from data_prep.environments.alfworld_games import build_game; "
+    code = "import sys, hashlib; from data_prep.environments.alfworld.games import build_game; "
     code += "print(hashlib.sha256(repr(build_game(sys.argv[1])).encode()).hexdigest())"
     builds = {
         subprocess.run(
@@ -306,7 +307,7 @@ def test_bad_games_are_named_and_the_others_are_played(
     assert "329/cut: game.tw-pddl: JSONDecodeError" in said.err
     assert "1 episodes," in said.out
     assert "2 episodes failed" in said.out
-    (episode,) = [e for path in episode_files([tmp_path / "out"]) for e in read_episodes(path)]
+    (episode,) = [e for path in line_files([tmp_path / "out"]) for e in read_episodes(path)]
     assert episode.variation == "valid_seen/pick_two_obj_and_place-Pen-None-SideTable-329/good"
 
 

@@ -15,12 +15,13 @@ import pytest
 from data_prep import collect, environments, policies
 from data_prep.__main__ import main
 from data_prep.collect import Order, Shard
-from data_prep.environments import scienceworld
 from data_prep.environments.base import Environment
-from data_prep.environments.class_patch import redirect
-from data_prep.environments.scienceworld import ScienceWorld, find_java
-from data_prep.episodes import Episode, Step, episode_files, read_episodes
+from data_prep.environments.scienceworld import environment as scienceworld
+from data_prep.environments.scienceworld.class_patch import redirect
+from data_prep.environments.scienceworld.environment import ScienceWorld, find_java
 from data_prep.policies import POLICIES
+from loopwm.records.episodes import Episode, Step, read_episodes
+from loopwm.records.files import line_files
 
 from .conftest import as_answered, check_that_kills_change_nothing, contents, play_once
 from .toy import Toy, collect_toy
@@ -98,7 +99,7 @@ def test_a_failed_episode_is_reported_and_the_others_are_kept(
     assert "failed: walk, variation 12: broke down" in captured.err
     assert "24 episodes" in captured.out
     assert "1 episodes failed" in captured.out
-    episodes = [e for path in episode_files([tmp_path]) for e in read_episodes(path)]
+    episodes = [e for path in line_files([tmp_path]) for e in read_episodes(path)]
     assert sorted(e.variation for e in episodes) == [v for v in range(25) if v != 12]
     assert all(e.steps[-1].done and e.hidden_state == "a hidden room" for e in episodes)
 
@@ -252,7 +253,7 @@ def test_failed_episodes_are_counted_and_tried_again(tmp_path: Path, monkeypatch
     assert collect_toy(tmp_path, "--tasks", "walk") == 0
     manifest = json.loads((tmp_path / "manifest.json").read_bytes())
     assert (manifest["failed"], manifest["episodes"], manifest["simulator"]) == ([], 25, {"toy": "1"})
-    episodes = [e for path in episode_files([tmp_path]) for e in read_episodes(path)]
+    episodes = [e for path in line_files([tmp_path]) for e in read_episodes(path)]
     assert manifest["transitions"] == sum(len(e.steps) - 1 for e in episodes)
     assert collect_toy(tmp_path / "whole", "--tasks", "walk") == 0
     assert contents(tmp_path / "whole").items() <= contents(tmp_path).items()
@@ -261,7 +262,7 @@ def test_failed_episodes_are_counted_and_tried_again(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("toy")
 def test_hidden_states_are_recorded_at_every_nth_step(tmp_path: Path) -> None:
     assert collect_toy(tmp_path, "--tasks", "walk", "--hidden-every", "2") == 0
-    for episode in (e for path in episode_files([tmp_path]) for e in read_episodes(path)):
+    for episode in (e for path in line_files([tmp_path]) for e in read_episodes(path)):
         found = [episode.hidden_state_at(i) for i in range(len(episode.steps))]
         assert found == [None if i % 2 else "a hidden room" for i in range(len(found))]
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.determined import group_places, table, wilson_interval
-from data_prep.episodes import Episode, Step, write_episodes
+from loopwm.records.episodes import Episode, Step, write_episodes
 
 CLOSED = "The fridge 1 is closed. In it, you see a mug 1."
 OPEN = CLOSED.replace("closed", "open")

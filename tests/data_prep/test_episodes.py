@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from data_prep.episodes import EpisodeError, episode_files, format_episode, read_episodes, write_episodes
-from data_prep.files import write_lines
+from loopwm.records.episodes import EpisodeError, format_episode, read_episodes, write_episodes
 from loopwm.records.errors import InputError
+from loopwm.records.files import line_files, write_lines
 
 from .conftest import make_episode
 
@@ -78,9 +78,9 @@ def test_absent_optional_texts_are_null(tmp_path: Path) -> None:
 def test_files_of_folders_come_sorted_and_what_is_missing_is_named(tmp_path: Path) -> None:
     for name in ("b.jsonl.xz", "a.jsonl", ".a.jsonl.1.tmp", "plan.json"):
         (tmp_path / name).touch()
-    assert [path.name for path in episode_files([tmp_path])] == ["a.jsonl", "b.jsonl.xz"]
+    assert [path.name for path in line_files([tmp_path])] == ["a.jsonl", "b.jsonl.xz"]
     with pytest.raises(InputError, match="nowhere: no such file"):
-        episode_files([tmp_path / "nowhere"])
+        line_files([tmp_path / "nowhere"])
 
 
 def test_a_write_that_breaks_off_leaves_the_old_file_alone(tmp_path: Path) -> None:

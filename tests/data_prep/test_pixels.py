@@ -15,13 +15,13 @@ import pytest
 from data_prep import collect_frames
 from data_prep.__main__ import main
 from data_prep.collect_frames import FrameOrder
-from data_prep.environments import pixels
-from data_prep.environments.pixel_base import FrameEnvironment, Outcome
-from data_prep.environments.pixels import make_frame_environment, make_frame_vector
-from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
+from data_prep.environments.pixels import by_name as pixels
+from data_prep.environments.pixels.base import FrameEnvironment, Outcome
+from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
 from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace, episode_files, read_episode
 
 SIMULATORS = {
     "crafter": "crafter",
@@ -93,7 +93,7 @@ def test_frames_and_actions_are_those_of_the_space(name: str) -> None:
 
 def test_crafter_removes_the_same_creatures_in_whatever_order_a_set_has_them() -> None:
     make("crafter")
-    from data_prep.environments.pixel_crafter import _make
+    from data_prep.environments.pixels.crafter import _make
 
     def places(backwards: bool) -> list[tuple[int, ...]]:
         env = _make()
@@ -111,7 +111,7 @@ def test_crafter_removes_the_same_creatures_in_whatever_order_a_set_has_them() -
 
 def test_crafter_tells_what_is_in_sight_and_what_was_achieved() -> None:
     env = make("crafter")
-    from data_prep.environments.pixel_crafter import achievements
+    from data_prep.environments.pixels.crafter import achievements
 
     simulator = env._simulator._env  # type: ignore[attr-defined]
     creatures = [number for kind, number in simulator._sem_view._obj_ids.items() if kind.__name__ in CREATURES]
@@ -183,7 +183,7 @@ def test_a_vector_of_them_is_played_and_kept() -> None:
         ("vizdoom/basic", "vizdoom.gymnasium_wrapper", "vizdoom"),
         ("craftax", "jax", "craftax"),
         ("craftax-classic", "jax", "craftax"),
-        ("crafter", "data_prep.environments.pixel_base", "pixel"),  # stands for gymnasium, which it imports
+        ("crafter", "data_prep.environments.pixels.base", "pixel"),  # stands for gymnasium, which it imports
     ],
 )
 def test_a_missing_package_is_one_line_that_says_what_to_install(

@@ -13,8 +13,7 @@ from random import Random
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.environments.alfworld_hidden import listed
-from data_prep.episodes import Episode, Step, read_episodes, write_episodes
+from data_prep.environments.alfworld.hidden import listed
 from data_prep.renaming import (
     Kind,
     Renaming,
@@ -27,6 +26,7 @@ from data_prep.renaming import (
     sort_alfworld,
 )
 from data_prep.tokenize import NOT_DRAWN, RENAMED, RenamingOrder, describe_renamings
+from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
 
 SCIENCEWORLD = load_kinds()["scienceworld"]
 SUITES = Path(__file__).parents[2] / "eval/suites"

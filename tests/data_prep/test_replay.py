@@ -11,10 +11,10 @@ import pytest
 
 from data_prep import counterfactual, windows
 from data_prep.__main__ import main
-from data_prep.environments.scienceworld import PROBE, ScienceWorld
-from data_prep.episodes import Episode, write_episodes
-from data_prep.replay import replay
+from data_prep.environments.scienceworld.environment import PROBE, ScienceWorld
+from data_prep.policies import replay
 from data_prep.windows import Cut, cut_window, read_windows
+from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 
 from .conftest import play_once

@@ -12,11 +12,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from data_prep.__main__ import main
-from data_prep.episodes import Episode, Step, read_episodes, write_episodes
-from data_prep.shards import ACTION, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, check_shards
-from loopwm.text.format import clean
+from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
+from loopwm.records.shards import ACTION, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, check_shards, read_shards
+from loopwm.records.template import clean
 from loopwm.text.tokenizer import tokenizer_hash
-from loopwm.training.shards import read_shards
 
 from .conftest import make_episode
 

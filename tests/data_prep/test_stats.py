@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.episodes import format_episode, write_episodes
 from data_prep.export import from_row, to_row
 from data_prep.stats import Counter, count_groups
-from loopwm.text.format import CONTEXT_LIMIT
+from loopwm.records.episodes import format_episode, write_episodes
+from loopwm.records.template import CONTEXT_LIMIT
 
 from .conftest import make_episode
 

@@ -10,9 +10,9 @@ import pytest
 
 from data_prep.__main__ import main as data_prep
 from data_prep.environments.textworld import QUESTS, TextWorld
-from data_prep.episodes import read_episodes
 from eval.__main__ import main as evaluate
-from loopwm.text.format import REGIMES
+from loopwm.records.episodes import read_episodes
+from loopwm.records.template import REGIMES
 
 pytestmark = pytest.mark.skipif(find_spec("textworld") is None, reason="needs the extra textworld")
 

@@ -14,9 +14,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data_prep.__main__ import main
-from data_prep.alfworld_texts import train_texts
-from data_prep.environments.alfworld_games import load_package
-from data_prep.episodes import Episode, Step, write_episodes
+from data_prep.environments.alfworld.games import load_package
+from data_prep.environments.alfworld.texts import train_texts
 from data_prep.spelling import Speller, measure, names_pattern
 from data_prep.tokenizer import TrainText, read_names
 from data_prep.vocabulary import (
@@ -27,8 +26,9 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
-from eval.entities import DATA
-from loopwm.text.format import ACT, END, OBS, SPECIAL_TOKENS, clean
+from eval.scores.entities import DATA
+from loopwm.records.episodes import Episode, Step, write_episodes
+from loopwm.records.template import ACT, END, OBS, SPECIAL_TOKENS, clean
 from loopwm.text.tokenizer import load_tokenizer, tokenizer_hash
 
 from .conftest import make_episode

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.environments.alfworld import held_out
-from data_prep.environments.alfworld_games import SEEDS
-from data_prep.environments.scienceworld import ScienceWorld
-from data_prep.episodes import Episode, write_episodes
+from data_prep.environments.alfworld.environment import held_out
+from data_prep.environments.alfworld.games import SEEDS
+from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.families import FAMILIES, PAPER_MIX, scaled_mix
 from data_prep.windows import SUITES, cut_any, cut_mix, cut_window
+from loopwm.records.episodes import Episode, write_episodes
 
 from .conftest import make_episode
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from data_prep.__main__ import main
 from data_prep.environments.base import SimulatorError
-from data_prep.episodes import Step
+from loopwm.records.episodes import Step
 
 
 class Toy:

@@ -15,10 +15,10 @@ pytest.importorskip("openenv", reason="make test-openenv installs it")
 import uvicorn
 from openenv.core.generic_client import GenericEnvClient
 
-from loopwm.envs.openenv import create_app, main
-from loopwm.envs.worlds import LocalWorlds
-from loopwm.text.format import Context
+from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
+from loopwm.worlds.openenv import create_app, main
+from loopwm.worlds.worlds import LocalWorlds
 from tests.text.conftest import random_model
 
 STARTS = [Context(f"find a tree in place {i}", f"This is the hall of place {i}.") for i in range(4)]

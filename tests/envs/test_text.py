@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from loopwm.envs import HttpWorlds, ImaginedTextEnv, LocalWorlds, read_starts
-from loopwm.envs.worlds import WorldError
-from loopwm.text.format import Context, FormatError, Transition
+from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
+from loopwm.worlds import HttpWorlds, ImaginedTextEnv, LocalWorlds, read_starts
+from loopwm.worlds.worlds import WorldError
 from tests.serve.conftest import serving  # noqa: F401 - a fixture
 from tests.text.conftest import random_model
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval.windows import Window
+from loopwm.records.windows import Window
 
 MakeWindow = Callable[..., Window]
 WriteSuite = Callable[..., Path]

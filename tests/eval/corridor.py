@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_prep.episodes import Episode, Step
-from eval.imagination import Imagined
-from loopwm.text.format import Context
+from eval.models.imagination import Imagined
+from loopwm.records.episodes import Episode, Step
+from loopwm.records.template import Context
 
 ROOMS = 6
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from eval.baselines import Copy, Extrapolate, Markov, load_markov
-from eval.markov import build_tables
-from eval.windows import Window
+from eval.models.floors import Copy, Extrapolate, Markov, load_markov
+from eval.models.markov import build_tables
 from loopwm.records.errors import InputError
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, episode
 
 

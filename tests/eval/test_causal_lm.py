@@ -10,12 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from eval.__main__ import main
-from eval.causal_lm import CausalLMPredictor
-from eval.fewshot import Shots, as_text, load_shots, read_continuation
-from eval.run_folder import read_records
-from eval.windows import Window
+from eval.models.causal_lm import CausalLMPredictor
+from eval.models.fewshot import Shots, as_text, load_shots, read_continuation
+from eval.scores.predictions import read_records
 from loopwm.records.errors import InputError
-from loopwm.text.format import window_context
+from loopwm.records.template import window_context
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -37,7 +37,7 @@ def save_model(folder: Path, chat_template: str | None = None, positions: int = 
 
 @pytest.fixture(autouse=True)
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.causal_lm.MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr("eval.models.causal_lm.MAX_NEW_TOKENS", 6)
 
 
 @pytest.fixture(scope="session")

@@ -13,19 +13,19 @@ import pytest
 
 from data_prep.environments import ENVIRONMENTS
 from data_prep.environments.base import SimulatorError
-from data_prep.environments.scienceworld import ScienceWorld
-from data_prep.episodes import Episode, Step, write_episodes
+from data_prep.environments.scienceworld.environment import ScienceWorld
 from eval.__main__ import main
-from eval.agents import ChatAgent, RetrievalAgent
-from eval.baselines import Copy
-from eval.consistency import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
-from eval.fewshot import Message
-from eval.imagination import Imagination, WindowImagination, make_imagination
-from eval.models import CheckpointPredictor
-from eval.play import Play, play_imagined, play_real, replay, won, won_as_imagined
-from eval.real_world import Game, RealWorld
+from eval.commands.agents import ChatAgent, RetrievalAgent
+from eval.commands.consistency import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
+from eval.commands.play import Play, play_imagined, play_real, replay, won, won_as_imagined
+from eval.commands.real_world import Game, RealWorld
+from eval.models.checkpoint import CheckpointPredictor
+from eval.models.fewshot import Message
+from eval.models.floors import Copy
+from eval.models.imagination import Imagination, WindowImagination, make_imagination
+from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
-from loopwm.text.format import Context, Transition
+from loopwm.records.template import Context, Transition
 from tests.eval.corridor import Corridor, FalseDream, TrueDream, gold_episode
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
@@ -247,8 +247,8 @@ def test_a_checkpoint_imagines_as_it_predicts_the_next_observation(
     checkpoint: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 6)
-    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 6)
     predictor = CheckpointPredictor(checkpoint)
     seen = replace(START, history=(Transition("go east", "You are in room 1."),))
     ways: list[Imagination] = [make_imagination(predictor, str(checkpoint), "observed"), WindowImagination(predictor)]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eval.metrics import is_decidable, known_names
+from eval.scores.metrics import is_decidable, known_names
 
 ITEMS = Path(__file__).parent / "data" / "decidable.jsonl"
 MISSED = {"dev-windows/lifespan/0002"}

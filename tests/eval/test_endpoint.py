@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.endpoint import Address, Endpoint, Parameters, ReplyCache, read_reply, retry_after
-from eval.fewshot import Message, load_shots
-from eval.imagination import WindowImagination
-from eval.prompted import EndpointPredictor
-from eval.run_folder import read_records
+from eval.models.endpoint import Address, Endpoint, Parameters, ReplyCache, read_reply, retry_after
+from eval.models.fewshot import Message, load_shots
+from eval.models.imagination import WindowImagination
+from eval.models.prompted import EndpointPredictor
+from eval.scores.predictions import read_records
 from loopwm.records.errors import InputError
-from loopwm.text.format import window_context
+from loopwm.records.template import window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 from tests.eval.mock_endpoint import MockEndpoint
 
@@ -239,7 +239,7 @@ def test_a_run_counts_what_was_not_answered_and_asks_again(
 def test_attempts_end_with_the_last_fault_named(
     mock: MockEndpoint, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.endpoint.ATTEMPTS", 2)
+    monkeypatch.setattr("eval.models.endpoint.ATTEMPTS", 2)
     mock.script = ["error", "error"]
     with pytest.raises(InputError, match=r"no usable answer in 2 attempts; the last: status 500"):
         endpoint.complete(QUESTION)

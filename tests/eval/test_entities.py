@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.build_entities import KINDS, episode_names, jar_names, without_state
-from eval.entities import DATA, scienceworld_names
+from eval.commands.build_entities import KINDS, episode_names, jar_names, without_state
+from eval.scores.entities import DATA, scienceworld_names
 from loopwm.records.errors import InputError
 
 

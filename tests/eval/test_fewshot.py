@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.episodes import TRAIN_SPLITS
-from eval.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
-from eval.windows import load_suite, suite_names
+from eval.models.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
+from eval.models.train_episodes import TRAIN_SPLITS
+from eval.scores.suites import load_suite, suite_names
 from loopwm.records.errors import InputError
-from loopwm.text.format import REGIMES, Regime, window_context
+from loopwm.records.template import REGIMES, Regime, window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 HORIZONS = [1, 2, 3, 4, 5]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from eval.bootstrap import (
+from eval.scores.intervals import (
     RESAMPLES,
     SEED,
     fraction_interval95,

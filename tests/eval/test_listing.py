@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.model_options import FLOORS
-from eval.windows import suite_names
+from eval.models.options import FLOORS
+from eval.scores.suites import suite_names
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 
@@ -26,7 +26,7 @@ def test_a_regime_is_listed_with_the_windows_that_allow_it_unless_all_do_or_none
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write_suite([make_window("a"), make_window("b", look=None)])
-    monkeypatch.setattr("eval.listing.suite_names", lambda: [str(path)])
+    monkeypatch.setattr("eval.commands.listing.suite_names", lambda: [str(path)])
     assert main(["list"]) == 0
     assert "| scienceworld | 2 | 1 | 1-5 | observed, snapshot (1) |" in capsys.readouterr().out
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from eval.__main__ import main
-from eval.fewshot import as_text, load_shots
 from eval.lm_eval import documents
-from eval.metrics import score_item
-from eval.windows import load_suite, suite_names
+from eval.models.fewshot import as_text, load_shots
+from eval.scores.metrics import score_item
+from eval.scores.suites import load_suite, suite_names
+from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.format import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow, WriteSuite
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from eval.entities import NameList
-from eval.metrics import (
+from eval.scores.entities import NameList
+from eval.scores.metrics import (
     context_texts,
     corpus_bleu4,
     entity_scores,
@@ -19,11 +19,11 @@ from eval.metrics import (
     sentence_bleu4,
     token_f1,
 )
-from eval.predictors import Prediction
-from eval.report import four_cell
-from eval.scoring import METRICS, make_rows, score_window, summarize
-from eval.windows import Window
-from loopwm.text.format import Regime, window_context
+from eval.scores.predictions import Prediction
+from eval.scores.rows import METRICS, make_rows, score_window, summarize
+from eval.scores.tables import four_cell
+from loopwm.records.template import Regime, window_context
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from eval import papers
+from eval.scores import papers
 
 FAMILIES = ("Boil", "Chemistry", "Conductivity", "Find", "Freeze", "Genetics", "Grow", "Incline", "Melt", "Power")
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from data_prep.environments import ENVIRONMENTS
-from eval.agents import REFUSALS, RetrievalAgent
-from eval.models import CheckpointPredictor
-from eval.play import play_real
-from eval.real_world import Game, RealWorld
+from eval.commands.agents import REFUSALS, RetrievalAgent
+from eval.commands.play import play_real
+from eval.commands.real_world import Game, RealWorld
+from eval.models.checkpoint import CheckpointPredictor
 from examples.plan_scienceworld import (
     AnyPlan,
     LookAhead,
@@ -30,7 +30,7 @@ from examples.plan_scienceworld import (
     measure,
 )
 from loopwm.records.errors import InputError
-from loopwm.text.format import Context, Transition
+from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
 from tests.eval.corridor import Corridor, gold_episode
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture

@@ -19,7 +19,7 @@ from eval.reports.markdown import escape
 from eval.reports.runs import Run, SuiteShelf, check_run
 from eval.reports.sections import lacking_opponent
 from eval.reports.word_diff import word_diff
-from eval.scoring import summarize_pairs
+from eval.scores.rows import summarize_pairs
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 SCRIPT = "<script>alert('|')</script>"

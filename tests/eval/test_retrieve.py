@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.retrieve import Retrieve, load_retrieve
-from eval.windows import Window
+from eval.models.retrieve import Retrieve, load_retrieve
 from loopwm.records.errors import InputError
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, episode
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from eval.alignment import World, rename, renaming
-from eval.entities import names_of
-from eval.retrieve import load_retrieve
-from eval.retrieve_names import load_retrieve_names
-from eval.windows import Window
+from eval.models.alignment import World, rename, renaming
+from eval.models.retrieve import load_retrieve
+from eval.models.retrieve_names import load_retrieve_names
+from eval.scores.entities import names_of
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, episode
 
 NAMES = names_of("scienceworld")

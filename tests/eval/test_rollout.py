@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from data_prep.episodes import Episode, Step, write_episodes
 from eval.__main__ import main
-from eval.imagination import FedBack, WindowImagination, fed_back
-from eval.models import CheckpointPredictor
-from eval.predictors import Prediction
-from eval.recorded import start_windows
-from eval.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
-from eval.run_folder import read_records
-from eval.windows import Window
-from loopwm.text.format import Regime
+from eval.commands.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
+from eval.models.checkpoint import CheckpointPredictor
+from eval.models.imagination import FedBack, WindowImagination, fed_back
+from eval.scores.predictions import Prediction, read_records
+from loopwm.records.episodes import Episode, Step, write_episodes
+from loopwm.records.template import Regime
+from loopwm.records.windows import Window, start_windows
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
 LENGTHS = (7, 2, 5, 1, 3)
@@ -100,8 +98,8 @@ def test_a_rollout_equals_single_predictions_at_depths_both_cover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Batches of ragged episodes are padded; that must not show."""
-    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 5)
-    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 5)
     predictor = CheckpointPredictor(checkpoint)
     chosen = predictor if way == "latent" else fed_back(predictor, str(checkpoint), "snapshot")
     records = imagine_batch(chosen, starts, "snapshot")
@@ -118,8 +116,8 @@ def test_a_checkpoint_feeds_back_as_any_predictor_does(
     starts: list[Window],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 5)
-    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 5)
     predictor = CheckpointPredictor(checkpoint)
     window = [starts[0]]
     one = fed_back(predictor, str(checkpoint), "observed").predict(window, "observed", (1, 2, 3))

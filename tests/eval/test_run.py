@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.baselines import Copy
-from eval.compare import compare_runs
-from eval.model_options import FLOORS, Floor
-from eval.predictors import Prediction, Predictor
-from eval.run_folder import read_records
-from eval.windows import Window
+from eval.commands.compare import compare_runs
+from eval.models.base import Predictor
+from eval.models.floors import Copy
+from eval.models.options import FLOORS, Floor
+from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
-from loopwm.text.format import FormatError, Regime
+from loopwm.records.template import FormatError, Regime
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
 RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
@@ -29,7 +29,7 @@ RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
 KILLED_IN_FOURTH_BATCH = """
 import os, signal, sys
 from eval.__main__ import main
-from eval.baselines import Copy
+from eval.models.floors import Copy
 
 predict, calls = Copy.predict, []
 
@@ -117,7 +117,8 @@ def test_limit_draws_the_same_windows_in_every_run(suite_path: Path, tmp_path: P
 def test_what_needs_no_torch_does_not_load_it(suite_path: Path, tmp_path: Path, model: str) -> None:
     train = tmp_path / "train.jsonl"
     train.write_text(episode(*[(f"go {n}", "You go.") for n in range(6)]))
-    code = "import sys, eval.endpoint\nfrom eval.__main__ import main\neval.endpoint.ATTEMPTS = 1\nmain(sys.argv[1:])\n"
+    code = "import sys\nfrom eval.__main__ import main\nfrom eval.models import endpoint\n"
+    code += "endpoint.ATTEMPTS = 1\nmain(sys.argv[1:])\n"
     code += "sys.exit('torch' in sys.modules)"
     options = ["--model", model, "--suite", str(suite_path), "--out", str(tmp_path / "out")]
     if model == "retrieve":

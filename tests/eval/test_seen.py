@@ -9,8 +9,10 @@ from random import Random
 import pytest
 
 from eval.__main__ import main
-from eval.seen import build_tables, find_seen, load_table
-from eval.windows import Window, load_suite, suite_names
+from eval.commands.seen import build_tables
+from eval.scores.seen import find_seen, load_table
+from eval.scores.suites import load_suite, suite_names
+from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.track import NOTHING, Track, load_track
+from eval.models.track import NOTHING, Track, load_track
 from loopwm.records.errors import InputError
 from tests.eval.conftest import MakeWindow
 

@@ -13,9 +13,9 @@ import pytest
 from scienceworld.constants import ID2TASK
 
 from data_prep.families import FAMILIES
-from eval.selections import SELECTIONS
-from eval.windows import NULLABLE, check_runnable, game_of, load_suite, stratified_sample
+from eval.scores.suites import SELECTIONS, load_suite
 from loopwm.records.errors import InputError
+from loopwm.records.windows import NULLABLE, check_runnable, game_of, stratified_sample
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 

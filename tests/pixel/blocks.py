@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loopwm.pixel.frames import FrameEpisode, FrameSpace
+from loopwm.records.frames import FrameEpisode, FrameSpace
 
 ROWS, COLUMNS, PATCH = 3, 4, 2
 SPACE = FrameSpace("blocks", "1", (ROWS * PATCH, COLUMNS * PATCH, 3), 4)

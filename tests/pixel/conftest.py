@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from loopwm.pixel.frames import write_episode
+from loopwm.records.frames import write_episode
 from tests.pixel.blocks import PATCH, played
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loopwm.pixel.frames import FrameEpisode, FrameSpace
+from loopwm.records.frames import FrameEpisode, FrameSpace
 
 SPACE = FrameSpace("made/up", "1", (2, 3, 1), 200)
 

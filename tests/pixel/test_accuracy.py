@@ -10,14 +10,14 @@ import torch
 
 from eval.__main__ import main as evaluate
 from eval.pixels.accuracy import accuracy, held_out, permuted_actions, score
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.decoding import Argmax, Copy
-from loopwm.pixel.frames import FrameSpace, episode_files, read_episode
 from loopwm.pixel.replay import Replay
-from loopwm.pixel.tokenizer import PatchTokenizer
-from loopwm.pixel.twisted import Twisted, TwistedConfig
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
+from loopwm.pixel.twisted.codebook import PatchTokenizer
+from loopwm.pixel.twisted.decoding import Argmax, Copy
+from loopwm.pixel.twisted.model import Twisted, TwistedConfig
+from loopwm.pixel.twisted.training import grow
 from loopwm.records.errors import InputError
-from loopwm.training.twisted import grow
+from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from tests.pixel.blocks import PATCH, SPACE
 
 EVERYWHERE = torch.ones(12, dtype=torch.bool)

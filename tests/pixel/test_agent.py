@@ -15,10 +15,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from loopwm.pixel.acting import Player, play
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
+from loopwm.pixel.twisted.agent import AgentTrainer
+from loopwm.pixel.twisted.agent_config import AgentConfig
+from loopwm.records.config import load_typed, typed
 from loopwm.records.errors import InputError
-from loopwm.training.agent import AgentTrainer
-from loopwm.training.agent_config import AgentConfig
-from loopwm.training.config import load_typed, typed
 from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 
 SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
@@ -112,8 +112,8 @@ def test_a_truncated_episode_is_judged_by_its_own_last_frame(policy):
 def test_memories_of_imagined_worlds_are_warmed_up_on_the_frames_before(policy, tmp_path):
     trainer = AgentTrainer(config(imagination={"updates": 0}), blocks(4), SPACE, tmp_path)
     trainer.run()
-    from loopwm.pixel.decoding import Argmax
-    from loopwm.pixel.twisted_world import TwistedWorld
+    from loopwm.pixel.twisted.checkpoint import TwistedWorld
+    from loopwm.pixel.twisted.decoding import Argmax
 
     env = ImaginedVectorEnv(TwistedWorld(trainer.world.checkpoint(), Argmax()), trainer.replay, 4, 3, 6)
     obs, info = env.reset(seed=0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopwm.pixel.decoding import (
+from loopwm.pixel.twisted.decoding import (
     WILDCARD,
     Argmax,
     Copy,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loopwm.pixel.frames import FrameSpace, count_steps, episode_files, read_episode, write_episode
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace, count_steps, episode_files, read_episode, write_episode
 from tests.pixel.made_up import SPACE, make_episode
 
 ARRAYS = ("obs", "action", "reward", "terminated", "truncated")

@@ -15,10 +15,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from loopwm.pixel.frames import FrameSpace
 from loopwm.pixel.imagined import Imagined, ImaginedVectorEnv, Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
 from tests.pixel.made_up import SPACE, make_episode
 
 ENVS, CONTEXT, HORIZON = 5, 3, 6

@@ -13,11 +13,11 @@ from eval.__main__ import main
 from eval.pixels import playing
 from eval.pixels.curve import read_curve, smoothed
 from eval.pixels.playing import Stretch, crafter_score, evaluate, play_real
-from loopwm.pixel.frames import episode_files
 from loopwm.pixel.imagined import RandomPolicy
+from loopwm.pixel.twisted.agent import AgentTrainer
 from loopwm.records.errors import InputError
+from loopwm.records.frames import episode_files
 from loopwm.training.__main__ import main as train
-from loopwm.training.agent import AgentTrainer
 from tests.pixel.blocks import SPACE
 from tests.pixel.test_agent import blocks, config
 

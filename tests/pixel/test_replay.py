@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loopwm.pixel.frames import read_episode, write_episode
 from loopwm.pixel.replay import Replay, Segments, prune
 from loopwm.records.errors import InputError
+from loopwm.records.frames import read_episode, write_episode
 from tests.pixel.made_up import SPACE, make_episode
 
 FIELDS = tuple(Segments.__dataclass_fields__)

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from loopwm.pixel import tokenizer as tokenizer_module
-from loopwm.pixel.tokenizer import Growth, PatchTokenizer, first_occurrences, squared_distances
+from loopwm.pixel.twisted import codebook as tokenizer_module
+from loopwm.pixel.twisted.codebook import Growth, PatchTokenizer, first_occurrences, squared_distances
 from loopwm.records.errors import InputError
 from tests.reference.patches import Codebook, squared_distance
 

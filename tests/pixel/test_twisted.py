@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.decoding import Argmax
-from loopwm.pixel.twisted import Twisted, TwistedConfig
-from loopwm.pixel.twisted_world import TwistedWorld
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint, TwistedWorld
+from loopwm.pixel.twisted.decoding import Argmax
+from loopwm.pixel.twisted.model import Twisted, TwistedConfig
 from loopwm.records.errors import InputError
+from loopwm.trainer.config import OptimizerConfig
+from loopwm.trainer.optimizer import build_optimizers
 from loopwm.training.__main__ import main as train
-from loopwm.training.config import OptimizerConfig
-from loopwm.training.optimizer import build_optimizers
 from tests.pixel.blocks import COLUMNS, ROWS, SPACE, played
 
 SMALL = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, window=4)

@@ -15,14 +15,14 @@ import pytest
 from loopwm.core import CoreState, Fixed
 from loopwm.text.world import WorldModel
 from serve.__main__ import listen
-from serve.app import create_app
-from serve.engine import Engine, Limits
-from serve.keys import KeyRing
-from serve.prompts import PromptReader
-from serve.server import Server
-from serve.service import ModelCard, Service
-from serve.sessions import Sessions
-from serve.worlds import WorldLimits, WorldStore
+from serve.engine.engine import Engine, Limits
+from serve.http.app import create_app
+from serve.http.keys import KeyRing
+from serve.http.server import Server
+from serve.words.prompts import PromptReader
+from serve.words.service import ModelCard, Service
+from serve.words.sessions import Sessions
+from serve.words.store import WorldLimits, WorldStore
 
 NEVER = -1
 """An end token that is never generated: completions are as long as max_tokens says."""

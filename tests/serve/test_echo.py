@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from serve.engine import Limits
+from serve.engine.engine import Limits
 
 PROMPT = "<|goal|>boil water<|obs|>A “cup” stands here — 10 °C.<|end|><|act|>wait<|state|><|obs|>"
 

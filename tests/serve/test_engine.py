@@ -16,11 +16,11 @@ import torch
 from loopwm.core import CoreState, Fixed, SharedState
 from loopwm.core.state import SLACK
 from loopwm.text.tokenizer import load_tokenizer
-from serve.batch import MAX_PREFILL, Batch, Passes, prefill_group
-from serve.engine import Engine, EngineStoppedError, Limits, QueueFullError
-from serve.prefixes import BLOCK, PrefixCache, shared_prefix
-from serve.requests import Event, Finish, Request, Ticket
-from serve.sampling import Sampling, choose, nucleus
+from serve.engine.batch import MAX_PREFILL, Batch, Passes, prefill_group
+from serve.engine.engine import Engine, EngineStoppedError, Limits, QueueFullError
+from serve.engine.prefixes import BLOCK, PrefixCache, shared_prefix
+from serve.engine.requests import Event, Finish, Request, Ticket
+from serve.engine.sampling import Sampling, choose, nucleus
 
 NEVER = -1
 DEPTH = Fixed(2)
@@ -328,7 +328,7 @@ def test_work_of_one_key_takes_its_passes_together_and_shares_its_failures(tiny_
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, and only glibc keeps it")
 def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
-    monkeypatch.setattr("serve.engine.IDLE", 0.05)
+    monkeypatch.setattr("serve.engine.engine.IDLE", 0.05)
 
     def resident() -> int:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

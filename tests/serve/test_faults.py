@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.engine import Engine, Limits
-from serve.keys import KeyRing
-from serve.sessions import MAX_ACTIONS
+from serve.engine.engine import Engine, Limits
+from serve.http.keys import KeyRing
+from serve.words.sessions import MAX_ACTIONS
 from tests.serve.conftest import wait_until
 from tests.serve.test_http import check_error, completion, events, post_without_reading
 from tests.serve.test_worlds import GOAL, SEEN, create

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from serve.sampling import GREEDY_BELOW, Sampling, choose
+from serve.engine.sampling import GREEDY_BELOW, Sampling, choose
 from tests.serve.test_http import completion, events, text_of
 from tests.text.conftest import random_model
 

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from serve.app import BODY_LIMIT
-from serve.engine import Limits
+from serve.engine.engine import Limits
+from serve.http.app import BODY_LIMIT
 from tests.serve.conftest import wait_until
 
 

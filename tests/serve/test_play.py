@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwm.text.format import Context, Transition
+from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from serve.__main__ import main
 from serve.play import Client, Game, PlayError
@@ -33,7 +33,7 @@ TOKENS = 12
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr("serve.world_api.DEFAULT_MAX_TOKENS", TOKENS)
+    monkeypatch.setattr("serve.http.worlds.DEFAULT_MAX_TOKENS", TOKENS)
 
 
 @pytest.fixture(scope="module")

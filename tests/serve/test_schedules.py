@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from loopwm.core import CoreState, ExitRule, Fixed, Gate
-from loopwm.text.format import OBS, Context
+from loopwm.records.template import OBS, Context
 from loopwm.text.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
-from serve.batch import Batch, Passes
-from serve.prefixes import BLOCK
-from serve.requests import Event, Request, Ticket
-from serve.sampling import Sampling, choose
-from serve.worlds import WorldGoneError, WorldLimits, WorldStore
+from serve.engine.batch import Batch, Passes
+from serve.engine.prefixes import BLOCK
+from serve.engine.requests import Event, Request, Ticket
+from serve.engine.sampling import Sampling, choose
+from serve.words.store import WorldGoneError, WorldLimits, WorldStore
 from tests.serve.conftest import live_states
 from tests.text.conftest import random_model
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from loopwm.text.format import FormatError, StateSlots, chat_to_prompt, render_prompt
-from serve.prompts import PromptReader, PromptTooLongError
-from serve.text import REPLACEMENT, Detokenizer, StopScanner
+from loopwm.records.template import FormatError, StateSlots, chat_to_prompt, render_prompt
+from serve.words.prompts import PromptReader, PromptTooLongError
+from serve.words.text import REPLACEMENT, Detokenizer, StopScanner
 
 
 @pytest.mark.parametrize("text", ["a door (open)", "Ünïcödé", "日本 🚪🏽 door", "23.5 degrees"])

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from loopwm.core import Fixed, Gate
-from loopwm.text.format import Context, Transition, render_prompt
+from loopwm.records.template import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
-from serve.worlds import WorldBusyError, WorldGoneError, WorldLimits, WorldNotFoundError, WorldStore
+from serve.words.store import WorldBusyError, WorldGoneError, WorldLimits, WorldNotFoundError, WorldStore
 from tests.serve.conftest import live_states, wait_until
 from tests.serve.test_http import events
 from tests.text.conftest import random_model

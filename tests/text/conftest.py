@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from loopwm.records.shards import TokenEpisode
+from loopwm.records.template import StateSlots
 from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.format import StateSlots
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.tree import Branch, RowBuilder, TemplateIds, TokenEpisode
+from loopwm.text.tree import Branch, RowBuilder, TemplateIds
 from loopwm.text.world import WorldModel
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate, Planes, Trace
-from loopwm.text.format import Context, Transition
+from loopwm.records.template import Context, Transition
 from loopwm.text.world import Decoded, World, WorldModel
 from tests.text.conftest import random_model
 

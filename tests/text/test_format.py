@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from loopwm.text import format as template
-from loopwm.text.format import Context, FormatError, StateSlots, Transition, chat_to_prompt, fit_context, window_context
+from loopwm.records import template as template
+from loopwm.records.template import (
+    Context,
+    FormatError,
+    StateSlots,
+    Transition,
+    chat_to_prompt,
+    fit_context,
+    window_context,
+)
 
 CONTEXT = Context("g", "o0", (Transition("a1", "o1"), Transition("a2", "o2")))
 WINDOW = {

@@ -22,7 +22,8 @@ from loopwm.text.objective import (
     depth_moments,
     reward_loss,
 )
-from loopwm.text.tree import Branch, RowPlan, TreeBatch
+from loopwm.text.tree import Branch, RowPlan
+from loopwm.text.tree_batch import TreeBatch
 from tests.text.conftest import every, random_model
 
 BRANCHES = (every(0, 3), every(2, 1), every(1, 2))

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 import loopwm
-from loopwm.text import format as template
+from loopwm.records import template as template
+from loopwm.records.shards import TokenEpisode
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.tree import IGNORED, Branch, RowBuilder, RowPlan, TokenEpisode, TreeBatch, TreeRow
-from loopwm.training.text import template_ids
+from loopwm.text.training import template_ids
+from loopwm.text.tree import IGNORED, Branch, RowBuilder, RowPlan, TreeRow
+from loopwm.text.tree_batch import TreeBatch
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
 WINDOWS = Path(__file__).parents[1] / "data" / "dev-100.jsonl.gz"

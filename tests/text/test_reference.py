@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.text.format import Context, Transition
+from loopwm.records.template import Context, Transition
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
 from loopwm.text.stages import run_rows
-from loopwm.text.tree import IGNORED, RowPlan, TreeBatch, TreeRow
+from loopwm.text.tree import IGNORED, RowPlan, TreeRow
+from loopwm.text.tree_batch import TreeBatch
 from loopwm.text.world import WorldModel
 from tests.reference.text import Sizes, TextReference, causal, sees_in_row
 from tests.text.conftest import every, random_model, row_builder

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from loopwm.core import DepthPlan
-from loopwm.text import format as template
-from loopwm.text.format import Context, Transition
+from loopwm.records import template as template
+from loopwm.records.template import Context, Transition
 from loopwm.text.objective import TextObjective
 from loopwm.text.stages import run_rows
-from loopwm.text.tree import IGNORED, RowPlan, TreeBatch, by_stage, trunk_and_branches
+from loopwm.text.tree import IGNORED, RowPlan, by_stage, trunk_and_branches
+from loopwm.text.tree_batch import TreeBatch
 from loopwm.text.world import WorldModel
 from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder, token_episode
 

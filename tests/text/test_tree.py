@@ -6,20 +6,13 @@ import pytest
 import torch
 
 from loopwm.core import DepthPlan
-from loopwm.text import format as template
-from loopwm.text.format import Context, StateSlots, Transition
+from loopwm.records import template as template
+from loopwm.records.shards import TokenEpisode
+from loopwm.records.template import Context, StateSlots, Transition
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.stages import row_mask
-from loopwm.text.tree import (
-    IGNORED,
-    Branch,
-    RowPlan,
-    TokenEpisode,
-    TreeBatch,
-    branch_mask,
-    by_stage,
-    trunk_and_branches,
-)
+from loopwm.text.tree import IGNORED, Branch, RowPlan, by_stage, trunk_and_branches
+from loopwm.text.tree_batch import TreeBatch, branch_mask
 from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwm.text import format as template
-from loopwm.text.format import Context, FormatError, Transition
+from loopwm.records import template as template
+from loopwm.records.template import Context, FormatError, Transition
 
 SHORT = Context("find a tree", "You are in a room.")
 LONG = Context(

@@ -12,9 +12,9 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
-from data_prep.episodes import Episode, Step
-from data_prep.shards import write_shards
 from data_prep.tokenize import TOKENIZER_FILE, encode_episode
+from loopwm.records.episodes import Episode, Step
+from loopwm.records.shards import write_shards
 from loopwm.text.tokenizer import tokenizer_hash
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from loopwm.training.config import load_config
-from loopwm.training.text import TextProgram
-from loopwm.training.trainer import Trainer
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import load_config
+from loopwm.trainer.trainer import Trainer
 from tests.training.conftest import TOY_CONFIG, write_toy_shards
 
 FILE = Path(__file__).with_name("golden.json")

@@ -24,13 +24,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from loopwm.core import DepthPlan
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
+from loopwm.text.rows import Cursor, PlannedRow
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.tree import IGNORED, TreeBatch
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import TrainingConfig, load_config
+from loopwm.text.tree import IGNORED
+from loopwm.text.tree_batch import TreeBatch
+from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
-from loopwm.training.config import TrainingConfig, load_config
-from loopwm.training.rows import Cursor, PlannedRow
-from loopwm.training.text import TextProgram
-from loopwm.training.trainer import Trainer
 from tests.training.conftest import toy_episode, write_toy_shards
 
 SHOWN: set[str] = set()
@@ -396,7 +397,7 @@ def test_products_run_in_the_precision_asked_for_and_weights_stay_whole(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", watching)
-        patch.setattr("loopwm.training.trainer.faster_precision", lambda: faster)
+        patch.setattr("loopwm.trainer.trainer.faster_precision", lambda: faster)
         run = briefly(config_file, tmp_path, f"run.mixed_precision='{precision}'", "run.steps=1")
     assert seen == {dtype}
     assert all(after.dtype == torch.float32 for update in run.updates for after in update.after.values())

@@ -10,14 +10,14 @@ from itertools import islice
 import pytest
 import torch
 
-from loopwm.text.format import Context, Transition
+from loopwm.records.template import Context, Transition
 from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.rows import Cursor, PlannedRow
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import TrainingConfig, load_config
 from loopwm.text.tree import TRUNK_HORIZON
 from loopwm.text.world import World, WorldModel
-from loopwm.training.config import TrainingConfig, load_config
-from loopwm.training.rows import Cursor, PlannedRow
-from loopwm.training.text import TextProgram
-from loopwm.training.trainer import Trainer
+from loopwm.trainer.trainer import Trainer
 
 SETTINGS = [
     "model.overrides={state_slots: 2, mu_rec: 4.0, default_depth: 3}",

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from loopwm.files import publish
-from loopwm.pixel.checkpoint import TwistedCheckpoint
-from loopwm.pixel.frames import FrameSpace
-from loopwm.pixel.tokenizer import PatchTokenizer
-from loopwm.pixel.twisted import Twisted, TwistedConfig
+from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
+from loopwm.pixel.twisted.codebook import PatchTokenizer
+from loopwm.pixel.twisted.model import Twisted, TwistedConfig
+from loopwm.records.files import publish
+from loopwm.records.frames import FrameSpace
+from loopwm.records.run_folder import RunFolder
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.training.config import load_config
-from loopwm.training.run_folder import RunFolder
-from loopwm.training.text import TextProgram, export_model
+from loopwm.text.training import TextProgram, export_model
+from loopwm.text.training_config import load_config
 
 
 class Disk:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from loopwm.text.export import main
 from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.training.config import load_config
-from loopwm.training.export import main
-from loopwm.training.text import TextProgram
-from loopwm.training.trainer import Trainer
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import load_config
+from loopwm.trainer.trainer import Trainer
 
 
 @pytest.mark.parametrize("average", [0.0, 0.5])

@@ -9,16 +9,17 @@ import yaml
 
 from loopwm.core import Gate
 from loopwm.records.errors import InputError
+from loopwm.records.template import Context
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.format import Context
+from loopwm.text.fit_gate import decisions, judge, main, with_gate
+from loopwm.text.rows import Cursor
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.tree import IGNORED, TreeBatch
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import load_config
+from loopwm.text.tree import IGNORED
+from loopwm.text.tree_batch import TreeBatch
 from loopwm.text.world import WorldModel
-from loopwm.training.config import load_config
-from loopwm.training.gate import decisions, judge, main, with_gate
-from loopwm.training.rows import Cursor
-from loopwm.training.text import TextProgram
-from loopwm.training.trainer import Trainer
+from loopwm.trainer.trainer import Trainer
 from tests.text.conftest import random_model
 
 SLOTS = 2

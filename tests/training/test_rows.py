@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.text.format import StateSlots
-from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, TokenEpisode, trunk_and_branches
-from loopwm.training.config import BatchConfig, DataConfig, ObjectiveConfig, load_config
-from loopwm.training.row_statistics import main, statistics
-from loopwm.training.rows import BatchStream, Cursor, EpochPlanner, make_sources, partition
-from loopwm.training.text import TextProgram
+from loopwm.records.shards import TokenEpisode
+from loopwm.records.template import StateSlots
+from loopwm.text.row_statistics import main, statistics
+from loopwm.text.rows import BatchStream, Cursor, EpochPlanner, make_sources, partition
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig, load_config
+from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, trunk_and_branches
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
 DATA = DataConfig(

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from loopwm.records.shards import read_shards
 from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.rows import Cursor, horizons
 from loopwm.text.tokenizer import tokenizer_hash
+from loopwm.text.training import TextProgram
+from loopwm.text.training_config import ObjectiveConfig, load_config
 from loopwm.text.tree import IGNORED
+from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor
+from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
-from loopwm.training.config import ObjectiveConfig, load_config
-from loopwm.training.optimizer import build_optimizers, learning_rate_factor
-from loopwm.training.rows import Cursor, horizons
-from loopwm.training.shards import read_shards
-from loopwm.training.text import TextProgram
-from loopwm.training.trainer import Trainer
 
 
 def losses(folder: Path, kind: str = "train") -> list[float]:

@@ -14,7 +14,7 @@ import yaml
 
 from eval.studies.protocol import Protocol, load_protocol
 from eval.studies.training import Run, make_run, train
-from eval.windows import Window
+from loopwm.records.windows import Window
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer

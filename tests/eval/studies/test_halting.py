@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from eval.__main__ import main
+from eval.scores.suites import load_suite
 from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
-from eval.windows import load_suite
 from loopwm.core import Fixed
 from loopwm.core.halting import Convergence, Gate, RandomExit
+from loopwm.records.template import window_context
 from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.format import window_context
 from loopwm.text.modeling import LoopWMForCausalLM
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from eval.fed_back import FedBackPredictor
-from eval.harness import Settings, select_windows
-from eval.models import CheckpointPredictor
+from eval.commands.harness import Settings, select_windows
+from eval.models.checkpoint import CheckpointPredictor
+from eval.models.fed_back import FedBackPredictor
+from eval.scores.suites import load_suite
 from eval.studies.differences import ALL, Difference, differences, means
 from eval.studies.norms import latent_norms
 from eval.studies.scores import Scores, read_scores, score
-from eval.windows import load_suite
-from loopwm.text import format as template
-from loopwm.text.format import Regime, Transition, window_context
+from loopwm.records import template as template
+from loopwm.records.template import Regime, Transition, window_context
 
 HORIZONS = (1, 3)
 
@@ -47,7 +47,7 @@ def test_window_losses_are_those_of_whole_prompts_without_a_cache(
 def test_scoring_interrupted_anywhere_ends_with_the_same_scores(
     checkpoint: Path, windows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 4)
     suite = load_suite(str(windows_file))
     windows = select_windows(suite, settings())
     predictor = CheckpointPredictor(checkpoint)
@@ -107,7 +107,7 @@ def test_means_are_over_windows_and_seeds_and_horizons() -> None:
 def test_fed_back_text_is_imagined_as_if_it_had_been_observed(
     checkpoint: Path, windows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 5)
     predictor = FedBackPredictor(checkpoint)
     windows = list(load_suite(str(windows_file)).windows)[:2]
     world_model = predictor.world_model
@@ -124,7 +124,7 @@ def test_fed_back_text_is_imagined_as_if_it_had_been_observed(
 def test_fed_back_text_over_the_context_limit_drops_the_oldest_steps(
     checkpoint: Path, windows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 30)
+    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 30)
     monkeypatch.setattr(template, "CONTEXT_LIMIT", 100)
     monkeypatch.setattr(template.fit_context, "__defaults__", (100, 1))
     window = load_suite(str(windows_file)).windows[4]

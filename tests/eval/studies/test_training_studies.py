@@ -21,8 +21,8 @@ from tests.eval.studies.conftest import Pretend
 def quick(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> None:
     """Training stands still; observations are short."""
     monkeypatch.setattr("eval.studies.training_study.train", pretend)
-    monkeypatch.setattr("eval.models.MAX_NEW_TOKENS", 4)
-    monkeypatch.setattr("eval.fed_back.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 4)
 
 
 def study(protocol_file: Path, out: Path, *overrides: str) -> int:
@@ -97,8 +97,8 @@ def test_a_study_writes_tables_plots_and_json_and_finishes_only_once(
     for name in ("plot.png", "latents.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
-    monkeypatch.setattr("eval.models.CheckpointPredictor.predict", None)
-    monkeypatch.setattr("eval.models.CheckpointPredictor.nats", None)
+    monkeypatch.setattr("eval.models.checkpoint.CheckpointPredictor.predict", None)
+    monkeypatch.setattr("eval.models.checkpoint.CheckpointPredictor.nats", None)
     assert study(protocol_file, out) == 0
     assert results(out)["means"] == found["means"]
 

@@ -1,0 +1,1 @@
+"""ALFWorld: games, the engine, an expert, hidden states and texts."""

@@ -1,0 +1,116 @@
+"""What an ALFWorld game hides, as text: with look and inventory, all that its answers depend on.
+
+    The fridge 1 is closed. In it, you see a mug 2, and a mug 1.     each receptacle within reach
+    On the drawer 2, you see a pan 1.                                one that does not open
+    Facing the drawer 2, and drawer 1. Next to it, you see a pan 1. You took a pan 1 from the drawer 1.
+    In the bowl 1, you see a spoon 1.                                things that hold others
+    The desklamp 1 is off.                                           things to switch
+    The mug 1 is hot and clean.                                      things in a special state
+
+Everything stands in the order of the game's own lists: kind ascending, number descending. The third line is there for
+receptacles that are reached from one place, where `look` answers so: the grammar says that a thing lies next to the
+receptacles if it lies at the place and was once taken from one of them, even if it lies in another by now.
+
+Left out is what a thing's or receptacle's kind decides: what can be taken, opens with another word, holds what, gets
+hot, cold, clean or sliced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from data_prep.environments.alfworld.expert import World, natural
+
+STATES = {"ishot": "hot", "iscool": "cold", "isclean": "clean", "issliced": "sliced"}
+
+_NAME = r"[a-z]+ \d+"
+_LIST = rf"(?:nothing|(?:a {_NAME}(?:, and |, )?)+)"
+_STATE = rf"(?:{'|'.join(STATES.values())})"
+_LINE = re.compile(
+    rf"The {_NAME} is (?:closed|open)\. In it, you see {_LIST}\."
+    rf"|(?:On|In) the {_NAME}, you see {_LIST}\."
+    rf"|Facing the {_NAME}(?:, (?:and )?{_NAME})+\. Next to it, you see {_LIST}\."
+    rf"(?: You took {_LIST} from the {_NAME}\.)*"
+    rf"|The {_NAME} is (?:on|off|{_STATE}(?: and {_STATE})*)\."
+)
+
+
+def listed(name: str) -> tuple[str, int]:
+    """Sorts names as the game's lists do: `drawer 10`, `drawer 9`, `fridge 1`."""
+    kind, number = natural(name)
+    return kind, -number
+
+
+def describe(world: World) -> str:
+    """The hidden state of one moment."""
+    parts = (_receptacles, _shared_places, _vessels, _switches, _special_states)
+    return "\n".join(line for part in parts for line in part(world))
+
+
+def unreadable_line(hidden_state: str) -> str | None:
+    """The first line that `describe` cannot have written."""
+    return next((line for line in hidden_state.split("\n") if not _LINE.fullmatch(line)), None)
+
+
+def _receptacles(world: World) -> Iterator[str]:
+    for receptacle in sorted(world.contents, key=listed):
+        things = _articled(world.contents[receptacle])
+        if world.true("openable", receptacle):
+            state = "closed" if world.closed(receptacle) else "open"
+            yield f"The {receptacle} is {state}. In it, you see {things}."
+        else:
+            yield f"On the {receptacle}, you see {things}."
+
+
+def _shared_places(world: World) -> Iterator[str]:
+    places = defaultdict(list)
+    for receptacle in sorted(world.spots, key=listed):
+        places[world.spots[receptacle]].append(receptacle)
+    taken = {place: _taken_from(world, place) for place in world.spots}
+    for place, receptacles in places.items():
+        if len(receptacles) > 1:
+            here = {thing for thing, where in world.facts["objectatlocation"] if where == place}
+            # a thing taken from two of them is listed twice, as the game does
+            beside = [thing for receptacle in receptacles for thing in taken[receptacle] if thing in here]
+            line = f"Facing the {_joined(receptacles)}. Next to it, you see {_articled(beside)}."
+            yield line + "".join(f" You took {_articled(taken[r])} from the {r}." for r in receptacles if taken[r])
+
+
+def _taken_from(world: World, receptacle: str) -> list[str]:
+    """What was once in a receptacle and is not now: the engine notes what became false, not what always was."""
+    return [thing for thing, place in world.facts["not_inreceptacle"] if place == receptacle]
+
+
+def _vessels(world: World) -> Iterator[str]:
+    contents = defaultdict(list)
+    for thing, vessel in world.facts["inreceptacleobject"]:
+        contents[vessel].append(thing)
+    for vessel in sorted(contents, key=listed):
+        yield f"In the {vessel}, you see {_articled(contents[vessel])}."
+
+
+def _switches(world: World) -> Iterator[str]:
+    for thing in sorted((thing for (thing,) in world.facts["toggleable"]), key=listed):
+        yield f"The {thing} is {'on' if world.true('istoggled', thing) else 'off'}."
+
+
+def _special_states(world: World) -> Iterator[str]:
+    states: dict[str, list[str]] = defaultdict(list)
+    for predicate, word in STATES.items():
+        for (thing,) in world.facts[predicate]:
+            states[thing].append(word)
+    for thing in sorted(states, key=listed):
+        yield f"The {thing} is {' and '.join(states[thing])}."
+
+
+def _articled(things: Iterable[str]) -> str:
+    return _joined([f"a {thing}" for thing in sorted(things, key=listed)])
+
+
+def _joined(words: Sequence[str]) -> str:
+    """As the game joins a list."""
+    if len(words) < 2:
+        return words[0] if words else "nothing"
+    return ", ".join(words[:-1]) + f", and {words[-1]}"

@@ -1,0 +1,1 @@
+"""Simulators of frames, by name."""

@@ -1,0 +1,71 @@
+"""Atari as the 100k benchmark has it: 64 x 64 colour frames, each of four of the game's, the last two merged.
+
+Up to 30 no-ops begin an episode, actions are the game's minimal set and are never repeated by chance. An episode ends
+with the game, not with a life; `lives` is told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from data_prep.environments.pixels.base import Frame, Outcome, installed, missing, resize
+from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
+
+PIXELS = 64
+SKIP = 4
+NO_OPS = 30
+LIMIT = 108_000
+"""Frames of the game after which an episode is truncated: half an hour of play."""
+
+
+class Atari:
+    """One game. Told of each frame: `lives` that are left."""
+
+    def __init__(self, game: str) -> None:
+        """game: as in Breakout or MsPacman. Raises InputError for an unknown one."""
+        try:
+            from ale_py import ALEInterface, LoggerMode, roms
+        except ModuleNotFoundError as error:
+            raise missing("atari", error) from error
+        found = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
+        if game not in found:
+            raise InputError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(found))}")
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        self._ale, rom = ALEInterface(), roms.get_rom_path(found[game])
+        assert rom is not None  # it is one of those the package has
+        self._rom = rom
+        self._ale.setFloat("repeat_action_probability", 0.0)
+        self._ale.setInt("max_num_frames_per_episode", LIMIT)
+        self._ale.loadROM(self._rom)
+        self._actions = self._ale.getMinimalActionSet()
+        version = installed("ale-py", f"skip={SKIP}", f"noops={NO_OPS}", "sticky=0")
+        self.space = FrameSpace(f"atari/{game}", version, (PIXELS, PIXELS, 3), len(self._actions))
+
+    def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
+        self._ale.setInt("random_seed", seed)
+        self._ale.loadROM(self._rom)  # a seed counts from the next loading on
+        self._ale.reset_game()
+        for _ in range(int(np.random.default_rng(seed).integers(NO_OPS + 1))):
+            self._ale.act(0)
+            if self._ale.game_over():
+                self._ale.reset_game()
+        return resize(self._ale.getScreenRGB(), PIXELS, PIXELS), self._told()
+
+    def act(self, action: int) -> Outcome:
+        reward, last = 0.0, [self._ale.getScreenRGB()]
+        for _ in range(SKIP):
+            reward += self._ale.act(self._actions[action])
+            last = [*last[-1:], self._ale.getScreenRGB()]
+            if self._ale.game_over():
+                break
+        frame = resize(np.maximum(*last), PIXELS, PIXELS)
+        truncated = self._ale.game_truncated()
+        return Outcome(frame, reward, self._ale.game_over(with_truncation=False), truncated, self._told())
+
+    def _told(self) -> dict[str, Any]:
+        return {"lives": self._ale.lives()}
+
+    def close(self) -> None: ...

@@ -1,0 +1,88 @@
+"""What a simulator of frames must do, and the Gymnasium environment around it. Needs gymnasium (extra: pixel)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
+
+Frame = NDArray[np.uint8]
+
+SEEDS = 2**31
+"""Simulators are seeded below this, which all of them take."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an action led to. `told`: what else the simulator tells of the frame, the same names at every frame."""
+
+    frame: Frame
+    reward: float
+    terminated: bool
+    truncated: bool
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+class Simulator(Protocol):
+    """One game. What happens depends on the seed of `begin` and the actions alone."""
+
+    space: FrameSpace
+
+    def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
+        """The first frame of an episode and what is told of it."""
+        ...
+
+    def act(self, action: int) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
+    """uint8 frames (H, W, C) and discrete actions. `info` holds what the simulator tells of the frame.
+
+    `reset(seed=...)` decides everything up to the next reset with a seed.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        self.space = simulator.space
+        self.observation_space = spaces.Box(0, 255, self.space.frame_shape, np.uint8)
+        self.action_space = spaces.Discrete(self.space.actions)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frame, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._simulator.begin(int(self.np_random.integers(SEEDS)))
+
+    def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        """Raises InputError for an action outside the space."""
+        if not self.action_space.contains(action):
+            raise InputError(f"action: {action!r} is not one of the {self.space.actions} of {self.space.env}")
+        outcome = self._simulator.act(int(action))
+        return outcome.frame, outcome.reward, outcome.terminated, outcome.truncated, outcome.told
+
+    def close(self) -> None:
+        self._simulator.close()
+
+
+def missing(extra: str, error: ModuleNotFoundError) -> InputError:
+    return InputError(f"{extra}: the package {error.name} is not installed: pip install 'loopwm[{extra}]'")
+
+
+def installed(package: str, *settings: str) -> str:
+    """The version of a package and the settings that change what happens, as FrameSpace wants them."""
+    return " ".join((package, version(package), *settings))
+
+
+def resize(frame: Frame, height: int, width: int) -> Frame:
+    """Area average (H, W, C) -> (height, width, C). Needs Pillow."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BOX))

@@ -1,0 +1,103 @@
+"""Environments of frames by name. A simulator's package is imported only when its environment is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from loopwm.records.errors import InputError
+
+if TYPE_CHECKING:
+    from gymnasium.vector import SyncVectorEnv
+
+    from data_prep.environments.pixels.base import FrameEnvironment, Simulator
+
+
+def _crafter() -> Simulator:
+    from data_prep.environments.pixels.crafter import Crafter
+
+    return Crafter()
+
+
+def _craftax(classic: bool) -> Simulator:
+    from data_prep.environments.pixels.craftax import Craftax
+
+    return Craftax(classic)
+
+
+def _minatar(game: str) -> Simulator:
+    from data_prep.environments.pixels.minatar import MinAtar
+
+    return MinAtar(game)
+
+
+def _atari(game: str) -> Simulator:
+    from data_prep.environments.pixels.atari import Atari
+
+    return Atari(game)
+
+
+def _minigrid(task: str) -> Simulator:
+    from data_prep.environments.pixels.gymnasium import MiniGrid
+
+    return MiniGrid(task)
+
+
+def _vizdoom(scenario: str) -> Simulator:
+    from data_prep.environments.pixels.gymnasium import VizDoom
+
+    return VizDoom(scenario)
+
+
+SINGLE: dict[str, Callable[[], Simulator]] = {
+    "crafter": _crafter,
+    "craftax": partial(_craftax, False),
+    "craftax-classic": partial(_craftax, True),
+}
+FAMILIES: dict[str, Callable[[str], Simulator]] = {
+    "atari": _atari,
+    "minatar": _minatar,
+    "minigrid": _minigrid,
+    "vizdoom": _vizdoom,
+}
+"""Environments named FAMILY/GAME."""
+
+FRAME_ENVIRONMENTS = ("crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
+"""Examples for messages and help."""
+
+
+def is_frame_environment(name: str) -> bool:
+    """Whether a name is that of an environment of frames, be its simulator installed or not."""
+    return name in SINGLE or name.partition("/")[0] in FAMILIES
+
+
+def make_frame_environment(name: str) -> FrameEnvironment:
+    """An environment such as crafter or minatar/breakout.
+
+    Raises InputError for an unknown name, or a package that is not installed: the message says what to install.
+    """
+    try:
+        from data_prep.environments.pixels.base import FrameEnvironment
+    except ModuleNotFoundError as error:
+        raise InputError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
+    if name in SINGLE:
+        return FrameEnvironment(SINGLE[name]())
+    family, _, game = name.partition("/")
+    if family not in FAMILIES:
+        expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
+        raise InputError(f"environment: unknown {name!r}, expected one of {expected}")
+    return FrameEnvironment(FAMILIES[family](game))
+
+
+def make_frame_vector(name: str, count: int) -> SyncVectorEnv:
+    """`count` environments as a vector that begins anew in the step in which an episode ends (SAME_STEP).
+
+    Raises InputError as make_frame_environment does.
+    """
+    first = make_frame_environment(name)  # whose errors come before those of gymnasium's own package
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+    makers: list[Callable[[], FrameEnvironment]] = [lambda: first]
+    makers += [partial(make_frame_environment, name)] * (count - 1)
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)

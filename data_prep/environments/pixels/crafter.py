@@ -1,0 +1,72 @@
+"""Crafter at 63 x 63: a grid of 9 x 9 tiles of 7 x 7 pixels, the map in the upper 7 rows, the inventory below.
+
+At night the simulator draws noise over the map from the same random numbers that move its creatures: night frames
+cannot be predicted pixel by pixel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from data_prep.environments.pixels.base import Frame, Outcome, installed, missing
+from loopwm.records.frames import FrameSpace
+
+PIXELS = 63
+MAP_TILES = np.array((9, 7))
+"""Columns and rows of the map that are seen; the player stands in the middle."""
+
+
+class Crafter:
+    """One world. Told of each frame: `creature`, whether a cow, zombie or skeleton is in sight; `achievements`, how
+    often each of the 22 has been reached in the episode so far (uint16, in the simulator's order)."""
+
+    def __init__(self) -> None:
+        try:
+            from crafter import constants, objects
+        except ModuleNotFoundError as error:
+            raise missing("crafter", error) from error
+        self._creatures = (objects.Cow, objects.Zombie, objects.Skeleton)
+        self._env = _make()
+        self.space = FrameSpace("crafter", installed("crafter"), (PIXELS, PIXELS, 3), len(constants.actions))
+
+    def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
+        self._env._seed, self._env._episode = seed, 0
+        frame = self._env.reset()
+        return frame, self._told()
+
+    def act(self, action: int) -> Outcome:
+        frame, reward, over, info = self._env.step(action)
+        dead = info["discount"] == 0
+        return Outcome(frame, float(reward), dead, over and not dead, self._told())
+
+    def _told(self) -> dict[str, Any]:
+        player = self._env._player
+        corner = player.pos - MAP_TILES // 2
+        creatures = [thing.pos - corner for thing in self._env._world.objects if isinstance(thing, self._creatures)]
+        seen = any(((place >= 0) & (place < MAP_TILES)).all() for place in creatures)
+        return {"creature": seen, "achievements": np.array(list(player.achievements.values()), np.uint16)}
+
+    def close(self) -> None: ...
+
+
+def achievements() -> list[str]:
+    """The names of Crafter's achievements, in the order in which they are told. Raises InputError without Crafter."""
+    try:
+        from crafter import constants
+    except ModuleNotFoundError as error:
+        raise missing("crafter", error) from error
+    return list(constants.achievements)
+
+
+def _make() -> Any:
+    """The simulator, made repeatable: it picks creatures to remove out of sets, whose order is that of addresses."""
+    import crafter
+
+    class Repeatable(crafter.Env):
+        def _balance_chunk(self, chunk: Any, objs: Any) -> None:
+            numbers = self._world._obj_map
+            super()._balance_chunk(chunk, sorted(objs, key=lambda thing: numbers[tuple(thing.pos)]))
+
+    return Repeatable(size=(PIXELS, PIXELS))

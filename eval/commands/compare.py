@@ -1,0 +1,98 @@
+"""Compare two finished runs on the same windows: paired differences A - B with bootstrap 95 % bounds over games.
+
+Windows that one of them refused are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.commands.harness import read_results
+from eval.scores.intervals import Games, game_interval95
+from eval.scores.metrics import exact_match, token_f1
+from eval.scores.predictions import Key, Record, read_records
+from eval.scores.tables import percent, table
+from loopwm.records.errors import InputError
+
+EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
+Scores = NDArray[np.float64]
+_SCORES = {"em": exact_match, "f1": token_f1}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of A - B over the same windows at one horizon, fractions; low and high are 95 % bounds, games resampled."""
+
+    metric: str
+    horizon: int
+    n: int
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+
+
+def compare_runs(folder_a: Path, folder_b: Path) -> list[Difference]:
+    """Every shared horizon. Raises InputError for unfinished runs, another suite or other windows."""
+    results_a, results_b = (read_results(folder / "results.json") for folder in (folder_a, folder_b))
+    if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
+        raise InputError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
+    a, b = (read_records(folder / "predictions.jsonl") for folder in (folder_a, folder_b))
+    shared = sorted({k for _, k in a} & {k for _, k in b})
+    if not shared:
+        raise InputError(f"{folder_b}: horizons: shares none with {folder_a}")
+    refused = results_a["refused"].keys() | results_b["refused"].keys()
+    games = results_a["games"]
+    found = []
+    for k in shared:
+        at_a, at_b = (_at(records, k, refused) for records in (a, b))
+        if at_a.keys() != at_b.keys():
+            raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
+        found += [_difference(metric, k, at_a, at_b, games) for metric in _SCORES]
+    return sorted(found, key=lambda d: list(_SCORES).index(d.metric))
+
+
+def _at(records: dict[Key, Record], horizon: int, refused: Collection[str]) -> dict[str, Record]:
+    return {name: record for (name, k), record in records.items() if k == horizon and name not in refused}
+
+
+def _difference(
+    metric: str, k: int, a: dict[str, Record], b: dict[str, Record], games: Mapping[str, str]
+) -> Difference:
+    names = sorted(a)
+    scores_a, scores_b = (_scores(metric, records, names) for records in (a, b))
+    return paired_difference(metric, k, scores_a, scores_b, [games[name] for name in names])
+
+
+def paired_difference(metric: str, horizon: int, a: Scores, b: Scores, games: Games) -> Difference:
+    """a, b: (n,) scores of the same windows in the same order, games: what each is of. NaN bounds for one game."""
+    low, high = game_interval95((a - b)[:, None], games)[:, 0].tolist()
+    mean_a, mean_b = float(a.mean()), float(b.mean())
+    return Difference(metric, horizon, len(a), mean_a, mean_b, mean_a - mean_b, low, high)
+
+
+def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> Scores:
+    score = _SCORES[metric]
+    return np.array([score(records[window]["prediction"], records[window]["target"]) for window in windows])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_a", type=Path, metavar="DIR_A", help="folder of a finished run")
+    parser.add_argument("run_b", type=Path, metavar="DIR_B", help="folder of another on the same windows")
+
+
+def run(args: argparse.Namespace) -> None:
+    lines = []
+    for d in compare_runs(args.run_a, args.run_b):
+        bounds = f"{percent(d.low)} to {percent(d.high)}"
+        figures = [percent(d.a), percent(d.b), percent(d.difference), bounds]
+        lines.append([d.metric, str(d.horizon), str(d.n), *figures])
+    print(f"A: {args.run_a}\nB: {args.run_b}\n")
+    print(table(["Metric", "Horizon", "n", "A", "B", "A - B", "95 %"], lines), end="")

@@ -1,0 +1,250 @@
+"""Running a predictor over a suite: batches, resuming, results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from eval.models.base import Metered, Predictor
+from eval.scores.intervals import INTERVALS
+from eval.scores.metrics import METRICS_VERSION
+from eval.scores.predictions import Key, Prediction, Record, Refusals, RunFolder
+from eval.scores.rows import Item, make_rows, score_window, summarize_pairs
+from eval.scores.seen import Seen
+from eval.scores.suites import Suite
+from eval.scores.tables import render_report
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json, sha256, write_atomic, write_json
+from loopwm.records.provenance import provenance
+from loopwm.records.template import FormatError, Regime
+from loopwm.records.windows import Window, check_horizons, check_runnable, game_of, question, refusal, stratified_sample
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to evaluate. horizons ascend, without repeats; limit None takes every window."""
+
+    model: str
+    context: Regime
+    horizons: tuple[int, ...]
+    limit: int | None
+    seed: int
+    batch_size: int
+
+
+def sample_windows(suite: Suite, settings: Settings) -> list[Window]:
+    """The windows of a run, also those it will have to refuse. Raises InputError for one that is too short."""
+    limit = len(suite.windows) if settings.limit is None else settings.limit
+    windows = stratified_sample(suite.windows, limit, settings.seed)
+    check_horizons(windows, settings.horizons)
+    return windows
+
+
+def select_windows(suite: Suite, settings: Settings) -> list[Window]:
+    """As `sample_windows`, for runs that must have every window: also raises InputError for one that the regime cannot
+    show."""
+    windows = sample_windows(suite, settings)
+    check_runnable(windows, settings.context, settings.horizons)
+    return windows
+
+
+def evaluate(
+    predictor: Predictor,
+    suite: Suite,
+    windows: Sequence[Window],
+    settings: Settings,
+    out: Path,
+    seen: Seen | None = None,
+) -> dict[str, Any]:
+    """Predicts what `out` lacks, then writes `results.json` and `report.md` there and returns the results.
+
+    A window that cannot be rendered is refused: counted and named, but not scored. Raises InputError where that leaves
+    none; nothing is written if the regime alone refuses them all.
+    """
+    reasons = {window["id"]: refusal(window, settings.context) for window in windows}
+    refused = {name: reason for name, reason in reasons.items() if reason is not None}
+    shown = _not_refused(windows, refused)
+    spec = run_spec(predictor, suite, settings)
+    folder = RunFolder(out, spec)
+    records = predict_missing(predictor, shown, settings, folder)
+    refused |= folder.read_refusals()
+    scored = _not_refused(windows, refused)
+    results = make_results(spec, scored, refused, settings, records, seen)
+    if isinstance(predictor, Metered):
+        usage = predictor.usage(scored, settings.context, settings.horizons)
+        results["provenance"]["usage"] = dict(usage)
+    write_json(out / "results.json", results)
+    write_atomic(out / "report.md", render_report(results))
+    return results
+
+
+def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
+    """Raises InputError naming the first window where none is left."""
+    rest = [window for window in windows if window["id"] not in refused]
+    if not rest:
+        name = windows[0]["id"]
+        raise InputError(f"window {name}: {refused[name]} (and no other window can be shown either)")
+    return rest
+
+
+def run_spec(predictor: Predictor, suite: Suite, settings: Settings) -> dict[str, Any]:
+    """All that decides the predictions; a folder with another one is refused."""
+    return {
+        "model": settings.model,
+        "suite": suite.name,
+        "context": settings.context,
+        "metrics_version": METRICS_VERSION,
+        "suite_sha256": suite.sha256,
+        **predictor.identity,
+        "horizons": list(settings.horizons),
+        "limit": settings.limit,
+        "seed": settings.seed,
+        "batch_size": settings.batch_size,
+    }
+
+
+def plan_batches(windows: Sequence[Window], settings: Settings) -> list[list[Window]]:
+    """Batches of similar context length, the longest first, the same whether or not a run was interrupted."""
+    ordered = sorted(windows, key=lambda w: (-len(question(w, settings.context, 1)), w["id"]))
+    size = settings.batch_size
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def predict_missing(
+    predictor: Predictor, windows: Sequence[Window], settings: Settings, folder: RunFolder
+) -> dict[Key, Record]:
+    """Predicts every batch that is not complete in the folder, appends what it lacks, returns all records."""
+    records, refused = folder.read(), folder.read_refusals()
+    batches = [(batch, _missing(batch, settings, records, refused)) for batch in plan_batches(windows, settings)]
+    done = sum(len(batch) for batch, missing in batches if not missing)
+    with tqdm(total=len(windows), initial=done, unit="window", desc=f"{settings.model} {settings.context}") as bar:
+        for batch, missing in batches:
+            if missing:
+                made, too_long = predict_batch(predictor, batch, settings)
+                folder.append_refusals({name: too_long[name] for name in too_long if name not in refused})
+                new = {key: made[key] for key in missing if key in made}
+                folder.append(list(new.values()))
+                records |= new
+                bar.update(len(batch))
+    return records
+
+
+def _missing(batch: Sequence[Window], settings: Settings, records: dict[Key, Record], refused: Refusals) -> list[Key]:
+    keys = [(window["id"], k) for window in batch if window["id"] not in refused for k in settings.horizons]
+    return [key for key in keys if key not in records]
+
+
+def predict_batch(
+    predictor: Predictor, batch: Sequence[Window], settings: Settings
+) -> tuple[dict[Key, Record], Refusals]:
+    """Records of the windows that can be rendered, and why the others cannot.
+
+    A batch with one that cannot is predicted window by window, so that it always falls into the same parts.
+    """
+    try:
+        predictions = predictor.predict(batch, settings.context, settings.horizons)
+    except InputError as error:
+        if not isinstance(error.__cause__, FormatError):
+            raise
+        if len(batch) == 1:
+            return {}, {batch[0]["id"]: str(error.__cause__)}
+        parts = [predict_batch(predictor, [window], settings) for window in batch]
+        return _merged(made for made, _ in parts), _merged(refused for _, refused in parts)
+    pairs = zip(batch, predictions, strict=True)
+    return _merged(window_records(*pair, settings.context, settings.horizons) for pair in pairs), {}
+
+
+def _merged(parts: Iterable[dict[K, V]]) -> dict[K, V]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def window_records(
+    window: Window, prediction: Prediction, regime: Regime, horizons: Sequence[int]
+) -> dict[Key, Record]:
+    """What is kept of a window's predictions at some horizons."""
+    records: dict[Key, Record] = {}
+    for k in horizons:
+        target = window["observations"][k - 1]
+        record = Record(
+            id=window["id"],
+            horizon=k,
+            prompt_sha256=sha256(question(window, regime, k)),
+            target_sha256=sha256(target),
+            prediction=prediction.texts[k],
+            target=target,
+            steps_cut=prediction.steps_cut,
+        )
+        if k in prediction.unanswered:
+            record["unanswered"] = True
+        if k in prediction.rewards:
+            record["reward"] = prediction.rewards[k]
+        if k in prediction.ends:
+            record["ended"] = prediction.ends[k]
+        records[window["id"], k] = record
+    return records
+
+
+def recorded_prediction(window: Window, records: Mapping[Key, Record], horizons: Iterable[int]) -> Prediction:
+    """What was kept of a window's predictions. Raises KeyError for a horizon that was not predicted."""
+    found = {k: records[window["id"], k] for k in horizons}
+    return Prediction(
+        texts={k: record["prediction"] for k, record in found.items()},
+        rewards={k: record["reward"] for k, record in found.items() if "reward" in record},
+        ends={k: record["ended"] for k, record in found.items() if "ended" in record},
+    )
+
+
+def make_results(
+    spec: dict[str, Any],
+    windows: Sequence[Window],
+    refused: Refusals,
+    settings: Settings,
+    records: dict[Key, Record],
+    seen: Seen | None,
+) -> dict[str, Any]:
+    """The content of `results.json`. windows: those that were scored; every figure rests on them alone."""
+    items: list[Item] = []
+    for window in windows:
+        predicted = recorded_prediction(window, records, settings.horizons)
+        items += score_window(window, settings.context, predicted, seen)
+    head = ("model", "suite", "context", "metrics_version")
+    return {
+        **{name: spec[name] for name in head},
+        "intervals": INTERVALS,
+        "provenance": {**{k: v for k, v in spec.items() if k not in head}, **provenance("eval")},
+        "windows": {"asked": len(windows) + len(refused), "scored": len(windows), "refused": len(refused)},
+        "refused": refused,
+        "games": {window["id"]: game_of(window) for window in windows},
+        "windows_cut_share": _share_cut(windows, settings, records),
+        "unanswered": sum("unanswered" in records[window["id"], k] for window in windows for k in settings.horizons),
+        "seen_in": None if seen is None else seen.training_set,
+        "rows": make_rows(items, settings.horizons),
+        "pairs": summarize_pairs(items),
+    }
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The content of a `results.json`. Raises InputError for one without rows or with intervals of another kind."""
+    results: dict[str, Any] = read_json(path)
+    for name in ("rows", "provenance"):
+        if name not in results:
+            raise InputError(f"{path}: {name}: missing")
+    if results.get("intervals") != INTERVALS:
+        raise InputError(
+            f"{path}: intervals: {results.get('intervals', 'over windows')!r}, not {INTERVALS!r} (over games); "
+            "the run's own command makes the file again from its predictions"
+        )
+    return results
+
+
+def _share_cut(windows: Sequence[Window], settings: Settings, records: dict[Key, Record]) -> float:
+    """Share of windows whose oldest steps did not fit the context."""
+    cut = [records[window["id"], settings.horizons[0]]["steps_cut"] > 0 for window in windows]
+    return sum(cut) / len(cut)

@@ -1,0 +1,109 @@
+"""An agent at play: in the real world, in an imagined one, and its imagined actions replayed in the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from eval.commands.agents import Agent
+from eval.commands.real_world import Game, RealWorld
+from eval.models.imagination import Imagination, longer
+from loopwm.records.episodes import FULL_SCORE
+from loopwm.records.template import Context, Regime
+
+ENDS_BELOW = 0.5
+"""Predicted chance to go on below which an imagined world has ended."""
+
+WON_FROM = FULL_SCORE / 2
+"""Points, summed over an imagined episode that ended, from which it counts as won: nearer to all than to none."""
+
+
+@dataclass
+class Play:
+    """One episode. score: points at the end, in an imagined world the sum of predicted rewards, None if it predicts
+    none. done: the world ended it. stopped: the agent believed to have finished."""
+
+    actions: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
+    score: float | None = 0.0
+    done: bool = False
+    stopped: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.done or self.stopped
+
+
+def won(play: Play) -> bool:
+    """Success in the real world: it ended the episode, with full score."""
+    return play.done and play.score is not None and play.score >= FULL_SCORE
+
+
+def won_as_imagined(play: Play) -> bool:
+    """Success in an imagined world: by its own word where it predicts rewards and ends, else by the agent's."""
+    if play.score is None:
+        return play.stopped
+    return play.done and play.score >= WON_FROM
+
+
+def play_real(agent: Agent, world: RealWorld, game: Game, max_steps: int) -> Play:
+    context, play = world.start(game, "observed"), Play()
+    while not play.over and len(play.actions) < max_steps:
+        action = agent.act(context)
+        if action is None:
+            play.stopped = True
+        else:
+            _take(play, world, action)
+            context = longer(context, action, play.observations[-1])
+    return play
+
+
+def replay(world: RealWorld, game: Game, actions: Sequence[str]) -> Play:
+    """The actions in the real world, as many as it takes before the episode ends."""
+    world.start(game, "observed")
+    play = Play()
+    for action in actions:
+        if not play.done:
+            _take(play, world, action)
+    return play
+
+
+def _take(play: Play, world: RealWorld, action: str) -> None:
+    step = world.step(action)
+    play.actions.append(action)
+    play.observations.append(step.observation)
+    play.score, play.done = step.score, step.done
+
+
+def play_imagined(
+    agent: Agent, imagination: Imagination, env: str, starts: Sequence[Context], max_steps: int
+) -> list[Play]:
+    """Plays from every start, all at once. The agent sees goal and texts alone; the model, all of the start."""
+    contexts = list(starts)
+    plays = [Play(score=0.0 if imagination.judges else None) for _ in starts]
+    for _ in range(max_steps):
+        chosen = {i: agent.act(_seen(contexts[i])) for i, play in enumerate(plays) if not play.over}
+        taken = {i: action for i, action in chosen.items() if action is not None}
+        for i in chosen.keys() - taken.keys():
+            plays[i].stopped = True
+        if not taken:
+            break
+        steps = imagination.imagine(env, [contexts[i] for i in taken], list(taken.values()))
+        for (i, action), step in zip(taken.items(), steps, strict=True):
+            play = plays[i]
+            play.actions.append(action)
+            play.observations.append(step.observation)
+            if play.score is not None and step.reward is not None and step.goes_on is not None:
+                play.score += step.reward
+                play.done = step.goes_on < ENDS_BELOW
+            contexts[i] = longer(contexts[i], action, step.observation)
+    return plays
+
+
+def _seen(context: Context) -> Context:
+    return Context(context.goal, context.observation, context.history)
+
+
+def start_all(world: RealWorld, games: Sequence[Game], regime: Regime) -> list[Context]:
+    return [world.robustly(game, partial(world.start, game, regime)) for game in games]

@@ -1,0 +1,243 @@
+"""Imagine whole episodes: from the first observation, by the episode's own actions, scored at every depth.
+
+Two ways, kept apart. `latent`: actions are taken one after another in the latent, and each depth is decoded without
+being shown to the next (deferred decoding). `fed_back`: every decoded text is taken for what was observed.
+
+Writes results.json, report.md, plot.png and each way's predictions to --out. Killed and started again with the same
+arguments it goes on where it was; a folder made with other arguments is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from eval.commands.compare import paired_difference
+from eval.commands.harness import recorded_prediction, window_records
+from eval.models.base import Predictor
+from eval.models.imagination import fed_back
+from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
+from eval.scores.intervals import INTERVALS
+from eval.scores.metrics import METRICS_VERSION
+from eval.scores.predictions import Key, Record, RunFolder
+from eval.scores.rows import Item, estimates, score_window, summarize
+from eval.scores.tables import percent, table, with_bounds
+from loopwm.records.episodes import recorded_episodes
+from loopwm.records.errors import InputError
+from loopwm.records.files import sha256, write_atomic, write_json
+from loopwm.records.provenance import provenance
+from loopwm.records.template import REGIMES, Regime
+from loopwm.records.windows import Window, check_runnable, game_of, padded, start_windows, stratified_sample
+
+EXAMPLE = (
+    "python -m eval rollout --model loopwm/pretrained --episodes data/episodes/test-gold --context observed "
+    "--limit 30 --out runs/eval/rollout"
+)
+WAYS = ("latent", "fed_back")
+DEPTH_LIMIT = 30
+_SCORES = ("em", "f1")
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What to imagine. limit None takes every episode."""
+
+    model: str
+    context: Regime
+    depth_limit: int
+    limit: int | None
+    seed: int
+    batch_size: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="episode files or folders")
+    parser.add_argument("--context", choices=REGIMES, required=True, help="what of the start the model is shown")
+    parser.add_argument("--depth-limit", type=positive, default=DEPTH_LIMIT, help="most steps (default: %(default)s)")
+    parser.add_argument("--limit", type=positive, help="sample of this many episodes, stratified by task")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the rollouts")
+    parser.add_argument("--batch-size", type=positive, default=8, help="episodes at once (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+
+
+def run(args: argparse.Namespace) -> None:
+    settings = RolloutSettings(args.model, args.context, args.depth_limit, args.limit, args.seed, args.batch_size)
+    windows = select_starts(args.episodes, settings)
+    depths = range(1, args.depth_limit + 1)
+    predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, depths)
+    roll_out(predictor, windows, settings, args.out)
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def select_starts(paths: Sequence[Path], settings: RolloutSettings) -> list[Window]:
+    """Raises InputError if there is no episode with a step, or one of another environment or without what is shown."""
+    windows = start_windows(recorded_episodes(paths), settings.depth_limit)
+    if not windows:
+        raise InputError("--episodes: none has a step to imagine")
+    if len(environments := sorted({window["env"] for window in windows})) > 1:
+        raise InputError(f"--episodes: expected episodes of one environment, found {', '.join(environments)}")
+    chosen = stratified_sample(windows, settings.limit or len(windows), settings.seed)
+    check_runnable(chosen, settings.context, (1,))
+    return chosen
+
+
+def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, out: Path) -> dict[str, Any]:
+    """Imagines what `out` lacks, writes the results there and returns them. The windows start their episodes."""
+    predictors = {"latent": predictor, "fed_back": fed_back(predictor, settings.model, settings.context)}
+    specs = {way: rollout_spec(predictors[way], windows, settings, way) for way in WAYS}
+    folders = {way: RunFolder(out / way, specs[way]) for way in WAYS}
+    records = {way: imagine_missing(predictors[way], windows, settings, folders[way], way) for way in WAYS}
+    results = make_results(specs["latent"], windows, settings, records)
+    write_json(out / "results.json", results)
+    plot_depths(out / "plot.png", results)
+    write_atomic(out / "report.md", render_rollout(results))
+    return results
+
+
+def rollout_spec(
+    predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, way: str
+) -> dict[str, Any]:
+    """All that decides the predictions of one way."""
+    episodes = sha256("".join(json.dumps(window, sort_keys=True) for window in windows))
+    return {
+        **asdict(settings),
+        "way": way,
+        "metrics_version": METRICS_VERSION,
+        "episodes_sha256": episodes,
+        **predictor.identity,
+    }
+
+
+def imagine_missing(
+    predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, folder: RunFolder, way: str
+) -> dict[Key, Record]:
+    """Imagines the batches that are not complete in the folder. Episodes of a batch are of similar length."""
+    records = folder.read()
+    ordered = sorted(windows, key=lambda window: (-len(window["actions"]), window["id"]))
+    batches = [ordered[i : i + settings.batch_size] for i in range(0, len(ordered), settings.batch_size)]
+    with tqdm(total=len(windows), unit="episode", desc=f"{settings.model} {way}") as bar:
+        for batch in batches:
+            made = {} if _complete(batch, records) else imagine_batch(predictor, batch, settings.context)
+            if new := {key: record for key, record in made.items() if key not in records}:
+                folder.append(list(new.values()))
+                records |= new
+            bar.update(len(batch))
+    return records
+
+
+def _complete(batch: Sequence[Window], records: Mapping[Key, Record]) -> bool:
+    return all((window["id"], k) in records for window in batch for k in _depths(window))
+
+
+def _depths(window: Window) -> range:
+    return range(1, len(window["actions"]) + 1)
+
+
+def imagine_batch(predictor: Predictor, batch: Sequence[Window], regime: Regime) -> dict[Key, Record]:
+    """Records of every depth that each episode has."""
+    deepest = max(len(window["actions"]) for window in batch)
+    depths = tuple(range(1, deepest + 1))
+    predictions = predictor.predict([padded(window, deepest) for window in batch], regime, depths)
+    records: dict[Key, Record] = {}
+    for window, prediction in zip(batch, predictions, strict=True):
+        records |= window_records(window, prediction, regime, _depths(window))
+    return records
+
+
+def make_results(
+    spec: Mapping[str, Any],
+    windows: Sequence[Window],
+    settings: RolloutSettings,
+    records: Mapping[str, Mapping[Key, Record]],
+) -> dict[str, Any]:
+    """The content of results.json. rows: one a way and depth, over the episodes that are that long. episodes: means
+    over each episode's depths, then over episodes."""
+    items = {way: [_items(window, settings.context, records[way]) for window in windows] for way in WAYS}
+    scores = {way: np.array([_episode_means(episode) for episode in items[way]]) for way in WAYS}
+    games = [game_of(window) for window in windows]
+    return {
+        "model": settings.model,
+        "env": windows[0]["env"],
+        "context": settings.context,
+        "metrics_version": METRICS_VERSION,
+        "intervals": INTERVALS,
+        "provenance": {**spec, **provenance("eval")},
+        "n": len(windows),
+        "rows": [row for way in WAYS for row in _rows(way, items[way])],
+        "episodes": {way: estimates(scores[way], games, _SCORES) for way in WAYS},
+        "latent_minus_fed_back": [
+            asdict(paired_difference(metric, settings.depth_limit, latent, back, games))
+            for metric, latent, back in zip(_SCORES, scores["latent"].T, scores["fed_back"].T, strict=True)
+        ],
+    }
+
+
+def _items(window: Window, regime: Regime, records: Mapping[Key, Record]) -> list[Item]:
+    return list(score_window(window, regime, recorded_prediction(window, records, _depths(window))))
+
+
+def _episode_means(items: Sequence[Item]) -> list[float]:
+    return [float(np.mean([getattr(item.scores, metric) for item in items])) for metric in _SCORES]
+
+
+def _rows(way: str, episodes: Sequence[Sequence[Item]]) -> Rows:
+    deepest = max(len(items) for items in episodes)
+    at_depth = [[items[k] for items in episodes if len(items) > k] for k in range(deepest)]
+    return [{"way": way, "depth": k, **summarize(items)} for k, items in enumerate(at_depth, start=1)]
+
+
+def render_rollout(results: Mapping[str, Any]) -> str:
+    """The content of report.md."""
+    by_depth: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in results["rows"]:
+        by_depth.setdefault(row["depth"], {})[row["way"]] = row
+    head = f"# Rollouts of {results['model']} in {results['env']}, {results['context']} at the start\n\n"
+    head += f"{results['n']} episodes. Percent, with 95 % bounds over the games of the episodes that are that long.\n\n"
+    titles = [f"{metric}, {way}" for metric in ("EM", "F1") for way in ("latent", "fed back")]
+    lines = [
+        [str(k), str(ways["latent"]["n"]), *(_cell(ways[way], metric) for metric in _SCORES for way in WAYS)]
+        for k, ways in by_depth.items()
+    ]
+    means = [_cell(results["episodes"][way], metric) for metric in _SCORES for way in WAYS]
+    lines.append(["mean of episodes", str(results["n"]), *means])
+    differences = "".join(
+        f"{title}, latent - fed back, means of episodes: {percent(d['difference'])} "
+        f"({percent(d['low'])} to {percent(d['high'])})\n\n"
+        for title, d in zip(("EM", "F1"), results["latent_minus_fed_back"], strict=True)
+    )
+    return head + table(["Depth", "n", *titles], lines) + "\n" + differences + "![by depth](plot.png)\n"
+
+
+def _cell(row: Mapping[str, Any], metric: str) -> str:
+    return with_bounds(row, metric)
+
+
+def plot_depths(path: Path, results: Mapping[str, Any]) -> None:
+    """EM and token F1 by depth, a line a way, with its bounds."""
+    from matplotlib.figure import Figure  # a second to import, and only plots need it
+
+    from eval.scores.figures import TITLES, save_figure
+
+    canvas = Figure(figsize=(11, 4), layout="constrained")
+    for axes, metric in zip(canvas.subplots(1, 2), _SCORES, strict=True):
+        for way in WAYS:
+            rows = [row for row in results["rows"] if row["way"] == way]
+            depths = [row["depth"] for row in rows]
+            axes.plot(
+                depths, [100 * row[metric] for row in rows], marker="o", markersize=3, label=way.replace("_", " ")
+            )
+            bounds = 100 * np.array([row["ci95"].get(metric, [row[metric]] * 2) for row in rows])
+            axes.fill_between(depths, bounds[:, 0], bounds[:, 1], alpha=0.15)
+        axes.set(title=f"{TITLES[metric]} (%)", xlabel="depth: steps imagined", ylim=(0, 100))
+        axes.legend(fontsize="small")
+    save_figure(path, canvas)

@@ -1,0 +1,56 @@
+"""Evaluate a checkpoint, a floor or a language model on a suite of windows.
+
+Writes results.json, report.md and predictions.jsonl to --out. A window that cannot be shown to the model (too long, or
+without what the context needs) is refused and counted, and the others are scored. Killed and started again with the
+same arguments it goes on where it was; a folder made with other arguments is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from eval.commands.harness import Settings, evaluate, sample_windows
+from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
+from eval.scores.seen import find_seen
+from eval.scores.suites import load_suite
+from eval.scores.tables import describe_windows, render_comparison_table
+from loopwm.records.template import REGIMES
+
+EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context observed --out runs/eval/markov"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--suite", required=True, help="name of a committed suite, or a window file; NAME:word2world: its families"
+    )
+    parser.add_argument("--context", choices=REGIMES, required=True, help="what of a window the model is shown")
+    parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
+    parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
+    parser.add_argument(
+        "--seen",
+        type=Path,
+        metavar="FILE",
+        help="table of build-seen (default: the suite's committed one, if any)",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="run folder")
+    parser.add_argument("--batch-size", type=positive, default=16, help="windows at once (default: 16)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+
+
+def run(args: argparse.Namespace) -> None:
+    suite = load_suite(args.suite)
+    settings = Settings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
+    seen = find_seen(suite, args.seen)
+    windows = sample_windows(suite, settings)
+    predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)
+    results = evaluate(predictor, suite, windows, settings, args.out, seen)
+    print(render_comparison_table([results]), end="")
+    print(f"\n{describe_windows(results)}")
+    if results["unanswered"]:
+        print(f"\n{results['unanswered']} answers did not come: they count as wrong. The same command asks again.")
+
+
+def ascending(text: str) -> tuple[int, ...]:
+    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))

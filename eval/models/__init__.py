@@ -1,0 +1,1 @@
+"""What can be evaluated: checkpoints, floors and language models, behind one protocol."""

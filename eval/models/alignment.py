@@ -1,0 +1,125 @@
+"""Alignment of two places: which thing of the one stands where which thing of the other does.
+
+Actions of both are laid over each other, name by name. An action may name a thing by its last word (`block`), so each
+name is first completed from what was seen there last (`steel block`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import cache
+
+from eval.scores.entities import Names
+
+LONGEST = 8
+"""Names and words of a difference that are still another name; more is another sentence."""
+
+SHORT = 2
+"""A letter or number of so many characters belongs to the word before it (`vial C`)."""
+
+_NUMBER = re.compile(r"\d")
+_LETTER = re.compile(r"\b[a-z]$")
+
+
+class World:
+    """What was seen at a place, the last observation first: how things are called there."""
+
+    def __init__(self, observations: Sequence[str], names: Names) -> None:
+        self._observations = observations
+        self._lower = "\n".join(observations).lower()
+        self._known = dict.fromkeys(name for text in observations for name in _sorted_names(text, names))
+
+    def knows(self, name: str) -> bool:
+        return name in self._known or name in self._lower
+
+    def complete(self, name: str) -> str:
+        """The name itself where it was seen, else the one seen last that ends with it."""
+        if name in self._known:
+            return name
+        return next((full for full in self._known if full.endswith(f" {name}")), name)
+
+    def spell(self, name: str) -> str:
+        """As it is written in what was seen last; actions do not heed upper case."""
+        pattern = re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
+        return next((found[0] for text in self._observations if (found := pattern.search(text))), name)
+
+
+@cache
+def _sorted_names(text: str, names: Names) -> list[str]:
+    return sorted(names.named(text))
+
+
+def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
+    """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word.
+
+    As many parts are paired one by one, others as the longest common runs leave it.
+    """
+    parts, others = names.split(old), names.split(new)
+    if not set(parts) & set(others):
+        return
+    for start, end, its_start, its_end in _spans(parts, others):
+        if max(end - start, its_end - its_start) > LONGEST:
+            continue
+        differ = parts[start:end] != others[its_start:its_end]
+        short = max(map(len, parts[start:end] + others[its_start:its_end])) <= SHORT
+        back = 1 if differ and short and min(start, its_start) > 0 else 0
+        yield " ".join(parts[start - back : end]), " ".join(others[its_start - back : its_end])
+
+
+def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """(start, end, start, end) of what stands for each other; equal parts one by one."""
+    if len(parts) == len(others):
+        yield from ((i, i + 1, i, i + 1) for i in range(len(parts)))
+        return
+    for kind, i, end_i, j, end_j in SequenceMatcher(None, parts, others, autojunk=False).get_opcodes():
+        if kind == "equal":
+            yield from ((i + n, i + n + 1, j + n, j + n + 1) for n in range(end_i - i))
+        elif kind == "replace":
+            yield i, end_i, j, end_j
+
+
+def renaming(
+    actions: Sequence[tuple[str, str]], observations: Sequence[tuple[str, str]], old: World, new: World, names: Names
+) -> dict[str, str]:
+    """By name of the old world, the name of the new world that takes its place. Of pairs that differ the first holds.
+
+    actions, observations: (there, here) of the same step, the last first. What the asked action, the first, names is
+    renamed in any case; other names only where the new world does not know them as well.
+    """
+    found: dict[str, str] = {}
+    for i, (there, here) in enumerate(actions):
+        for part, other in aligned(there, here, names):
+            whole, its = old.complete(part), new.complete(other)
+            if (part != other or new.knows(its)) and (i == 0 or _differ(whole, its, old, new)):
+                found.setdefault(whole, its)
+            if i == 0 or _differ(part, other, old, new):
+                found.setdefault(part, other)
+    for there, here in observations:
+        for part, other in aligned(there, here, names):
+            if _are_names(part, other, names) and _differ(part, other, old, new):
+                found.setdefault(part, other)
+    return {name: new.spell(other) for name, other in found.items() if name != other}
+
+
+def _differ(name: str, other: str, old: World, new: World) -> bool:
+    """Whether neither world has both, so that they may be one thing."""
+    return name == other or not (new.knows(name) or old.knows(other))
+
+
+def _are_names(part: str, other: str, names: Names) -> bool:
+    """Whether a difference of observations is one of names; it may be one of states or of numbers."""
+    if any(text not in names.named(text) and _NUMBER.search(text) for text in (part, other)):
+        return False
+    return bool(names.named(part) and names.named(other)) or _LETTER.sub("", part) == _LETTER.sub("", other)
+
+
+def rename(text: str, renamed: Mapping[str, str], names: Names) -> str:
+    """Every occurrence renamed at once, whatever its case; not inside a longer name that stays."""
+    if not renamed:
+        return text
+    kept_or_renamed = {**dict.fromkeys(names.named(text)), **renamed}
+    longest_first = sorted(kept_or_renamed, key=len, reverse=True)
+    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE | re.ASCII)
+    return pattern.sub(lambda name: kept_or_renamed[name[0].lower()] or name[0], text)

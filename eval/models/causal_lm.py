@@ -1,0 +1,125 @@
+"""Any causal language model of a Hugging Face folder as a predictor, by a few-shot prompt, greedy. Loads torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from eval.models.fewshot import END, Shots, as_text, fit_history, read_continuation
+from eval.scores.predictions import Prediction
+from loopwm.records.errors import InputError
+from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.windows import Window
+
+MAX_NEW_TOKENS = 512
+_WEIGHTS_AND_TEXT = (".json", ".safetensors", ".bin", ".txt", ".model", ".jinja")
+
+
+class CausalLMPredictor:
+    """A folder's model and tokenizer; nothing is downloaded and no code of the folder is run.
+
+    With a chat template the examples are turns of a conversation, else one text that is continued. The oldest history
+    goes first where a prompt is over the model's length; raises InputError from FormatError where that is not enough.
+    """
+
+    def __init__(self, folder: Path, shots: Shots) -> None:
+        self._shots = shots
+        self._hash = _folder_hash(folder)
+        transformers_logging.disable_progress_bar()
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=_dtype())
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise InputError(f"--model: {folder}: {' '.join(str(error).split())}") from error
+        self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
+        if self._tokenizer.pad_token is None:
+            raise InputError(f"--model: {folder}: its tokenizer has neither a padding nor an end token")
+        longest = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
+        self._limit = min(longest, self._tokenizer.model_max_length) - MAX_NEW_TOKENS
+
+    @property
+    def identity(self) -> Mapping[str, str | int]:
+        return {"model_sha256": self._hash, **self._shots.identity, "max_tokens": MAX_NEW_TOKENS}
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        cut = [self._fit(window, regime, horizons) for window in windows]
+        predictions = [Prediction({}, steps) for _, steps in cut]
+        for k in horizons:
+            prompts = [
+                self._prompt(window, context, regime, k) for window, (context, _) in zip(windows, cut, strict=True)
+            ]
+            for prediction, text in zip(predictions, self._generate(prompts), strict=True):
+                prediction.texts[k] = text
+        return predictions
+
+    def _fit(self, window: Window, regime: Regime, horizons: Sequence[int]) -> tuple[Context, int]:
+        """The window's context without the steps that no horizon's prompt has room for, and their number."""
+
+        def fits(context: Context) -> bool:
+            prompts = (self._prompt(window, context, regime, k) for k in horizons)
+            return all(self._length(prompt) <= self._limit for prompt in prompts)
+
+        found = fit_history(window_context(window, regime), fits)
+        if found is None:
+            reads = f"what the model reads besides {MAX_NEW_TOKENS} new ones; take fewer --shots"
+            error = FormatError("prompt", f"is over {self._limit} tokens, {reads}")
+            raise InputError(f"window {window['id']}: {error}") from error
+        return found
+
+    def _prompt(self, window: Window, context: Context, regime: Regime, horizon: int) -> str:
+        messages = self._shots.messages(window, context, regime, horizon)
+        if self._tokenizer.chat_template is None:
+            return as_text(messages)
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _length(self, prompt: str) -> int:
+        """In tokens."""
+        return len(self._tokenizer(prompt, add_special_tokens=self._adds_special, verbose=False)["input_ids"])
+
+    @property
+    def _adds_special(self) -> bool:
+        """A chat template writes its own special tokens."""
+        return self._tokenizer.chat_template is None
+
+    @torch.inference_mode()
+    def _generate(self, prompts: Sequence[str]) -> list[str]:
+        batch = self._tokenizer(
+            list(prompts), return_tensors="pt", padding=True, add_special_tokens=self._adds_special
+        ).to(self._model.device)
+        greedy = GenerationConfig(
+            max_new_tokens=MAX_NEW_TOKENS,
+            do_sample=False,
+            stop_strings=[f"\n{END}"],
+            eos_token_id=self._model.generation_config.eos_token_id or self._tokenizer.eos_token_id,
+            pad_token_id=self._tokenizer.pad_token_id,
+        )
+        tokens = self._model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            generation_config=greedy,
+            tokenizer=self._tokenizer,
+        )
+        new = tokens[:, batch["input_ids"].shape[1] :]
+        return [read_continuation(text) for text in self._tokenizer.batch_decode(new, skip_special_tokens=True)]
+
+
+def _dtype() -> torch.dtype | str:
+    """What the checkpoint holds, but on a processor float32: many have no fast bfloat16."""
+    return "auto" if torch.cuda.is_available() else torch.float32
+
+
+def _folder_hash(folder: Path) -> str:
+    """SHA-256 over names and contents of the files that decide what is predicted."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS_AND_TEXT):
+        digest.update(f"{path.name}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,125 @@
+"""The prompt by which a general language model is asked for an observation: instruction, examples, the window.
+
+Examples are windows of train episodes, never of a suite. Eight for each known environment are committed
+(`eval/data/examples-*.jsonl.gz`, made by `python -m eval build-examples`); a window file takes their place. They are
+shown at the same horizon and under the same regime as the window asked about, so that a deferred observation is
+missing there too. No system message: not every chat template takes one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypedDict
+
+from eval.models.train_episodes import TRAIN_SPLITS
+from eval.scores.entities import DATA
+from eval.scores.suites import load_suite
+from loopwm.records.errors import InputError
+from loopwm.records.files import sha256
+from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.windows import Window, check_runnable
+
+DEFAULT_SHOTS = 4
+
+INSTRUCTION = """\
+You simulate a text game. You are given the goal of the player, what is known of the world, what happened so far, and \
+the actions that the player takes next. Observations marked (not shown) happened but are not given. Reply with the \
+observation that the game prints after the last action: that text alone, as the game would print it."""
+
+END = "###"
+"""The line after an observation in a prompt that is continued instead of answered."""
+
+
+class Message(TypedDict):
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Shots:
+    """The examples to show by environment, `count` of each, and the hash of what they were read from."""
+
+    examples: dict[str, tuple[Window, ...]]
+    count: int
+    sha256: str
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        return {"shots": self.count, "examples_sha256": self.sha256}
+
+    def messages(self, window: Window, context: Context, regime: Regime, horizon: int) -> list[Message]:
+        """User and assistant in turn; the last message is the user's. `context` is the window's under the regime."""
+        found: list[Message] = []
+        for example in self.examples[window["env"]]:
+            question = ask(window_context(example, regime), example["actions"][:horizon])
+            found.append({"role": "user", "content": question})
+            found.append({"role": "assistant", "content": example["observations"][horizon - 1].strip()})
+        found.append({"role": "user", "content": ask(context, window["actions"][:horizon])})
+        found[0]["content"] = f"{INSTRUCTION}\n\n{found[0]['content']}"
+        return found
+
+
+def load_shots(
+    windows: Sequence[Window], examples: Path | None, shots: int, regime: Regime, horizons: Sequence[int]
+) -> Shots:
+    """`shots` examples for each environment of the windows, from a window file or the committed ones.
+
+    Raises InputError where there are too few, one is not of a train split, or lacks what regime and horizons need.
+    """
+    envs = sorted({window["env"] for window in windows})
+    files = [examples] if examples is not None else [examples_path(env) for env in envs]
+    suites = [load_suite(str(path)) for path in files if (shots and path.is_file()) or path == examples]
+    found = {env: tuple(w for s in suites for w in s.windows if w["env"] == env)[:shots] for env in envs}
+    for env, chosen in found.items():
+        if len(chosen) < shots:
+            raise InputError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
+        for window in chosen:
+            if window["split"] not in TRAIN_SPLITS:
+                raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
+        check_runnable(chosen, regime, horizons)
+    return Shots(found, shots, sha256(" ".join(suite.sha256 for suite in suites)))
+
+
+def examples_path(env: str) -> Path:
+    return DATA / f"examples-{env}.jsonl.gz"
+
+
+def ask(context: Context, actions: Sequence[str]) -> str:
+    """A context and the actions taken next, the last one asked about."""
+    known = [
+        ("Goal", context.goal),
+        ("Hidden state at the first observation", context.hidden_state),
+        ("Surroundings now", context.look),
+        ("Inventory now", context.inventory),
+        ("Observation", context.observation),
+    ]
+    parts = [f"{name}: {text.strip()}" for name, text in known if text is not None]
+    for step in context.history:
+        parts += [f"Action: {step.action.strip()}", f"Observation: {step.observation.strip()}"]
+    for action in actions[:-1]:
+        parts += [f"Action: {action.strip()}", "Observation: (not shown)"]
+    return "\n".join([*parts, f"Action: {actions[-1].strip()}"])
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """The same for a model that has no chat template; its continuation up to a line `###` is the answer."""
+    turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{END}\n\n"}
+    return "".join(turns[message["role"]].format(message["content"]) for message in messages)
+
+
+def read_continuation(text: str) -> str:
+    """The answer in what a model wrote after `as_text`."""
+    return text.split(f"\n{END}", 1)[0].strip()
+
+
+def fit_history(context: Context, fits: Callable[[Context], bool]) -> tuple[Context, int] | None:
+    """Drops the oldest steps after the first observation until it fits; with the number dropped.
+
+    None if goal and first observation alone do not fit. A shorter history must fit where a longer one does.
+    """
+    kept = [replace(context, history=context.history[dropped:]) for dropped in range(len(context.history) + 1)]
+    dropped = bisect_left(kept, True, key=fits)
+    return (kept[dropped], dropped) if dropped < len(kept) else None

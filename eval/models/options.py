@@ -1,0 +1,184 @@
+"""What `--model` may name, and the options that belong to each kind of model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from eval.models.base import Predictor
+from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
+from eval.models.floors import Copy, Extrapolate, load_markov
+from eval.models.retrieve import load_retrieve
+from eval.models.retrieve_names import load_retrieve_names
+from eval.models.track import load_track
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json
+from loopwm.records.template import Regime
+from loopwm.records.windows import Window
+
+DEFAULT_CACHE = Path("runs/replies.sqlite")
+CHECKPOINT, LANGUAGE_MODEL, ENDPOINT = "checkpoint", "language model", "endpoint"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A baseline known by name. make: from the windows and the files of --train-episodes."""
+
+    purpose: str
+    make: Callable[[Sequence[Window], Sequence[Path]], Predictor]
+
+
+FLOORS = {
+    "copy": Floor("the last observation again", lambda windows, episodes: Copy()),
+    "markov": Floor("what most often followed that action string in train episodes", load_markov),
+    "extrapolate": Floor(
+        "repeated readings continued linearly, else as markov",
+        lambda windows, episodes: Extrapolate(load_markov(windows, episodes)),
+    ),
+    "retrieve": Floor("what followed the most similar place of a train episode (BM25)", load_retrieve),
+    "retrieve-names": Floor(
+        "the same, chosen or continued by readings and in the names of the place asked about", load_retrieve_names
+    ),
+    "track": Floor("what the rules of ALFWorld answer to what was seen", lambda windows, episodes: load_track(windows)),
+}
+
+
+_TAKEN_BY = {
+    "depth": {CHECKPOINT},
+    "train_episodes": {"markov", "extrapolate", "retrieve", "retrieve-names"},
+    "shots": {LANGUAGE_MODEL, ENDPOINT},
+    "examples": {LANGUAGE_MODEL, ENDPOINT},
+}
+"""Kinds of model by option; the options not named here are those of an endpoint."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options of the command line that only some kinds of model take; None: not given."""
+
+    depth: int | None = None
+    train_episodes: list[Path] | None = None
+    shots: int | None = None
+    examples: Path | None = None
+    concurrency: int | None = None
+    request_timeout: float | None = None
+    reply_cache: Path | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    no_temperature: bool | None = None
+    reasoning_effort: str | None = None
+    price_in: float | None = None
+    price_out: float | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> ModelOptions:
+        return cls(**{option.name: getattr(args, option.name) for option in fields(cls)})
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    named = (
+        f"one of {', '.join(FLOORS)}; a folder of a checkpoint or of another causal language model; openai:URL#MODEL"
+    )
+    parser.add_argument("--model", required=True, help=named)
+    group = parser.add_argument_group("options of some models")
+    add = group.add_argument
+    add("--depth", type=positive, help="loops of every pass (default: the checkpoint's)")
+    add(
+        "--train-episodes",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="what retrieve, markov and extrapolate learn from",
+    )
+    add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
+    add("--examples", type=Path, metavar="FILE", help="window file of train episodes to take them from")
+    add("--concurrency", type=positive, help="requests to an endpoint at once (default: 8)")
+    add("--request-timeout", type=above_zero, metavar="SECONDS", help="of one request in all (default: 120)")
+    add("--reply-cache", type=Path, metavar="FILE", help=f"an endpoint's replies (default: {DEFAULT_CACHE})")
+    limit = group.add_mutually_exclusive_group().add_argument
+    limit("--max-tokens", type=positive, help="of an endpoint's answer, thoughts included (default: 512)")
+    limit("--max-completion-tokens", type=positive, help="the same by the name that OpenAI's current models want")
+    add("--no-temperature", action="store_const", const=True, help="send none, for models that refuse 0")
+    add("--reasoning-effort", metavar="EFFORT", help="of models that think, such as low; as the endpoint names it")
+    add("--price-in", type=above_zero, metavar="PRICE", help="of a million tokens asked")
+    add("--price-out", type=above_zero, metavar="PRICE", help="of a million tokens answered")
+
+
+def make_predictor(
+    model: str, windows: Sequence[Window], options: ModelOptions, regime: Regime, horizons: Sequence[int]
+) -> Predictor:
+    """What `--model` names, for these windows. Raises InputError naming the option at fault."""
+    kind = _kind(model)
+    for option in fields(options):
+        given = getattr(options, option.name) is not None
+        if given and kind not in _TAKEN_BY.get(option.name, {ENDPOINT}):
+            raise InputError(f"--{option.name.replace('_', '-')}: not an option of {model!r}")
+    if kind in FLOORS:
+        return FLOORS[kind].make(windows, options.train_episodes or [])
+    if kind == CHECKPOINT:
+        from eval.models.checkpoint import (
+            CheckpointPredictor,  # torch: seconds to import, and the floors run without it
+        )
+
+        return CheckpointPredictor(Path(model), options.depth)
+    shots = DEFAULT_SHOTS if options.shots is None else options.shots
+    examples = load_shots(windows, options.examples, shots, regime, horizons)
+    if kind == ENDPOINT:
+        return _endpoint(model, options, examples)
+    from eval.models.causal_lm import CausalLMPredictor
+
+    return CausalLMPredictor(Path(model), examples)
+
+
+def _kind(model: str) -> str:
+    if model in FLOORS:
+        return model
+    if model.startswith("openai:"):
+        return ENDPOINT
+    folder = Path(model)
+    if not folder.is_dir():
+        known = ", ".join(FLOORS)
+        raise InputError(f"--model: {model!r} is neither a model's folder, nor openai:URL#MODEL, nor one of {known}")
+    config = folder / "config.json"
+    is_ours = not config.is_file() or read_json(config).get("model_type") == "loopwm"
+    return CHECKPOINT if is_ours else LANGUAGE_MODEL
+
+
+def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
+    from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, Parameters, ReplyCache
+    from eval.models.prompted import EndpointPredictor, Prices
+
+    address = Address.parse(model, "--model")
+    cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
+    parameters = Parameters(
+        options.max_tokens or DEFAULT_MAX_TOKENS,
+        options.max_completion_tokens,
+        not options.no_temperature,
+        options.reasoning_effort,
+    )
+    endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
+    return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def at_least_zero(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value

@@ -1,0 +1,66 @@
+"""A language model behind an endpoint as a predictor: one few-shot request for each window and horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from eval.models.endpoint import Endpoint, Reply
+from eval.models.fewshot import Message, Shots
+from eval.scores.predictions import Prediction
+from loopwm.records.template import Regime, window_context
+from loopwm.records.windows import Window
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Price of a million tokens in the prompt and in the answer, in any currency; None: not known."""
+
+    prompt: float | None = None
+    completion: float | None = None
+
+
+@dataclass(frozen=True)
+class EndpointPredictor:
+    endpoint: Endpoint
+    shots: Shots
+    prices: Prices = Prices()
+
+    @property
+    def identity(self) -> Mapping[str, str | int]:
+        return {**self.shots.identity, **self.endpoint.parameters.body}
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        conversations = [messages for window in windows for messages in self._ask(window, regime, horizons)]
+        replies = iter(self.endpoint.complete_all(conversations))
+        return [_prediction({k: next(replies) for k in horizons}) for _ in windows]
+
+    def usage(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> dict[str, int | float]:
+        """Requests of a whole run and their tokens, whenever they were asked; equal ones once, and each that was cut.
+
+        Tokens and price count the replies in which the endpoint told its tokens (`counted`).
+        """
+        conversations = (messages for window in windows for messages in self._ask(window, regime, horizons))
+        replies = self.endpoint.paid_all(conversations)
+        told = [reply for reply in replies if reply.prompt_tokens is not None and reply.completion_tokens is not None]
+        prompt, completion = _total(told, "prompt_tokens"), _total(told, "completion_tokens")
+        cut = sum(reply.cut for reply in replies)
+        found: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(told)}
+        found |= {"prompt_tokens": prompt, "completion_tokens": completion}
+        if self.prices.prompt is not None and self.prices.completion is not None:
+            found["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
+        return found
+
+    def _ask(self, window: Window, regime: Regime, horizons: Sequence[int]) -> Iterator[list[Message]]:
+        context = window_context(window, regime)
+        return (self.shots.messages(window, context, regime, k) for k in horizons)
+
+
+def _prediction(replies: Mapping[int, Reply]) -> Prediction:
+    """By horizon."""
+    unanswered = frozenset(k for k, reply in replies.items() if reply.cut)
+    return Prediction({k: reply.text for k, reply in replies.items()}, unanswered=unanswered)
+
+
+def _total(replies: Sequence[Reply], field: str) -> int:
+    return sum(getattr(reply, field) for reply in replies)

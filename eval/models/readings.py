@@ -1,0 +1,134 @@
+"""Readings: what an action told that was taken before. If it told numbers, they change with the time that passes.
+
+A place of a train episode agrees with a question where the same numbers were read the same time before. Time is
+ScienceWorld's: an input that is no action, and a look at the room, the inventory or the task, take none; everything
+else takes a tick, and waiting the iterations waited for as well. How long a deferred action takes is what it most often
+took in the train episodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, islice
+
+from eval.models.floors import continue_readings
+from eval.models.markov import verb
+from eval.models.retrieve import Index, Question, Steps
+from eval.models.train_episodes import Episode
+
+AT_MOST = 12
+"""Readings of a place that are compared."""
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_WAITED = re.compile(r"You decide to wait for (\d+) iterations\.")
+_REFUSED = "No known action matches that input."
+_FREE = ("look around", "inventory", "task")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Numbers that were told (there may be none), and how many ticks before the observation that is asked about."""
+
+    back: int
+    numbers: tuple[str, ...]
+
+
+def ticks(action: str, observation: str) -> int:
+    """How long a step took."""
+    if observation == _REFUSED or action in _FREE:
+        return 0
+    waited = _WAITED.match(observation)
+    return 1 + int(waited[1]) if waited else 1
+
+
+def readings(steps: Steps, times: Sequence[int], last: int, action: str, target: int) -> Iterator[Reading]:
+    """What `action` told up to step `last`, the last first, as long as the texts are one but for their numbers.
+
+    times: ticks by step. target: time of the observation asked about.
+    """
+    template = None
+    for step in range(last, 0, -1):
+        if steps[step][0] != action:
+            continue
+        numbers, without = _numbers(steps[step][1])
+        template = without if template is None else template
+        if without != template:
+            return
+        yield Reading(target - times[step], numbers)
+
+
+@cache
+def _numbers(text: str) -> tuple[tuple[str, ...], str]:
+    return tuple(_NUMBER.findall(text)), _NUMBER.sub("#", text)
+
+
+@dataclass(frozen=True)
+class InView:
+    """The readings that a question shows, the last first, and what agrees with how many of them."""
+
+    readings: Sequence[Reading]
+    agreeing: Sequence[int]
+    agreed: int
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether they tell how the observation changes, if at all, and no place agrees with that."""
+        return len(self.readings) > 1 and self.agreed < 2
+
+
+class ReadingIndex:
+    """The places of an index by the readings before them."""
+
+    def __init__(self, index: Index) -> None:
+        self._usual = usual_ticks(index.episodes)
+        self._before: list[frozenset[Reading]] = []
+        self._by_reading: dict[tuple[str, Reading], list[int]] = defaultdict(list)
+        times = {id(episode): list(accumulate(ticks(*step) for step in episode.steps)) for episode in index.episodes}
+        for number, place in enumerate(index.places):
+            clock = times[id(place.episode)]
+            told = readings(place.episode.steps, clock, place.step - 1, place.action, clock[place.step])
+            self._before.append(frozenset(reading for reading in islice(told, AT_MOST) if reading.numbers))
+            for reading in self._before[-1]:
+                self._by_reading[verb(place.action), reading].append(number)
+
+    def look_up(self, question: Question) -> InView:
+        """The places that agree with most of the readings in view, counted from the last."""
+        times = list(accumulate(ticks(*step) for step in question.seen))
+        target = times[-1] + sum(self._usual.get(action, 1) for action in question.actions)
+        action = question.actions[-1]
+        in_view = list(islice(readings(question.seen, times, question.now, action, target), AT_MOST))
+        found: Sequence[int] = ()
+        for agreed, reading in enumerate(in_view):
+            of_verb = self._by_reading.get((verb(action), reading), [])
+            further = [number for number in found if reading in self._before[number]] if agreed else of_verb
+            if not further:
+                return InView(in_view, found, agreed)
+            found = further
+        return InView(in_view, found, len(in_view))
+
+
+def usual_ticks(episodes: Sequence[Episode]) -> Mapping[str, int]:
+    """By action what it most often took; of equally often the shortest."""
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for episode in episodes:
+        for action, observation in episode.steps[1:]:
+            counts[action][ticks(action, observation)] += 1
+    return {action: min(taken, key=lambda n: (-taken[n], n)) for action, taken in counts.items()}
+
+
+def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
+    """The readings continued to the observation that is asked about; the last again if no time passed between them."""
+    *_, last = (text for action, text in question.seen if action == question.actions[-1])
+    if in_view[0].back == in_view[-1].back:
+        return last
+    texts = [_with_numbers(last, reading.numbers) for reading in reversed(in_view)]
+    return continue_readings([-reading.back for reading in reversed(in_view)], texts, 0)
+
+
+def _with_numbers(text: str, numbers: Sequence[str]) -> str:
+    told = iter(numbers)
+    return _NUMBER.sub(lambda _: next(told), text)

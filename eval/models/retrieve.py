@@ -1,0 +1,180 @@
+"""The `retrieve` baseline: what followed the most similar place of a train episode, by BM25. It needs no torch.
+
+A document is one step of an episode, described by the action that was taken, the k - 1 actions before it, and what was
+seen before those: the last observation, the two before it, and the goal. A window at horizon k is the query of the
+same description. Fields are told apart by a mark before each word, and actions count also as whole strings. Weights
+were chosen on dev windows; BM25 is without length normalisation (b = 0), so that a query without history, as the
+`snapshot` regime shows it, finds the same documents.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import bm25s
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.models.train_episodes import Episode, read_train_episodes
+from eval.scores.predictions import Prediction
+from loopwm.records.errors import InputError
+from loopwm.records.files import sha256
+from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.windows import Window
+
+ACTION_WEIGHT = 10
+"""Repeats of the whole string of the action asked about."""
+
+OBSERVATION_WEIGHT = 2
+EARLIER_OBSERVATIONS = 2
+
+_WORD = re.compile(r"[a-z0-9]+")
+Steps = Sequence[tuple[str, str]]
+"""(action, observation) pairs up to now; the action of an episode's first one is empty."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A step of a train episode that `horizon` actions lead to from what was seen there."""
+
+    episode: Episode
+    step: int
+    horizon: int
+
+    @property
+    def now(self) -> int:
+        """The last step that was seen."""
+        return self.step - self.horizon
+
+    @property
+    def seen(self) -> Steps:
+        return self.episode.steps[: self.now + 1]
+
+    @property
+    def action(self) -> str:
+        return self.episode.steps[self.step][0]
+
+    @property
+    def actions(self) -> list[str]:
+        return [action for action, _ in self.episode.steps[self.now + 1 : self.step + 1]]
+
+    @property
+    def answer(self) -> str:
+        return self.episode.steps[self.step][1]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a window asks at a horizon: the observation after the last of `actions`."""
+
+    goal: str
+    seen: Steps
+    actions: Sequence[str]
+
+    @property
+    def now(self) -> int:
+        return len(self.seen) - 1
+
+
+class Index:
+    """The places of an environment at one horizon, and how similar they are to a question."""
+
+    def __init__(self, episodes: Sequence[Episode], horizon: int) -> None:
+        self.episodes = episodes
+        self.places = [Place(e, step, horizon) for e in episodes for step in range(horizon, len(e.steps))]
+        self._bm25 = bm25s.BM25(k1=1.5, b=0.0)
+        if self.places:
+            terms = [describe(place.episode.goal, place.seen, place.actions) for place in self.places]
+            self._bm25.index(terms, show_progress=False)
+
+    def scores(self, question: Question) -> NDArray[np.float32]:
+        """By place, (places,)."""
+        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.seen, question.actions))
+        return scores
+
+
+class Retrieval(ABC):
+    """Predicts from train episodes, which are indexed by environment and horizon when first needed."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self._episodes = episodes
+        self._index = cache(self._make_index)
+
+    @cached_property
+    def identity(self) -> Mapping[str, str | int]:
+        """The hash does not depend on the files that the episodes were read from."""
+        return {"episodes_sha256": sha256("\n".join(repr(episode) for episode in self._episodes))}
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        predictions = [Prediction({}) for _ in windows]
+        for i, window in enumerate(windows):
+            context = window_context(window, regime)
+            for k in horizons:
+                question = Question(context.goal, _steps(context), window["actions"][:k])
+                predictions[i].texts[k] = self._answer(question, self._index(window["env"], k))
+        return predictions
+
+    @abstractmethod
+    def _answer(self, question: Question, index: Index) -> str: ...
+
+    def _make_index(self, env: str, horizon: int) -> Index:
+        index = Index([e for e in self._episodes if e.env == env], horizon)
+        if not index.places:
+            raise InputError(f"--train-episodes: none of {env!r} has {horizon} steps")
+        return index
+
+
+class Retrieve(Retrieval):
+    """What followed at the most similar place; of equal ones the first."""
+
+    def _answer(self, question: Question, index: Index) -> str:
+        return index.places[int(index.scores(question).argmax())].answer
+
+
+def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
+    """Raises InputError where the episodes lack an environment of the windows."""
+    return Retrieve(read_episodes_for(windows, train_episodes))
+
+
+def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[Episode]:
+    """Raises InputError where the episodes lack an environment of the windows."""
+    if not train_episodes:
+        raise InputError("--train-episodes: retrieval needs them, no index comes with the package")
+    episodes = list(read_train_episodes(train_episodes))
+    for env in sorted({window["env"] for window in windows} - {episode.env for episode in episodes}):
+        raise InputError(f"--train-episodes: none of environment {env!r}")
+    return episodes
+
+
+def _steps(context: Context) -> list[tuple[str, str]]:
+    return [("", context.observation), *((step.action, step.observation) for step in context.history)]
+
+
+def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
+    """Terms of a place: its goal, what was seen up to now, and the actions from there, the last one asked about."""
+    *between, last = actions
+    last_action, last_observation = seen[-1]
+    terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + _words("action", last)
+    for back, action in enumerate(reversed(between), start=1):
+        terms += [f"between{back}={_squeeze(action)}", *_words("between", action)]
+    terms += _words("now", last_observation) * OBSERVATION_WEIGHT
+    terms += [f"done={_squeeze(last_action)}"]
+    for _, observation in seen[-1 - EARLIER_OBSERVATIONS : -1]:
+        terms += _words("before", observation)
+    return terms + _words("goal", goal)
+
+
+@cache
+def _words(mark: str, text: str) -> list[str]:
+    """The different words, marked. Texts come back again and again: every observation is one of many documents."""
+    return [sys.intern(f"{mark}:{word}") for word in sorted(set(_WORD.findall(text.lower())))]
+
+
+def _squeeze(action: str) -> str:
+    return " ".join(action.lower().split())

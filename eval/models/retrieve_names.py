@@ -1,0 +1,76 @@
+"""The `retrieve-names` baseline: `retrieve` among the places that fit, retold in the names of the place asked about.
+
+Places fit that answer to an action of the same verb and, where the asked action was taken before and told numbers,
+agree with these readings. Two or more readings that no place agrees with are continued instead.
+Of the most similar place that fits, the actions and observations are aligned with those of the question, and the names
+that differ are substituted in its answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.models.alignment import World, rename, renaming
+from eval.models.markov import verb
+from eval.models.readings import ReadingIndex, continue_in_view
+from eval.models.retrieve import Index, Place, Question, Retrieval, read_episodes_for
+from eval.models.train_episodes import Episode
+from eval.scores.entities import names_of
+from loopwm.records.windows import Window
+
+EARLIER_STEPS = 8
+"""Steps up to now that are aligned as well."""
+
+
+class RetrieveNames(Retrieval):
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        super().__init__(episodes)
+        self._readings = cache(ReadingIndex)
+        self._by_verb = cache(_by_verb)
+
+    def _answer(self, question: Question, index: Index) -> str:
+        in_view = self._readings(index).look_up(question)
+        if in_view.must_go_on:
+            return continue_in_view(question, in_view.readings)
+        of_verb = self._by_verb(index).get(verb(question.actions[-1]), np.arange(len(index.places)))
+        fitting = np.asarray(in_view.agreeing) if in_view.agreed else of_verb
+        return retell(index.places[fitting[index.scores(question)[fitting].argmax()]], question)
+
+
+def _by_verb(index: Index) -> Mapping[str, NDArray[np.int64]]:
+    """Numbers of places by the verb of the action that they answer to."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for number, place in enumerate(index.places):
+        numbers[verb(place.action)].append(number)
+    return {name: np.array(some) for name, some in numbers.items()}
+
+
+def retell(place: Place, question: Question) -> str:
+    """The place's answer with the names of the things that stand where the place's things do."""
+    names = names_of(place.episode.env)
+    if names is None:
+        return place.answer
+    there = World([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
+    here = World([observation for _, observation in reversed(question.seen)], names)
+    return rename(place.answer, renaming(*_pairs(place, question), there, here, names), names)
+
+
+def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Actions and observations (there, here) of the same step where the verb is the same, the last first."""
+    deferred = zip(reversed(place.actions), reversed(question.actions), strict=True)
+    steps = zip(reversed(place.seen[1:]), reversed(question.seen[1:]), strict=False)
+    alike = [pair for pair in islice(steps, EARLIER_STEPS) if verb(pair[0][0]) == verb(pair[1][0])]
+    actions = [pair for pair in deferred if verb(pair[0]) == verb(pair[1])]
+    return [*actions, *((old[0], new[0]) for old, new in alike)], [(old[1], new[1]) for old, new in alike]
+
+
+def load_retrieve_names(windows: Sequence[Window], train_episodes: Sequence[Path]) -> RetrieveNames:
+    """Raises InputError where the episodes lack an environment of the windows."""
+    return RetrieveNames(read_episodes_for(windows, train_episodes))

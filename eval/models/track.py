@@ -1,0 +1,247 @@
+"""The `track` floor: a rule program for ALFWorld that keeps account of contents and doors. It learns nothing.
+
+What was seen is taken as it is; what the deferred actions do is worked out by the game's rules, in its wording. What
+was never seen is guessed: doors are closed, places hold nothing, and things can be put wherever they are carried to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eval.scores.predictions import Prediction
+from loopwm.records.errors import InputError
+from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.windows import Window
+
+NOTHING = "Nothing happens."
+START = "You are in the middle of a room. Looking quickly around you, you see nothing."
+"""What `look` answers before the player has gone anywhere, whatever there is."""
+
+WITH_DOORS = ("cabinet", "drawer", "fridge", "microwave", "safe")
+HOLDERS = ("bowl", "box", "cup", "mug", "pan", "plate", "pot")
+"""Kinds of objects that could hold others: `examine` says what is in them."""
+
+LAMPS = ("desklamp", "floorlamp")
+TREATMENTS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cold"), "clean": ("sinkbasin", "clean")}
+"""By verb: the kind of place that it takes, and what an object is afterwards."""
+
+TOLD = {
+    "close": "You close the {}.",
+    "take": "You pick up the {} from the {}.",
+    "move": "You move the {} to the {}.",
+    "heat": "You heat the {} using the {}.",
+    "cool": "You cool the {} using the {}.",
+    "clean": "You clean the {} using the {}.",
+    "use": "You turn on the {}.",
+}
+"""Answers that depend on the names in the command alone."""
+
+_NAME = re.compile(r"[a-z]+ \d+")
+_VIEW = re.compile(
+    r"The (?P<closable>[a-z]+ \d+) is (?P<door>open|closed)\.(?: In it, you see (?P<inside>[^.]*)\.)?"
+    r"|On the (?P<surface>[a-z]+ \d+), you see (?P<on>[^.]*)\."
+)
+_FACING = re.compile(r"You are facing the ([^.]*)\.")
+_CARRYING = re.compile(r"You are carrying: ([^.]*)\.|You are (not) carrying anything\.")
+_STATE = re.compile(r"The ([a-z]+ \d+) is (on|hot|cold|clean)\.")
+
+
+class Track:
+    """Predicts by playing a window's actions in what is known of its game."""
+
+    @property
+    def identity(self) -> Mapping[str, str | int]:
+        return {}
+
+    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+        predictions = []
+        for window in windows:
+            game = known_game(window_context(window, regime))
+            answers = [game.play(action) for action in window["actions"][: max(horizons)]]
+            predictions.append(Prediction({k: answers[k - 1] for k in horizons}))
+        return predictions
+
+
+def load_track(windows: Sequence[Window]) -> Track:
+    """Raises InputError where the windows are of another environment."""
+    for env in sorted({window["env"] for window in windows} - {"alfworld"}):
+        raise InputError(f"--model: 'track' knows the rules of alfworld alone, the windows are of {env!r}")
+    return Track()
+
+
+def known_game(context: Context) -> Game:
+    """What the context tells of a game; of what it tells twice, the later."""
+    game = Game()
+    for text in (context.hidden_state, context.look, context.inventory, context.observation):
+        game.see(text or "")
+    for step in context.history:
+        if step.observation != NOTHING:
+            game.do(split_command(step.action))
+        game.see(step.observation)
+    return game
+
+
+@dataclass
+class Game:
+    """What is known of a game, by names such as `drawer 2`. Places that were never seen into are not in `contents`."""
+
+    at: str = ""
+    held: str = ""
+    doors: dict[str, str] = field(default_factory=dict)
+    """`open`, `closed`, or `none` for a place without a door."""
+    contents: dict[str, set[str]] = field(default_factory=dict)
+    beside: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Places that one stands before together."""
+    states: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def see(self, text: str) -> None:
+        """Takes over what an observation, a look, an inventory or a hidden state says."""
+        for view in _VIEW.finditer(text):
+            place = view["closable"] or view["surface"]
+            self.doors[place] = view["door"] or "none"
+            listed = view["inside"] if view["closable"] else view["on"]
+            if listed is not None:
+                self.contents[place] = set(_NAME.findall(listed))
+        for facing in _FACING.finditer(text):
+            together = set(_NAME.findall(facing[1]))
+            self.at = self.at if self.at in together else min(together, default=self.at)
+            for place in together:
+                self.beside[place] |= together
+        for carrying in _CARRYING.finditer(text):
+            self.held = "".join(_NAME.findall(carrying[1] or ""))
+        for thing, state in _STATE.findall(text):
+            self.states[thing].add(state)
+
+    def play(self, action: str) -> str:
+        """The game's answer, after which it is as the action left it."""
+        words = split_command(action)
+        if not self._allows(words):
+            return NOTHING
+        self.do(words)
+        return self._tell(words)
+
+    def _allows(self, words: list[str]) -> bool:
+        match words:
+            case ["look"] | ["inventory"]:
+                return True
+            case ["go", "to", place]:
+                return _is_name(place) and not self._here(place)
+            case ["open", place]:
+                return self._here(place) and self._door(place) == "closed"
+            case ["close", place]:
+                return self._here(place) and self._door(place) == "open"
+            case ["take", thing, "from", place]:
+                return not self.held and self._reaches(place) and self._may_hold(place, thing)
+            case ["move", thing, "to", place]:
+                return thing == self.held and self._reaches(place)
+            case ["heat" | "cool" | "clean" as verb, thing, "with", place]:
+                return thing == self.held and self._here(place) and _kind(place) == TREATMENTS[verb][0]
+            case ["use", thing]:
+                return _kind(thing) in LAMPS and any(self._may_hold(place, thing) for place in self._places_here())
+            case ["examine", name]:
+                return self._here(name) or name == self.held or self._in_view(name)
+        return False
+
+    def do(self, words: list[str]) -> None:
+        """What a command changes that made sense."""
+        match words:
+            case ["go", "to", place]:
+                self.at = place
+            case ["open", place]:
+                self.doors[place] = "open"
+            case ["close", place]:
+                self.doors[place] = "closed"
+            case ["take", thing, "from", place]:
+                self.held = thing
+                self.contents.get(place, set()).discard(thing)
+            case ["move", thing, "to", place]:
+                self.held = ""
+                self.contents.get(place, set()).add(thing)
+            case ["heat" | "cool" | "clean" as verb, thing, "with", _]:
+                self.states[thing] -= {"heat": {"cold"}, "cool": {"hot"}}.get(verb, set())
+                self.states[thing].add(TREATMENTS[verb][1])
+            case ["use", thing]:
+                self.states[thing].add("on")
+
+    def _tell(self, words: list[str]) -> str:
+        """The answer to a command that made sense, after what it changed."""
+        match words:
+            case ["look"]:
+                here = _listed(self._places_here())
+                return f"You are facing the {here}. Next to it, you see nothing." if here else START
+            case ["inventory"]:
+                return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."
+            case ["go", "to", place]:
+                return f"You arrive at {place}. {self._view(place)}"
+            case ["open", place]:
+                return f"You open the {place}. {self._view(place)}"
+            case ["examine", name]:
+                return self._view(name) if self._here(name) else self._description(name)
+        return TOLD[words[0]].format(*filter(_is_name, words))
+
+    def _places_here(self) -> set[str]:
+        return self.beside[self.at] | {self.at} if self.at else set()
+
+    def _here(self, place: str) -> bool:
+        return place in self._places_here()
+
+    def _door(self, place: str) -> str:
+        return self.doors.get(place, "closed" if _kind(place) in WITH_DOORS else "none")
+
+    def _reaches(self, place: str) -> bool:
+        return self._here(place) and self._door(place) != "closed"
+
+    def _may_hold(self, place: str, thing: str) -> bool:
+        """Whether the thing is known to be there, or the place was never seen into and the thing nowhere else."""
+        if place in self.contents:
+            return thing in self.contents[place]
+        return not any(thing in things for things in self.contents.values())
+
+    def _in_view(self, thing: str) -> bool:
+        """Whether it is known to lie where the player stands."""
+        return any(thing in self.contents.get(place, ()) for place in self._places_here() if self._reaches(place))
+
+    def _view(self, place: str) -> str:
+        door = self._door(place)
+        things = _listed(f"a {thing}" for thing in self.contents.get(place, ())) or "nothing"
+        if door == "none":
+            return f"On the {place}, you see {things}."
+        return f"The {place} is closed." if door == "closed" else f"The {place} is open. In it, you see {things}."
+
+    def _description(self, thing: str) -> str:
+        """What `examine` says of an object: of several states the first that the game looks for."""
+        if _kind(thing) in HOLDERS:
+            return f"This is a normal {thing}. In it, you see nothing."
+        if _kind(thing) in LAMPS:
+            return f"This {thing} is {'on' if 'on' in self.states[thing] else 'off'}."
+        states = [state for state in ("hot", "cold", "clean") if state in self.states[thing]]
+        if states == ["cold", "clean"]:
+            return f"This is a cool and clean {thing}."
+        return f"This is a {' and '.join(states)} {thing}." if states else f"There's nothing special about {thing}."
+
+
+def split_command(command: str) -> list[str]:
+    """Its words, a name (`drawer 2`) being one."""
+    return re.findall(r"[a-z]+ \d+|[a-z]+", command)
+
+
+def _kind(name: str) -> str:
+    return name.split()[0]
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """In the game's order: kinds ascending, numbers descending."""
+    *others, last = sorted(names, key=_place_in_list) or [""]
+    return f"{', '.join(others)}, and {last}" if others else last
+
+
+def _place_in_list(name: str) -> tuple[str, int]:
+    kind, _, number = name.rpartition(" ")
+    return (kind, -int(number)) if number.isdecimal() else (name, 0)

@@ -1,0 +1,41 @@
+"""Train episodes, what the baselines learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from loopwm.records.episodes import read_episodes
+from loopwm.records.errors import InputError
+from loopwm.records.files import line_files
+
+EXPERTS = ("gold", "expert")
+
+TRAIN_SPLITS = ("train", "built")
+"""ALFWorld's built games are made to train on."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """steps: (action, observation) pairs, stripped; the first holds the first observation and an empty action."""
+
+    env: str
+    policy: str
+    goal: str
+    steps: tuple[tuple[str, str], ...]
+
+
+def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
+    """The episodes of files and folders. Raises InputError for one that is not of the train split."""
+    for path in line_files(paths):
+        episodes = tqdm(read_episodes(path), desc=path.name, unit="episode", leave=False)
+        for line, episode in enumerate(episodes, start=1):
+            if episode.split not in TRAIN_SPLITS:
+                raise InputError(f"{path}: line {line}: split: is {episode.split!r}, baselines learn from train alone")
+            steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
+            if not all(action for action, _ in steps[1:]):
+                raise InputError(f"{path}: line {line}: an action is empty")
+            yield Episode(episode.env, episode.policy, episode.goal, tuple(steps))

@@ -1,0 +1,1 @@
+"""What predictions are worth: metrics, error kinds, rows, intervals and tables. Knows no model."""

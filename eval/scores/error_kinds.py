@@ -1,0 +1,124 @@
+"""What kind of mistake a wrong prediction is, by a written rule. See `error_kind`."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from eval.scores.entities import names_of
+from eval.scores.metrics import normalize
+
+ErrorKind = Literal["refusal", "reading", "state", "repetition", "name", "list", "other"]
+ERROR_KINDS: tuple[ErrorKind, ...] = ("refusal", "reading", "state", "repetition", "name", "list", "other")
+
+_REFUSALS = (
+    "no known action", "unknown action", "nothing happens", "it's not clear how", "you can't", "i'm not sure how",
+    "that container is empty", "that thing doesn't appear",
+)  # fmt: skip
+_AMBIGUITY = "ambiguous request"
+_NOT_OPENABLE = re.compile(r"^the [^.]* is not openable")
+
+_READING = re.compile(
+    r"(?:approximately )?-?\d+(?:\.\d+)?(?:% (?:up|down)| degrees| ticks?)|at the (?:top|bottom) of(?= the plane)"
+)
+_OPENNESS = re.compile(
+    r"(?:(?:is(?: now| already| not)?|isn't) (?:open|closed)\b(?:, so you can't see inside)?|you (?:open|close)\b)"
+    r"(?:\.(?: in (?:it|the [^:.]*),? (?:you see|is):? [^\n]*)?)?"
+)
+_DEVICE = re.compile(
+    r"is (?:now |already )?(?:activated|deactivated)\b|appears broken, and can't be activated or deactivated"
+    r"|(?:which is|turned) (?:on|off|activated|deactivated)\b|you turn (?:on|off)\b"
+)
+_STATE_WORDS = re.compile(r"\b(?:open|closed?|isn't|already|not|activated|deactivated|turned|off|turn on|broken)\b")
+_ARTICLE = re.compile(r"\b(?:an?|the|some)\b ?")
+_PHASE = re.compile(r"\b(?:(?:solid|liquid|gaseous)|substance called) ")
+_PLACE = re.compile(r"this (?:room|outside location) is called ([^.]*)\. (?:in it,|here) you see")
+_LISTING = re.compile(r"you see|\bis:|\bwith:|containing|carrying|reads:|needs? to|\n0:")
+_NAME_RUN = re.compile(r"@(?: -?\d+\b)?(?:(?: and)? @(?: -?\d+\b)?)*")
+_NAME_WORDS = "red|orange|yellow|green|blue|violet|purple|brown|black|white|pea|seed|jar|plant|tree|flower"
+"""Of names that the list of names holds in part."""
+LOOP = 4
+"""Times that a text says its last words in a row to be called a loop."""
+LONGEST_LOOP = 40
+"""Words."""
+
+
+def error_kind(env: str, prediction: str, reference: str, last: str) -> ErrorKind:
+    """The kind of a wrong prediction: the first of these that holds. Letter case and white space do not matter.
+
+    refusal     one of both refuses the action, or asks which of several was meant, and the other answers otherwise.
+    reading     equal but for readings: degrees, ticks, how far down a plane.
+    state       another state of a door or device (open, closed, activated, turned on, broken), also as the reason why
+                an action had no effect ("is already open"), and equal but for readings, such states, and what an open
+                thing therefore shows.
+    repetition  says the last observation of the history again, or ends by saying the same words again and again.
+    name        equal but for names of things (`entities.py`), and readings and states with them: another thing.
+                Where names are not known, this kind is not told from `other`.
+    list        both enumerate what is in one place, on a thing, carried or asked, and beginning alike (names apart)
+                enumerate something else: things are missing, added, or differ in more than their names.
+    other       an answer of another kind, also the same thing in another state of matter.
+
+    So a prediction that is wrong in several ways is of the coarsest: a wrong reading of the wrong thing is `name`.
+    `last`: the last observation of the history.
+    """
+    said, true = _squeezed(prediction), _squeezed(reference)
+    if _answer(said) != _answer(true):
+        return "refusal"
+    said, true = _READING.sub("#", said), _READING.sub("#", true)
+    if said == true:
+        return "reading"
+    states = _STATE_WORDS.findall(said) != _STATE_WORDS.findall(true)
+    said, true = (_DEVICE.sub("%", _OPENNESS.sub("#", text)) for text in (said, true))
+    if states and said == true:
+        return "state"
+    if normalize(prediction) == normalize(last) or (_loops(said) and not _loops(true)):
+        return "repetition"
+    said, true = (_ARTICLE.sub("", _PLACE.sub(r"\1. you see", text)) for text in (said, true))
+    if _PHASE.sub("", said) == _PHASE.sub("", true):
+        return "other"
+    said, true = (_without_names(env, text) for text in (said, true))
+    if said == true:
+        return "name"
+    return "list" if _head(said) == _head(true) is not None else "other"
+
+
+def is_refused(observation: str) -> bool:
+    """Whether the environment did not carry out the action and says so, without naming a door's or device's state."""
+    text = _squeezed(observation)
+    return text.startswith(_REFUSALS) or _NOT_OPENABLE.match(text) is not None
+
+
+def _answer(squeezed: str) -> str:
+    """Refusals by their text, the two other kinds of answer by a name."""
+    if squeezed.startswith(_AMBIGUITY):
+        return "ambiguity"
+    return squeezed if is_refused(squeezed) else "answer"
+
+
+def _squeezed(text: str) -> str:
+    """Lower case, one blank between words, line breaks kept."""
+    lines = (" ".join(line.split()) for line in text.strip().lower().split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+def _loops(text: str) -> bool:
+    """Whether it ends in a loop of at most `LONGEST_LOOP` words, perhaps cut within its last round."""
+    words = text.split()
+    return any(
+        words[-LOOP * n : -n] == words[-(LOOP - 1) * n :] for n in range(1, min(LONGEST_LOOP, len(words) // LOOP) + 1)
+    )
+
+
+def _without_names(env: str, text: str) -> str:
+    """Names as `@`, with their states of matter and the numbers behind them; several in a row as one."""
+    names = names_of(env)
+    found = sorted(names.named(text), key=len, reverse=True) if names else []
+    pattern = "|".join([*map(re.escape, found), _NAME_WORDS])
+    masked = re.sub(rf"\b(?:unknown )?(?:{pattern})\b", "@", _PHASE.sub("", text)) if names else text
+    return _NAME_RUN.sub("@", masked)
+
+
+def _head(text: str) -> str | None:
+    """What comes before the first thing enumerated; None where nothing is."""
+    found = _LISTING.search(text)
+    return None if found is None else text[: found.end()]

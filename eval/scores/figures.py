@@ -1,0 +1,20 @@
+"""Plots as files, and the names and units that metrics have in them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from loopwm.records.files import write_atomic
+
+TITLES = {"em": "EM", "f1": "Token F1", "nats": "Teacher-forced loss"}
+UNITS = "EM and F1 are percent, losses nats an observation."
+
+
+def save_figure(path: Path, canvas: Figure) -> None:
+    """Writes the PNG as a whole or not at all."""
+    buffer = io.BytesIO()
+    canvas.savefig(buffer, format="png", dpi=100)
+    write_atomic(path, buffer.getvalue())

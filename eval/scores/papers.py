@@ -1,0 +1,64 @@
+"""The rows the paper prints, and how it compares with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from eval.scores.entities import DATA
+from loopwm.records.files import read_json
+
+OURS = {"em": "em", "f1": "f1", "bleu4": "bleu4", "entity": "entity_recall"}
+"""The paper's four metrics and the names of ours beside them."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A row of the paper in percent by metric, and which of its tables prints it."""
+
+    figures: Mapping[str, float]
+    table: str
+
+
+@cache
+def paper_rows() -> dict[str, Any]:
+    """`eval/data/paper_rows.json`: the paper's printed rows in percent."""
+    rows: dict[str, Any] = read_json(DATA / "paper_rows.json")
+    return rows
+
+
+def environment_of(families: Iterable[str]) -> str | None:
+    """The environment whose families in the paper these are, if any."""
+    wanted = set(families)
+    for name, systems in paper_rows()["tables"].items():
+        if wanted and any(wanted <= by_family.keys() for by_family in systems.values()):
+            return str(name)
+    return None
+
+
+def systems(environment: str) -> list[str]:
+    """The systems the paper prints, its own first."""
+    return list(paper_rows()["tables"][environment])
+
+
+def printed(environment: str, system: str, horizon: int, family: str) -> list[Printed]:
+    """What the paper prints for this cell: nothing, one row, or two that disagree (its main table and the steps')."""
+    rows = paper_rows()
+    steps = rows["by_horizon"].get(environment, {}).get(system, {}).get(str(horizon), {})
+    main = rows["tables"][environment][system] if horizon == rows["horizon"] else {}
+    found = [Printed(main[family], "main table")] if family in main else []
+    if family in steps and steps[family] != main.get(family):
+        found.append(Printed(steps[family], "table of steps"))
+    return found
+
+
+def relative_change(ours: float, baseline: float) -> float | None:
+    """The paper's rule, (ours - baseline) / baseline in percent: 0 where both are 0, None where only the baseline is.
+
+    The rule stands under each of its tables of relative improvements; it prints None as `---`.
+    """
+    if baseline == 0:
+        return 0.0 if ours == 0 else None
+    return 100 * (ours - baseline) / baseline

@@ -1,0 +1,152 @@
+"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, `refused.jsonl`, results.
+
+Predictions are appended in whole batches and synced, so a run that is killed loses at most the batch it was in: a
+torn last line is dropped, and the rest of its batch is predicted again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from loopwm.records.errors import InputError
+from loopwm.records.files import parse_json_lines, read_json, read_json_lines, write_json
+
+
+class _Predicted(TypedDict):
+    id: str
+    horizon: int
+    prompt_sha256: str
+    target_sha256: str
+    prediction: str
+    target: str
+    steps_cut: int
+
+
+class Record(_Predicted, total=False):
+    """A line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context.
+
+    reward (points) and ended are predictions too, there where a model makes them. unanswered stands where the model
+    came to no answer: it is scored as an empty one, and asked for again.
+    """
+
+    reward: float
+    ended: bool
+    unanswered: bool
+
+
+Key = tuple[str, int]
+Refusals = dict[str, str]
+"""Reasons by window: those that could not be shown to the model. A line of `refused.jsonl` each."""
+
+
+class RunFolder:
+    """Opens or creates the folder. Raises InputError if it holds a run of something else."""
+
+    def __init__(self, path: Path, spec: dict[str, Any]) -> None:
+        self.path = path
+        self._predictions = path / "predictions.jsonl"
+        self._refused = path / "refused.jsonl"
+        if (path / "run.json").is_file():
+            _refuse_other(path, read_json(path / "run.json"), spec)
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"--out: {path} exists and is no run folder; choose another")
+        else:
+            write_json(path / "run.json", spec)
+
+    def read(self) -> dict[Key, Record]:
+        """The answers so far; what a kill left behind the last full line is cut off."""
+        if not self._predictions.exists():
+            return {}
+        drop_torn_line(self._predictions)
+        records = read_records(self._predictions)
+        return {key: record for key, record in records.items() if "unanswered" not in record}
+
+    def append(self, records: Sequence[Record]) -> None:
+        append_lines(self._predictions, records)
+
+    def read_refusals(self) -> Refusals:
+        if self._refused.exists():
+            drop_torn_line(self._refused)
+        return read_refusals(self.path)
+
+    def append_refusals(self, refusals: Refusals) -> None:
+        append_lines(self._refused, [{"id": name, "reason": reason} for name, reason in refusals.items()])
+
+
+def read_refusals(folder: Path) -> Refusals:
+    """The windows that a run has refused so far; a torn last line is left out."""
+    path = folder / "refused.jsonl"
+    if not path.exists():
+        return {}
+    return {line["id"]: line["reason"] for _, line in _settled_lines(path)}
+
+
+def read_records(predictions: Path) -> dict[Key, Record]:
+    """The last line of each key. Raises InputError naming file, line and field."""
+    return _by_key(read_json_lines(predictions), predictions)
+
+
+def read_settled(predictions: Path) -> dict[Key, Record]:
+    """As `read_records`, without the torn last line that a run under way or killed may have."""
+    return _by_key(_settled_lines(predictions), predictions)
+
+
+def _settled_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    return parse_json_lines(whole.split("\n"), path)
+
+
+def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:
+    records: dict[Key, Record] = {}
+    for number, record in lines:
+        for name in Record.__required_keys__:
+            if name not in record:
+                raise InputError(f"{predictions}: line {number}: {name}: missing")
+        records[record["id"], record["horizon"]] = Record(**record)  # type: ignore[typeddict-item]
+    return records
+
+
+def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> None:
+    for name in spec.keys() | found.keys():
+        old, new = found.get(name), spec.get(name)
+        if old != new:
+            raise InputError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
+
+
+def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Appends one JSON object a line and syncs."""
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with path.open("ab") as file:
+        file.write(lines.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cuts off what a kill left behind the last full line."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted observations of one window by horizon, and how many history steps did not fit the context.
+
+    unanswered: horizons at which the model came to no answer; their text is empty, and another run may ask again.
+    rewards (points) and ends (whether the world is over) of the last step, by horizon too; empty where a model predicts
+    none.
+    """
+
+    texts: dict[int, str]
+    steps_cut: int = 0
+    unanswered: frozenset[int] = frozenset()
+    rewards: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, bool] = field(default_factory=dict)

@@ -1,0 +1,71 @@
+"""Which windows stand in train episodes: the table of a suite. `python -m eval seen` writes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.scores.entities import DATA
+from eval.scores.suites import Suite
+from loopwm.records.errors import InputError
+from loopwm.records.windows import Window
+
+Place = tuple[str, ...]
+"""Environment, an observation, the actions from there, and the observation they lead to."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """seen: for each window that is, the horizons at which it is. The episodes' hash is of all that were read."""
+
+    suite: str
+    suite_sha256: str
+    episodes_sha256: str
+    episodes: int
+    transitions: int
+    seen: dict[str, list[int]]
+
+    def at(self, window: Window, horizon: int) -> bool:
+        return horizon in self.seen.get(window["id"], ())
+
+    @property
+    def training_set(self) -> dict[str, str | int]:
+        """What `novel` and `seen` refer to."""
+        return {name: getattr(self, name) for name in ("episodes_sha256", "episodes", "transitions")}
+
+
+def place_of(window: Window, horizon: int) -> Place:
+    last, answer = window["history"][-1]["observation"], window["observations"][horizon - 1]
+    actions = (action.strip() for action in window["actions"][:horizon])
+    return (window["env"], last.strip(), *actions, answer.strip())
+
+
+def table_path(suite: str) -> Path:
+    return DATA / f"seen-{suite}.json.gz"
+
+
+def find_seen(suite: Suite, given: Path | None) -> Seen | None:
+    """The table given, else the committed one of these very windows, else None.
+
+    Raises InputError for a file that is no table or one given for other windows.
+    """
+    path = table_path(suite.name) if given is None else given
+    if given is None and not path.is_file():
+        return None
+    seen = load_table(path)
+    if seen.suite_sha256 == suite.sha256:
+        return seen
+    if given is None:
+        return None
+    raise InputError(f"--seen: {path} is of {seen.suite!r} ({seen.suite_sha256[:12]}), not of these windows")
+
+
+def load_table(path: Path) -> Seen:
+    """Raises InputError naming the file."""
+    try:
+        return Seen(**json.loads(gzip.decompress(path.read_bytes())))
+    except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
+        raise InputError(f"{path}: not a table of seen windows ({error})") from error

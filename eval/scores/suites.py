@@ -1,0 +1,98 @@
+"""Suites of windows, committed or given by path, and named selections of their windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines, sha256
+from loopwm.records.windows import Window, check_window
+
+
+@dataclass(frozen=True)
+class Selection:
+    """left_out: families by environment; every window of another environment stays. source: who leaves them out."""
+
+    left_out: Mapping[str, frozenset[str]]
+    source: str
+
+    def holds(self, env: str, family: str) -> bool:
+        return family not in self.left_out.get(env, frozenset())
+
+
+SELECTIONS = {
+    "word2world": Selection(
+        {"scienceworld": frozenset({"Grow", "Incline", "Genetics"})},
+        "Word2World (arXiv:2512.18832) on AgentGym's agentenv-sciworld, whose exceptions are the tasks 5-1, 5-2, 9-1, "
+        "9-2, 9-3, 10-1 and 10-2",
+    )
+}
+
+
+def is_selection(suite: str) -> bool:
+    """Whether a suite's name is `NAME:SELECTION`."""
+    _, colon, selection = suite.rpartition(":")
+    return bool(colon) and selection in SELECTIONS
+
+
+SUITES = Path(__file__).parents[1] / "suites"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A window file: its short name, the hash of its bytes, and its windows in order."""
+
+    name: str
+    sha256: str
+    windows: tuple[Window, ...]
+
+
+def suite_names() -> list[str]:
+    """The committed suites, sorted."""
+    return sorted(path.name.removesuffix(".jsonl.gz") for path in SUITES.glob("*.jsonl.gz"))
+
+
+def load_suite(name_or_path: str) -> Suite:
+    """A committed suite by name, or any window file by path; `NAME:SELECTION` takes those of its windows alone.
+
+    Raises InputError naming file, line and field, or a selection that there is not.
+    """
+    name, colon, selection = name_or_path.rpartition(":")
+    if not colon or Path(name_or_path).is_file():
+        return _read_suite(name_or_path)
+    return _select(_read_suite(name), selection)
+
+
+def _select(suite: Suite, selection: str) -> Suite:
+    """A suite with a name and a hash of its own, so that no figure of it passes for one of the whole suite."""
+    if selection not in SELECTIONS:
+        raise InputError(f"--suite: unknown selection {selection!r}, expected one of {', '.join(SELECTIONS)}")
+    chosen = tuple(w for w in suite.windows if SELECTIONS[selection].holds(w["env"], w["family"]))
+    if not chosen:
+        raise InputError(f"--suite: {suite.name!r} holds no windows of {selection!r}")
+    ids = "\n".join(window["id"] for window in chosen)
+    return Suite(f"{suite.name}:{selection}", sha256(f"{suite.sha256}\n{ids}"), chosen)
+
+
+def _read_suite(name_or_path: str) -> Suite:
+    path = SUITES / f"{name_or_path}.jsonl.gz"
+    if not path.is_file():
+        path = Path(name_or_path)
+    if not path.is_file():
+        known = ", ".join(suite_names()) or "none"
+        raise InputError(f"--suite: {name_or_path!r} is neither a file nor a committed suite ({known})")
+    windows = tuple(check_window(record, f"{path}: line {line}") for line, record in read_json_lines(path))
+    if not windows:
+        raise InputError(f"{path}: holds no windows")
+    _check_unique(windows, path)
+    return Suite(path.name.split(".jsonl")[0], sha256(path.read_bytes()), windows)
+
+
+def _check_unique(windows: Sequence[Window], path: Path) -> None:
+    seen: set[str] = set()
+    for window in windows:
+        if window["id"] in seen:
+            raise InputError(f"{path}: id: {window['id']!r} occurs twice")
+        seen.add(window["id"])

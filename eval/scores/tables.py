@@ -1,0 +1,175 @@
+"""Results as Markdown, beside the rows the paper prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from eval.scores.error_kinds import ERROR_KINDS
+from eval.scores.papers import environment_of, paper_rows
+from eval.scores.rows import OVERALL
+from eval.scores.suites import is_selection
+
+DETECTION = ("precision", "recall", "f1")
+FOUR = ("em", "f1", "bleu4", "entity_recall")
+_CAVEAT = (
+    "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall. The paper's windows and metric definitions are not "
+    "published, so its rows stand beside ours for orientation; they are not measured on the same windows."
+)
+
+
+def render_report(results: Mapping[str, Any]) -> str:
+    """The content of `report.md` for the content of `results.json`."""
+    overall = [row for row in results["rows"] if row["family"] == OVERALL]
+    head = f"# {results['model']} on {results['suite']}, {results['context']} context\n\n"
+    missing = f" {results['unanswered']} answers did not come and count as wrong." if results["unanswered"] else ""
+    head += f"{describe_windows(results)}{missing} History cut to fit in {percent(results['windows_cut_share'])} % of "
+    head += "them.\n\n"
+    head += f"Metrics {results['metrics_version']}, percent, with 95 % bounds over games.\n"
+    parts = [head, _headline(results, overall), "## By horizon\n\n" + _horizons_table(overall)]
+    parts += [f"## Wrong predictions by kind\n\n{_errors_table(overall)}", _judgements(overall)]
+    horizon = paper_rows()["horizon"]
+    at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
+    environment = _paper_environment(results["suite"], at_horizon)
+    if environment is not None:
+        title = f"## Horizon {horizon} by family, beside the paper\n\n{_CAVEAT}\n\n"
+        parts.append(title + _paper_table(at_horizon, paper_rows()["tables"][environment]))
+    else:
+        last = max(row["horizon"] for row in results["rows"])
+        rows = [row for row in results["rows"] if row["horizon"] == last]
+        parts.append(f"## Horizon {last} by family\n\n" + _paper_table(rows, {}))
+    parts += [f"## Refused windows\n\n{_refused_table(results['refused'])}"] if results["refused"] else []
+    return "\n".join(parts)
+
+
+def describe_windows(results: Mapping[str, Any]) -> str:
+    """How many windows the figures rest on, and how many could not be shown."""
+    counts = results["windows"]
+    scored = f"{counts['scored']} of {counts['asked']} windows scored"
+    return f"{scored}, {counts['refused']} refused under `{results['context']}`."
+
+
+def _headline(results: Mapping[str, Any], overall: Sequence[Mapping[str, Any]]) -> str:
+    """What decides: windows that no train episode holds, and pairs."""
+    pairs, known = results["pairs"], results["seen_in"]
+    text = "## What decides\n\n"
+    if known is None:
+        text += "Which windows are novel is not known: no table of `build-seen` was at hand.\n"
+    else:
+        text += (
+            f"Novel: last observation, actions and answer stand in none of {known['episodes']:,} train episodes "
+            f"({known['transitions']:,} transitions, {known['episodes_sha256'][:12]}).\n\n"
+        )
+        lines = [[str(row["horizon"]), *(_split_cell(row, name) for name in ("novel", "seen"))] for row in overall]
+        text += table(["Horizon", "EM novel (95 %; n)", "EM seen (95 %; n)"], lines)
+    if pairs is not None:
+        names = ("both", "fact", "counterfact", "same")
+        header = ["Pairs", "both right (95 %)", "fact", "counterfact", "the same said for both"]
+        text += "\n" + table(header, [[str(pairs["n"]), *(with_bounds(pairs, name) for name in names)]])
+    return text
+
+
+def _split_cell(row: Mapping[str, Any], name: str) -> str:
+    return f"{with_bounds(row, f'em_{name}')}; {row[f'n_{name}']}"
+
+
+def with_bounds(row: Mapping[str, Any], name: str) -> str:
+    """A figure in percent with its interval, as far as there are such."""
+    bounds = row["ci95"].get(name)
+    return percent(row.get(name)) + ("" if bounds is None else f" ({percent(bounds[0])}-{percent(bounds[1])})")
+
+
+def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ("bleu4_corpus", "entity_precision", "entity_f1")
+    header = ["Horizon", "n", "games", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU", "Entity P", "Entity F1"]
+    header += ["EM changed (95 %; n)", "EM unchanged", "EM decidable"]
+    lines = []
+    for row in rows:
+        cells = [with_bounds(row, "em"), *(percent(row.get(name)) for name in (*FOUR[1:], *names))]
+        cells += [_split_cell(row, name) for name in ("changed", "unchanged", "decidable")]
+        lines.append([*(str(row[name]) for name in ("horizon", "n", "games")), *cells])
+    return table(header, lines)
+
+
+def _paper_environment(suite: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The environment whose rows of the paper stand beside these; a selection's overall figure is of other families."""
+    return None if is_selection(suite) else environment_of(_families(rows))
+
+
+def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        [str(row["horizon"]), str(sum(row["errors"].values())), *(str(row["errors"][kind]) for kind in ERROR_KINDS)]
+        for row in rows
+    ]
+    return table(["Horizon", "wrong", *ERROR_KINDS], lines)
+
+
+def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Refusals told by the predicted text; ends and rewards where the model predicts them."""
+    parts = ["## Refusals, ends and rewards\n"]
+    for name, title in (("refusal", "Refusals"), ("end", "Ends")):
+        found = [(row["horizon"], row[name]) for row in rows if name in row]
+        lines = [
+            [str(k), *(str(d[count]) for count in ("n", "predicted")), *map(percent, map(d.get, DETECTION))]
+            for k, d in found
+        ]
+        parts += [table(["Horizon", f"{title}: true", "predicted", *DETECTION], lines)] if found else []
+    rewards = [(row["horizon"], row["reward"]) for row in rows if "reward" in row]
+    lines = [
+        [str(k), str(r["n"]), percent(r["accuracy"]), str(r["n_nonzero"]), percent(r.get("accuracy_nonzero"))]
+        for k, r in rewards
+    ]
+    header = ["Horizon", "Rewards", "accuracy", "not 0", "accuracy of those"]
+    return "\n".join([*parts, table(header, lines)] if rewards else parts)
+
+
+def _refused_table(refused: Mapping[str, str]) -> str:
+    return table(["Window", "Reason"], [[name, reason] for name, reason in sorted(refused.items())])
+
+
+def _families(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {row["family"] for row in rows} - {OVERALL}
+
+
+def _paper_table(rows: Sequence[Mapping[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        printed = [paper_cell(by_family.get(row["family"])) for by_family in systems.values()]
+        lines.append([row["family"], str(row["n"]), four_cell(row), *printed])
+    return table(["Family", "n", "this run", *(f"paper: {name}" for name in systems)], lines)
+
+
+def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Several results side by side: a row a run, a column a horizon, overall figures."""
+    horizons = sorted({row["horizon"] for results in runs for row in results["rows"]})
+    lines = []
+    for results in runs:
+        by_horizon = {row["horizon"]: row for row in results["rows"] if row["family"] == OVERALL}
+        cells = [four_cell(by_horizon[k]) if k in by_horizon else "-" for k in horizons]
+        scored = str(results["windows"]["scored"])
+        lines.append([results["model"], results["suite"], results["context"], scored, *cells])
+    environment = _paper_environment(runs[0]["suite"], runs[0]["rows"])
+    if environment in paper_rows()["by_horizon"]:
+        for name, by_k in paper_rows()["by_horizon"][environment].items():
+            cells = [paper_cell(by_k.get(str(k), {}).get(OVERALL)) for k in horizons]
+            lines.append([f"paper: {name}", "unpublished", "-", "-", *cells])
+    return f"{_CAVEAT}\n\n" + table(["Model", "Suite", "Context", "n", *(f"horizon {k}" for k in horizons)], lines)
+
+
+def percent(fraction: float | None) -> str:
+    """A dash for what is not there or not a number."""
+    return "-" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.1f}"
+
+
+def four_cell(row: Mapping[str, Any]) -> str:
+    return " / ".join(percent(row.get(name)) for name in FOUR)
+
+
+def paper_cell(row: Mapping[str, float] | None) -> str:
+    return "-" if row is None else " / ".join(f"{row[name]:.1f}" for name in ("em", "f1", "bleu4", "entity"))
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)

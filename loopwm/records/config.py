@@ -1,0 +1,124 @@
+"""Typed configuration: dataclasses read from YAML, with overrides from the command line.
+
+Unknown keys and values of a wrong type are errors that name the key. An override is written `section.key=value`
+with a YAML value, e.g. `optimizer.learning_rate=3e-3`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from loopwm.records.errors import InputError
+
+
+def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None:
+    """Raises InputError for a value that is not above zero; sections: keys by the name of their section."""
+    for section, keys in sections.items():
+        for key in keys:
+            value = getattr(getattr(config, section), key)
+            if value <= 0:
+                raise InputError(f"{section}.{key}: {value} is not above zero")
+
+
+def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
+    """Reads a YAML file as the dataclass `cls` and applies `section.key=value` overrides. Raises InputError."""
+    return typed(cls, read_sections(path, overrides))
+
+
+def typed(cls: type[T], raw: dict[str, Any]) -> T:
+    """The sections as the dataclass `cls`. Raises InputError."""
+    config: T = _build(cls, raw, "")
+    return config
+
+
+def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a YAML file holds with `section.key=value` overrides, not looked at further. Raises InputError."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: expected a mapping of sections")
+    for override in overrides:
+        _apply_override(raw, override)
+    return raw
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"override {override!r}: expected section.key=value")
+    *parents, leaf = key.split(".")
+    node = raw
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise InputError(f"override {override!r}: {parent} is not a section")
+    node[leaf] = yaml.safe_load(value)
+
+
+def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = set(raw) - set(hints)
+    if unknown:
+        raise InputError(f"{prefix}{min(unknown)}: unknown key; known: {', '.join(sorted(hints))}")
+    missing = _required(cls) - set(raw)
+    if missing:
+        raise InputError(f"{prefix}{min(missing)}: missing")
+    values = {key: _convert(hints[key], value, prefix + key) for key, value in raw.items()}
+    try:
+        return cls(**values)
+    except InputError:
+        raise
+    except ValueError as error:  # of a section that a system brings along
+        raise InputError(f"{prefix}{error}") from error
+
+
+def _required(cls: type) -> set[str]:
+    nothing = dataclasses.MISSING
+    return {f.name for f in dataclasses.fields(cls) if f.default is nothing and f.default_factory is nothing}
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    """`value` as the annotated type, or InputError naming the key."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, dict):
+            return _build(hint, value, f"{name}.")
+        raise InputError(f"{name}: expected a section, got {value!r}")
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(map(str, typing.get_args(hint)))}")
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
+    if origin is dict and isinstance(value, dict):
+        named, item = typing.get_args(hint)
+        if item is Any:
+            return value
+        return {_convert(named, key, name): _convert(item, v, f"{name}.{key}") for key, v in value.items()}
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return _float(value, name)
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
+        return value
+    raise InputError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+
+
+def _float(value: float | str, name: str) -> float:
+    # YAML 1.1 reads 5e-3 as a string.
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(f"{name}: expected a number, got {value!r}") from None
+
+
+T = typing.TypeVar("T")

@@ -1,0 +1,165 @@
+"""Episodes: what a simulator showed, one JSON object a line in `.jsonl`, `.jsonl.gz` or `.jsonl.xz`.
+
+    {"env", "task", "variation" (int, or a game's name), "split", "policy", "goal", "hidden_state" (or null),
+     "steps": [{"action": null, "observation", "score", "done", "look", "inventory"}, {"action": "open door", ...}]}
+
+Step 0 holds the first observation and no action. `look`, `inventory` and `hidden_state` may be null. The episode's
+`hidden_state` is that of step 0; a later step has one of its own where it was sampled, and no such field elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwm.records.errors import InputError
+from loopwm.records.files import UNREADABLE, line_files, open_text, write_lines
+
+
+class EpisodeError(InputError):
+    """A line that is not an episode. The message names file, line and field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step as the agent saw it. `score` is the simulator's, 0 to 100; `done` its own flag."""
+
+    action: str | None
+    observation: str
+    score: float
+    done: bool
+    look: str | None = None
+    inventory: str | None = None
+    hidden_state: str | None = None
+    """After the step, where it was sampled; that of step 0 stands in the episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One play of one variation."""
+
+    env: str
+    task: str
+    variation: int | str
+    split: str
+    policy: str
+    goal: str
+    steps: tuple[Step, ...]
+    hidden_state: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int | str, str]:
+        """What was played: environment, task, variation, split."""
+        return self.env, self.task, self.variation, self.split
+
+    def hidden_state_at(self, step: int) -> str | None:
+        """The hidden state after a step; null where it was not sampled."""
+        return self.hidden_state if step == 0 else self.steps[step].hidden_state
+
+
+class Resets:
+    """What every variation began with. Its episodes all begin alike, unless one holds the steps of another world."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str, int | str], tuple[str, str]] = {}
+
+    def contradiction(self, episode: Episode) -> str | None:
+        """What differs from an earlier episode of the same variation."""
+        found = episode.goal, episode.steps[0].observation
+        first = self._first.setdefault((episode.env, episode.task, episode.variation), found)
+        if found == first:
+            return None
+        field = "goal" if found[0] != first[0] else "steps[0].observation"
+        return f"{field}: {episode.task}, variation {episode.variation}, began otherwise in an earlier episode"
+
+
+_OPTIONAL_TEXT = (str, type(None))
+_EPISODE_FIELDS: dict[str, tuple[type, ...]] = {
+    "env": (str,), "task": (str,), "variation": (int, str), "split": (str,), "policy": (str,), "goal": (str,),
+    "hidden_state": _OPTIONAL_TEXT, "steps": (list,),
+}  # fmt: skip
+_STEP_FIELDS: dict[str, tuple[type, ...]] = {
+    "action": _OPTIONAL_TEXT, "observation": (str,), "score": (int, float), "done": (bool,),
+    "look": _OPTIONAL_TEXT, "inventory": _OPTIONAL_TEXT, "hidden_state": _OPTIONAL_TEXT,
+}  # fmt: skip
+
+
+def parse_episode(line: str) -> Episode:
+    """Reads one line. Raises EpisodeError naming the field at fault."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise EpisodeError(f"not JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(record, dict):
+        raise EpisodeError("expected a JSON object")
+    fields = _checked(record, _EPISODE_FIELDS, "")
+    if not fields["steps"]:
+        raise EpisodeError("steps: at least the first observation is needed")
+    fields["steps"] = tuple(_parse_step(step, i) for i, step in enumerate(fields["steps"]))
+    return Episode(**fields)
+
+
+def _parse_step(record: Any, index: int) -> Step:
+    prefix = f"steps[{index}]."
+    if not isinstance(record, dict):
+        raise EpisodeError(f"{prefix[:-1]}: expected a JSON object")
+    fields = _checked(record, _STEP_FIELDS, prefix)
+    if (fields["action"] is None) != (index == 0):
+        raise EpisodeError(f"{prefix}action: null in the first step and nowhere else")
+    return Step(**fields)
+
+
+def _checked(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], prefix: str) -> dict[str, Any]:
+    """The known fields of `record`; an absent field that may be null is null."""
+    values: dict[str, Any] = {}
+    for name, allowed in types.items():
+        if name not in record and type(None) not in allowed:
+            raise EpisodeError(f"{prefix}{name}: missing")
+        value = record.get(name)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            raise EpisodeError(f"{prefix}{name}: unexpected {type(value).__name__}")
+        values[name] = value
+    return values
+
+
+def format_episode(episode: Episode) -> str:
+    """The episode as one line of JSON."""
+    record = asdict(episode)
+    for step in record["steps"]:
+        if step["hidden_state"] is None:
+            del step["hidden_state"]
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """Episodes of one file, in order. Raises EpisodeError naming file, line and field."""
+    number = 0
+    try:
+        with open_text(path) as file:
+            for line in file:
+                number += 1
+                yield parse_episode(line)
+    except EpisodeError as error:
+        raise EpisodeError(f"{path}: line {number}: {error}") from error
+    except UNREADABLE as error:
+        raise EpisodeError(f"{path}: line {number + 1}: unreadable ({error})") from error
+
+
+def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+    """Writes episodes atomically, compressed by suffix."""
+    write_lines(path, map(format_episode, episodes))
+
+
+def recorded_episodes(paths: Iterable[Path]) -> list[Episode]:
+    """The episodes of files and folders, in order. Raises InputError naming file, line and field."""
+    return [episode for path in line_files(paths) for episode in read_episodes(path)]
+
+
+def succeeded(episode: Episode) -> bool:
+    return episode.steps[-1].done and episode.steps[-1].score >= FULL_SCORE
+
+
+FULL_SCORE = 100

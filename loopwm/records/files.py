@@ -1,0 +1,181 @@
+"""Reading and writing files: compression by suffix, and files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+from loopwm.records.errors import InputError
+
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+"""Suffixes of files of JSON lines."""
+
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
+"""What reading a damaged text file raises, packed or not."""
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Renames a finished file or folder beside `path` to it; a folder that is there is replaced.
+
+    A rename can reach the disk before what it names, so everything inside goes there first.
+    """
+    _sync(temporary)
+    if path.is_dir():
+        shutil.rmtree(path)
+    temporary.rename(path)
+    _sync_one(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """A file, or a folder with all that is in it."""
+    if path.is_dir():
+        for inside in path.iterdir():
+            _sync(inside)
+    _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that appears at `path` complete or not at all.
+
+    The temporary's name is drawn: processes of several machines may write the same file in a shared folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    with atomic_write(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes lines atomically, compressed by suffix. The bytes depend on the lines alone (no time, no file name)."""
+    with atomic_write(path) as raw, _compressor(path, raw) as file:
+        for line in lines:
+            file.write(line.encode() + b"\n")
+
+
+@contextmanager
+def _compressor(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
+    if path.suffix == ".gz":
+        with gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+            yield cast(BinaryIO, packed)
+    elif path.suffix == ".xz":
+        with lzma.open(raw, "wb") as packed:
+            yield cast(BinaryIO, packed)
+    else:
+        yield raw
+
+
+def pack_gzip(content: str) -> bytes:
+    """Gzip bytes that depend on the content alone (no time, no file name)."""
+    return gzip.compress(content.encode(), 9, mtime=0)
+
+
+def open_text(path: Path) -> TextIO:
+    """Opens `.gz`, `.xz` or plain text for reading. Raises InputError if the file cannot be opened."""
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8")
+        if path.suffix == ".xz":
+            return lzma.open(path, "rt", encoding="utf-8")
+        return path.open(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text) of every line that is not blank. Raises InputError naming file and line."""
+    number = 0
+    with open_text(path) as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+        except UNREADABLE as error:
+            raise InputError(f"{path}: line {number + 1}: unreadable ({error})") from error
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank. Raises InputError naming file and line."""
+    for number, line in read_lines(path):
+        yield number, parse_object(line, f"{path}: line {number}")
+
+
+def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank. Raises InputError naming `path` and line."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, parse_object(line, f"{path}: line {number}")
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """Raises InputError, led by `where`."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: expected a JSON object")
+    return record
+
+
+def line_files(paths: Iterable[Path]) -> list[Path]:
+    """The given files, and the files of JSON lines below given folders, sorted. Raises InputError if one is missing."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*.jsonl*") if p.name.endswith(LINES) and p.name[0] != ".")
+            if not found:
+                raise InputError(f"{path}: no files that end in {', '.join(LINES)}")
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder")
+    return files
+
+
+def read_json(path: Path) -> Any:
+    """Raises InputError naming the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: unreadable ({error})") from error
+
+
+def sha256(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()

@@ -1,0 +1,98 @@
+"""What every run keeps in its folder: config.yaml, provenance.json, metrics.jsonl and checkpoints.
+
+Whatever is written appears whole or not at all, so that a run can be killed at any moment and goes on from its newest
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from loopwm.records.errors import InputError
+from loopwm.records.files import publish, write_atomic
+from loopwm.records.provenance import provenance
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """counted: what numbers its checkpoints and lines of metrics, `step` or `iteration`. keep: newest checkpoints that
+    stay. With several processes the first alone calls what writes."""
+
+    path: Path
+    counted: str
+    keep: int
+
+    def check(self, config: DataclassInstance) -> None:
+        """Raises InputError for a folder that belongs to a run of another configuration."""
+        file = self.path / "config.yaml"
+        if file.exists() and file.read_text(encoding="utf-8") != _as_yaml(config):
+            raise InputError(f"{file}: the run folder belongs to another configuration")
+
+    def claim(self, config: DataclassInstance, provenance: Mapping[str, Any]) -> None:
+        """Makes it this run's, unless it is already."""
+        if not (self.path / "config.yaml").exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path / "provenance.json", json.dumps(provenance, indent=1) + "\n")
+            write_atomic(self.path / "config.yaml", _as_yaml(config))
+
+    def log(self, number: int, record: Mapping[str, Any]) -> None:
+        """Adds a line of metrics."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({self.counted: number, **record}) + "\n")
+
+    def go_on_from(self, number: int) -> None:
+        """Drops metrics after this number, and checkpoints that were not finished."""
+        for torn in (self.path / "checkpoints").glob("tmp-*"):
+            shutil.rmtree(torn)
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            write_atomic(path, "".join(line + "\n" for line in lines if self._number_of(line) <= number))
+
+    def checkpoints(self) -> list[Path]:
+        """The newest comes last."""
+        return sorted((self.path / "checkpoints").glob(f"{self.counted}-????????"))
+
+    def has(self, number: int) -> bool:
+        return self._checkpoint(number).exists()
+
+    def begin_checkpoint(self, number: int) -> Path:
+        """Where to write it."""
+        return self._checkpoint(number).with_name(f"tmp-{self._checkpoint(number).name}")
+
+    def finish_checkpoint(self, number: int) -> None:
+        """It counts from now on, and old ones go."""
+        publish(self.begin_checkpoint(number), self._checkpoint(number))
+        for old in self.checkpoints()[: -self.keep]:
+            shutil.rmtree(old)
+
+    def _checkpoint(self, number: int) -> Path:
+        return self.path / "checkpoints" / f"{self.counted}-{number:08d}"
+
+    def _number_of(self, line: str) -> float:
+        """Of a line of metrics; of a torn one, which a kill leaves, infinity."""
+        try:
+            return float(json.loads(line)[self.counted])
+        except (json.JSONDecodeError, KeyError):
+            return float("inf")
+
+
+def where_from(seed: int, processes: int) -> dict[str, Any]:
+    """Where a run comes from, whatever it trains."""
+    machine = platform.processor() or platform.machine()
+    return {**provenance("loopwm.training"), "machine": machine, "seed": seed, "processes": processes}
+
+
+def _as_yaml(config: DataclassInstance) -> str:
+    return yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False)

@@ -1,0 +1,249 @@
+"""Windows, the unit of evaluation: checking and sampling them, and cutting them from the start of episodes.
+
+A window file (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`) holds one JSON object a line:
+
+    {"id", "env", "task", "variation", "family", "split", "goal", "history": [{"action", "observation"}, ...] (up to and
+     with now), "look", "inventory", "hidden_state", "hidden_state_start", "actions": [K strings], "observations": [K],
+     "rewards": [K], "dones": [K]}
+
+`history[0].action` is null: it is the first observation. `look`, `inventory` and `hidden_state` describe now,
+`hidden_state_start` the start of the episode; each may be null, and so may `variation` (a number, or a game's name).
+Horizon k takes the first k actions and scores `observations[k - 1]`. Two windows whose ids end in `/fact` and
+`/counterfact` after the same name are a pair.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any, TypedDict, TypeVar, cast
+
+from loopwm.records.episodes import Episode
+from loopwm.records.errors import InputError
+from loopwm.records.template import FormatError, Regime, StateSlots, render_prompt, window_context
+
+NULLABLE = ("look", "inventory", "hidden_state", "hidden_state_start")
+FACT, COUNTERFACT = "/fact", "/counterfact"
+_FUTURE = {"actions": (str,), "observations": (str,), "rewards": (int, float), "dones": (bool,)}
+
+
+class HistoryStep(TypedDict):
+    action: str | None
+    observation: str
+
+
+class Window(TypedDict):
+    id: str
+    env: str
+    task: str
+    variation: int | str | None
+    family: str
+    split: str
+    goal: str
+    history: list[HistoryStep]
+    look: str | None
+    inventory: str | None
+    hidden_state: str | None
+    hidden_state_start: str | None
+    actions: list[str]
+    observations: list[str]
+    rewards: list[float]
+    dones: list[bool]
+
+
+def check_window(record: dict[str, Any], where: str) -> Window:
+    """The record as a window. Raises InputError, led by `where`, naming the first field at fault."""
+    for fault in window_faults(record):
+        raise InputError(f"{where}: {fault}")
+    for field in (*NULLABLE, "variation"):
+        record.setdefault(field, None)
+    return cast(Window, record)
+
+
+def window_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a record from being a window, one line a field at fault."""
+    for field in ("id", "env", "task", "family", "split", "goal"):
+        yield from _faults_of(record, field, str)
+    for field in NULLABLE:
+        if record.get(field) is not None:
+            yield from _faults_of(record, field, str)
+    if record.get("variation") is not None:
+        yield from _faults_of(record, "variation", int | str)
+    yield from _history_faults(record)
+    yield from _future_faults(record)
+
+
+def _history_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    yield from (faults := list(_faults_of(record, "history", list)))
+    if faults:
+        return
+    if not record["history"]:
+        yield "history: at least the first observation is needed"
+    for i, step in enumerate(record["history"]):
+        if not isinstance(step, dict):
+            yield f"history[{i}]: expected an object"
+            continue
+        yield from _faults_of(step, "observation", str, f"history[{i}].")
+        if i == 0 and step.get("action") is not None:
+            yield "history[0].action: must be null, it is the first observation"
+        if i > 0:
+            yield from _faults_of(step, "action", str, f"history[{i}].")
+            if isinstance(step.get("action"), str) and not step["action"].strip():
+                yield f"history[{i}].action: must not be empty"
+
+
+def _future_faults(record: Mapping[str, Any]) -> Iterator[str]:
+    lengths = {field: len(record[field]) for field in _FUTURE if isinstance(record.get(field), list)}
+    for field, kinds in _FUTURE.items():
+        yield from _faults_of(record, field, list)
+        for i, value in enumerate(record[field] if field in lengths else ()):
+            if type(value) not in kinds:
+                yield f"{field}[{i}]: unexpected {type(value).__name__}"
+            elif field == "actions" and not value.strip():
+                yield f"actions[{i}]: must not be empty"
+    if lengths.get("actions") == 0:
+        yield "actions: at least one action is needed"
+    for field, length in lengths.items():
+        if "actions" in lengths and length != lengths["actions"]:
+            yield f"{field}: has {length} entries, actions has {lengths['actions']}"
+
+
+def _faults_of(record: Mapping[str, Any], field: str, kind: type | UnionType, prefix: str = "") -> Iterator[str]:
+    if field not in record:
+        yield f"{prefix}{field}: missing"
+    elif not isinstance(record[field], kind):
+        yield f"{prefix}{field}: unexpected {type(record[field]).__name__}"
+
+
+def question(window: Window, regime: Regime, horizon: int) -> str:
+    """What a window asks at a horizon, as one string that records are told apart by.
+
+    Always in the same template, whatever the model reads: records of older models stay comparable.
+    """
+    return render_prompt(window_context(window, regime), window["actions"][:horizon], StateSlots(in_trunk=False))
+
+
+def game_of(window: Window) -> str:
+    """The game that a window was cut from: windows of one are alike, and are drawn together in intervals.
+
+    Where a file does not tell the variation, every window (every pair) counts as a game of its own.
+    """
+    if window["variation"] is None:
+        return pair_of(window["id"])
+    return f"{window['env']}/{window['task']}/{window['variation']}"
+
+
+def pair_of(name: str) -> str:
+    """The pair's name in a window's id, or the whole id."""
+    return name.removesuffix(FACT).removesuffix(COUNTERFACT)
+
+
+def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
+    """Raises InputError naming the first window that is shorter than a horizon."""
+    longest = max(horizons)
+    for window in windows:
+        if len(window["actions"]) < longest:
+            length = len(window["actions"])
+            raise InputError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
+
+
+def refusal(window: Window, regime: Regime) -> str | None:
+    """Why a window cannot be shown in the regime, naming the field that it lacks; None where it can."""
+    try:
+        window_context(window, regime)
+    except FormatError as error:
+        return str(error)
+    return None
+
+
+def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:
+    """Raises InputError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
+    check_horizons(windows, horizons)
+    for window in windows:
+        if (reason := refusal(window, regime)) is not None:
+            raise InputError(f"window {window['id']}: {reason}")
+
+
+def stratified_sample(windows: Sequence[Window], limit: int, seed: int) -> list[Window]:
+    """`limit` windows in file order, drawn with the seed; families keep their shares (largest remainders round up).
+
+    Pairs are drawn whole, at least one: of a file of pairs an odd limit gives one window less.
+    """
+    if limit >= len(windows):
+        return list(windows)
+    families: dict[str, dict[str, None]] = defaultdict(dict)
+    for window in windows:
+        families[window["family"]][pair_of(window["id"])] = None
+    sizes = {family: len(pairs) for family, pairs in families.items()}
+    quotas = _quotas(sizes, max(1, limit * sum(sizes.values()) // len(windows)))
+    chosen: set[str] = set()
+    for family, pairs in families.items():
+        chosen.update(random.Random(f"{seed}/{family}").sample(list(pairs), quotas[family]))
+    return [window for window in windows if pair_of(window["id"]) in chosen]
+
+
+def _quotas(sizes: dict[str, int], limit: int) -> dict[str, int]:
+    """Whole numbers near size * limit / total that sum to `limit`."""
+    total = sum(sizes.values())
+    quotas = {family: size * limit // total for family, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda family: (-(sizes[family] * limit % total), family))
+    for family in by_remainder[: limit - sum(quotas.values())]:
+        quotas[family] += 1
+    return quotas
+
+
+T = TypeVar("T")
+
+
+def start_windows(episodes: Sequence[Episode], last: int) -> list[Window]:
+    """One window an episode: it starts at the first observation and takes the episode's own first `last` actions.
+
+    Episodes without actions have none. The family is the task.
+    """
+    windows, played = [], Counter[str]()
+    for episode in episodes:
+        if len(episode.steps) > 1:
+            name = f"{episode.env}/{episode.task}/{episode.variation}/{episode.policy}"
+            windows.append(_start_window(f"{name}/{played[name]}", episode, last))
+            played[name] += 1
+    return windows
+
+
+def _start_window(name: str, episode: Episode, last: int) -> Window:
+    first, future = episode.steps[0], episode.steps[1 : last + 1]
+    before = episode.steps[: len(future)]
+    return {
+        "id": name,
+        "env": episode.env,
+        "task": episode.task,
+        "variation": episode.variation,
+        "family": episode.task,
+        "split": episode.split,
+        "goal": episode.goal,
+        "history": [{"action": None, "observation": first.observation}],
+        "look": first.look,
+        "inventory": first.inventory,
+        "hidden_state": episode.hidden_state,
+        "hidden_state_start": episode.hidden_state,
+        "actions": [step.action or "" for step in future],
+        "observations": [step.observation for step in future],
+        "rewards": [after.score - now.score for now, after in zip(before, future, strict=True)],
+        "dones": [step.done for step in future],
+    }
+
+
+def padded(window: Window, length: int) -> Window:
+    """The window with its last action repeated until there are `length`: what is predicted there means nothing."""
+    return {
+        **window,
+        "actions": _padded(window["actions"], length),
+        "observations": _padded(window["observations"], length),
+        "rewards": _padded(window["rewards"], length),
+        "dones": _padded(window["dones"], length),
+    }
+
+
+def _padded(values: list[T], length: int) -> list[T]:
+    return [*values, *values[-1:] * (length - len(values))]

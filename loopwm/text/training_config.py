@@ -1,0 +1,184 @@
+"""Configuration of a text run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from loopwm.records.config import load_typed, require_positive
+from loopwm.records.errors import InputError
+from loopwm.records.template import CONTEXT_LIMIT, RowRegime
+from loopwm.trainer.config import OptimizerConfig, RunConfig
+
+Env = Literal["scienceworld", "alfworld", "textworld"]
+Policy = Literal["gold", "expert", "noisy-expert", "random", "fork"]
+"""Of the episodes in the shards, as `data_prep` names them."""
+
+
+def require_shares(key: str, shares: Mapping[Any, float]) -> None:
+    """Raises InputError for a share below zero, or shares that are all zero."""
+    for name, share in shares.items():
+        if not share >= 0:
+            raise InputError(f"{key}.{name}: {share} is below zero")
+    if shares and sum(shares.values()) == 0:
+        raise InputError(f"{key}: all shares are zero")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A preset of `loopwm.text.configuration.PRESETS` and what is changed in it."""
+
+    preset: str = "small"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the token shards lie and how rows are cut from their episodes."""
+
+    train: tuple[str, ...] = ()
+    dev: tuple[str, ...] = ()
+    trunk_tokens_min: int = 256
+    trunk_tokens_max: int = 2048
+    """A row's trunk is cut at a length drawn log-uniformly from this range."""
+    history_share: float = 0.3
+    """Most of a trunk that steps before its first target may take, where it begins later in the episode."""
+    snapshot_steps: int = 10
+    """Most trunk steps of a row that starts with look and inventory."""
+    regimes: dict[RowRegime, float] = field(default_factory=lambda: {"observed": 0.7, "snapshot": 0.3})
+    """Shares of the target tokens by what rows show at their head."""
+    horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
+    """Shares of the target tokens by horizon, from 1 to K_max, where trunks are supervised and have slots: they are
+    horizon 1, branches the others. Otherwise branches hold horizons alike."""
+    envs: dict[Env, float] = field(default_factory=dict)
+    """Shares of the target tokens by world. Empty: as many as the shards hold."""
+    policies: dict[Policy, float] = field(default_factory=dict)
+    """Shares of a world's target tokens by policy, among those that the shards hold of it. Empty: as `envs`."""
+    max_branches: int = 8
+    """Most branches of a row."""
+    repeat_weight: float = 3.0
+    """How much likelier a branch leaves where two of the next K_max actions in a row are equal."""
+
+    @property
+    def max_horizon(self) -> int:
+        """K_max: most actions of a deferred branch."""
+        return len(self.horizon_shares)
+
+    def check(self) -> None:
+        """Raises InputError naming a key whose value makes no rows."""
+        if not self.trunk_tokens_min <= self.trunk_tokens_max <= CONTEXT_LIMIT:
+            raise InputError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
+        if self.history_share >= 1:
+            raise InputError(f"data.history_share: {self.history_share} leaves no room for targets")
+        if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:
+            raise InputError("data.horizon_shares: expected 1 to 16 of them, the first above zero")
+        if not self.regimes:
+            raise InputError("data.regimes: at least one is needed")
+        require_shares("data.horizon_shares", dict(enumerate(self.horizon_shares, start=1)))
+        for key in ("regimes", "envs", "policies"):
+            require_shares(f"data.{key}", getattr(self, key))
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Which observations are targets, and what is added to their loss. Everything is summed and divided by the number
+    of target tokens, so at coefficient 1 the reward of a step weighs as much as one token."""
+
+    supervise: Literal["terminal", "all", "every"] = "every"
+    """terminal: the deepest horizon of a branch; all: every horizon of a branch; every: also the trunk."""
+    reward_coef: float = 0.0
+    continue_coef: float = 0.0
+    """These two need model.overrides.prediction_heads."""
+    consistency_coef: float = 0.0
+    """Needs model.overrides.monitor_head."""
+    contraction_coef: float = 0.0
+    horizon_every: int = 0
+    """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
+    exit_loss: Literal["none", "entropy", "expected"] = "none"
+    """What teaches the exit gate: the paper's regulariser, or the expected loss over exits instead of the last one."""
+    exit_entropy_coef: float = 0.0
+    """alpha: weight of the gate's entropy, or of that of the exit distribution."""
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """A global batch holds at least so many rows and tokens, cut into `micro_batches` by length, over all processes."""
+
+    rows: int = 16
+    tokens: int = 8192
+    """Without padding."""
+    micro_batches: int = 4
+
+
+@dataclass(frozen=True)
+class DepthConfig:
+    """How many loops a row makes in training; the mean is the model's mu_rec."""
+
+    sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
+    backward_loops: int = 0
+    """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
+    ramp_start: int = 0
+    ramp_steps: int = 0
+    """mu_rec is 1 up to step `ramp_start` and grows over so many steps from there."""
+    mean_rate: float = 0.0
+    """mu_rec is learned at this rate, from the model's on; 0: it is not. The exported model names where it ended."""
+    loop_price: float = 0.01
+    """Nats of the mean target that a loop must earn where mu_rec is learned."""
+
+
+POSITIVE = {
+    "data": ("trunk_tokens_min", "snapshot_steps", "repeat_weight"),
+    "batch": ("rows", "tokens", "micro_batches"),
+    "optimizer": ("learning_rate", "clip_norm"),
+    "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
+}
+"""Keys whose values must be above zero."""
+
+NOT_NEGATIVE = {
+    "objective": (
+        "reward_coef",
+        "continue_coef",
+        "consistency_coef",
+        "contraction_coef",
+        "horizon_every",
+        "exit_entropy_coef",
+    ),
+    "data": ("history_share", "max_branches"),
+    "optimizer": ("weight_decay", "average"),
+    "depth": ("backward_loops", "ramp_start", "ramp_steps", "mean_rate", "loop_price"),
+}
+"""Keys whose values must not be below zero."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    system: Literal["text"] = "text"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require_positive(self, POSITIVE)
+        for section, keys in NOT_NEGATIVE.items():
+            for key in keys:
+                value = getattr(getattr(self, section), key)
+                if not value >= 0:
+                    raise InputError(f"{section}.{key}: {value} is below zero")
+        self.data.check()
+        if self.optimizer.average >= 1:
+            raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
+        if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):
+            raise InputError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
+        if self.batch.rows < self.batch.micro_batches:
+            raise InputError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
+    """Reads a YAML file and applies `section.key=value` overrides. Raises InputError."""
+    return load_typed(TrainingConfig, path, overrides)

@@ -1,0 +1,100 @@
+"""Attention of training rows: a trunk that is causal, and branches that see their trunk and themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from loopwm.core.block import for_queries, training_attention
+
+
+@dataclass(frozen=True)
+class TreeMask:
+    """Who sees whom in a batch whose first `trunk` columns are trunks: there attention is plainly causal.
+
+    branches: (B, 1, L - trunk, L) bool, True where a branch position may look.
+    """
+
+    trunk: int
+    branches: Tensor
+
+    def __getitem__(self, rows: Tensor) -> TreeMask:
+        return TreeMask(self.trunk, self.branches[rows])
+
+    def stage(self, start: int, end: int) -> TreeMask:
+        """What columns start .. end may see of all columns before `end`. `start` is 0 or at least the trunk's end."""
+        skipped = max(0, start - self.trunk)
+        return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention (B, H, L, E) of new queries, whose keys are the last of k; k, v: (B, G, S, E)."""
+        k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
+        t, parts = self.trunk, []
+        if t:
+            parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
+        if t < q.shape[2]:
+            parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=self.branches))
+        return torch.cat(parts, dim=2)
+
+
+@dataclass(frozen=True)
+class BranchSpan:
+    """Columns start .. end of a branch, counted from the trunk's end, and what they see: trunk columns before `limit`
+    and, of the branch itself, what `visible` (end - start, limit + end - start) says, bool over both."""
+
+    start: int
+    end: int
+    limit: int
+    visible: Tensor
+
+
+@dataclass(frozen=True)
+class BranchMask:
+    """A `TreeMask` taken apart: every branch by itself looks at its trunk and at itself, and at nothing else.
+
+    rows: the branches of each row in the order of their columns, without gaps. Padding sees nothing and gets zeros.
+    """
+
+    trunk: int
+    rows: tuple[tuple[BranchSpan, ...], ...]
+
+    def __getitem__(self, rows: Tensor) -> BranchMask:
+        return BranchMask(self.trunk, tuple(self.rows[i] for i in rows.tolist()))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention (B, H, L, E); k, v: (B, G, L, E)."""
+        sizes = [self.trunk, q.shape[2] - self.trunk]
+        # Every tensor is cut up once: each slice by itself would send back a gradient of the whole tensor's size.
+        (trunk_q, branch_q), (trunk_k, branch_k), (trunk_v, branch_v) = (x.split(sizes, dim=2) for x in (q, k, v))
+        trunk = training_attention(trunk_q, trunk_k, trunk_v)
+        parts = (trunk_k, trunk_v, branch_q, branch_k, branch_v)
+        rows = [_attend_branches(spans, *row) for spans, *row in zip(self.rows, *map(torch.unbind, parts), strict=True)]
+        return torch.cat((trunk, torch.stack(rows)), dim=2)
+
+
+def _attend_branches(
+    spans: Sequence[BranchSpan], trunk_k: Tensor, trunk_v: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Attention of a row's branch columns (H, L, E), one call a branch; their k, v (G, L, E), the trunk's (G, P, E)."""
+    padding = q.shape[1] - (spans[-1].end if spans else 0)
+    sizes = [span.end - span.start for span in spans] + [padding]
+    limits = sorted({span.limit for span in spans})
+    pieces = [b - a for a, b in itertools.pairwise((0, *limits, trunk_k.shape[1]))]
+    own = zip(spans, *(x.split(sizes, dim=1) for x in (q, k, v)), strict=False)
+    seen = [x.split(pieces, dim=1) for x in (trunk_k, trunk_v)]
+    outs = []
+    for span, q_HLE, *own_kv in own:
+        count = limits.index(span.limit) + 1
+        keys, values = (torch.cat((*trunk[:count], x), dim=1) for trunk, x in zip(seen, own_kv, strict=True))
+        outs.append(training_attention(q_HLE[None], keys[None], values[None], span.visible)[0])
+    return torch.cat((*outs, q.new_zeros(q.shape[0], padding, q.shape[2])), dim=1)
+
+
+def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask) -> Tensor:
+    """An `Attend` for training rows: no cache, every slot alike. Trunk queries never pay for the branches."""
+    return mask.attend(q, k, v).transpose(1, 2).flatten(2)

@@ -1,0 +1,42 @@
+"""What every system's run has in its configuration: optimiser, length, logging and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Muon for the matrices inside the core, AdamW for everything else; or AdamW for all."""
+
+    name: Literal["muon", "adamw"] = "muon"
+    learning_rate: float = 5e-3
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    momentum: float = 0.95
+    clip_norm: float = 1.0
+    warmup_steps: int = 50
+    decay_share: float = 0.4
+    """Share of the steps, at the end, over which the rate falls linearly to zero. 0: a plateau up to the end, from
+    which another run can go on, or cool down (`--start-from`)."""
+    average: float = 0.0
+    """What an average of the weights keeps of itself at each step; it is evaluated and exported in their place.
+    0: no average."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Length, logging and checkpoints of a run."""
+
+    steps: int = 1000
+    seed: int = 0
+    mixed_precision: Literal["no", "bf16", "auto"] = "bf16"
+    """auto: whichever a layer is faster in on this processor, measured when the run starts or goes on."""
+    log_every: int = 10
+    eval_every: int = 200
+    eval_batches: int = 8
+    """Batches to evaluate on, each of as many rows as a training step has."""
+    save_every: int = 100
+    keep_checkpoints: int = 2

@@ -1,0 +1,61 @@
+"""Optimisers and the learning rate, a pure function of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from loopwm.trainer.config import OptimizerConfig
+
+LAYERS = {"prelude", "block", "coda", "copy"}
+"""Modules, of any system, whose matrices are Muon's and decay. All others keep their size: embeddings, heads, the
+monitor, what carries a latent, the injection's B and C. A matrix that nobody thought of is among these."""
+
+
+def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
+    """One optimiser, or Muon for the layers' matrices beside AdamW for the rest.
+
+    Only matrices inside `LAYERS` decay: neither embeddings and heads nor the injection's B and C (Parcae).
+    """
+    matrices, rest = _split(model)
+    undecayed = {"params": rest, "weight_decay": 0.0}
+    if config.name == "adamw":
+        return [_adamw([undecayed, {"params": matrices, "weight_decay": config.weight_decay}], config)]
+    muon = Muon(
+        matrices,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [muon, _adamw([undecayed], config)]
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> AdamW:
+    return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=1e-10)
+
+
+def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
+        in_layers = not LAYERS.isdisjoint(name.split("."))
+        (matrices if is_matrix and in_layers else rest).append(parameter)
+    return matrices, rest
+
+
+def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> float:
+    """Linear warm-up, a plateau, and a linear fall to zero over the last `decay_share` of the steps."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    decay_steps = max(1, round(steps * config.decay_share))
+    return warm * min(1.0, (steps - step) / decay_steps)
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], rate: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate

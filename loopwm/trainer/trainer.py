@@ -1,0 +1,252 @@
+"""The training loop: accumulation, clipping, logging, evaluation, checkpoints, exact resume.
+
+State of a run lies in its folder: config.yaml, provenance.json, metrics.jsonl, TensorBoard events, checkpoints and
+the exported model. A checkpoint folder is written whole and then renamed; resuming takes the newest one. A run may
+start from a checkpoint of another: a plateau of the learning rate goes on so, on other data or cooling down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from loopwm.machine import faster_precision
+from loopwm.records.errors import InputError
+from loopwm.records.run_folder import RunFolder, where_from
+from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
+from loopwm.trainer.program import MicroBatch, Program, SystemConfig
+
+Config = TypeVar("Config", bound=SystemConfig)
+
+
+class Trainer(Generic[Config]):
+    """Trains a program's objective in a run folder.
+
+    `program` is called after the random state is seeded, so that the weights it starts from follow from the seed.
+    `start_from`: a checkpoint of another run, whose weights, optimiser states, average and number of steps a fresh run
+    takes over; its rows begin anew. Raises InputError for one that does not fit.
+    """
+
+    def __init__(
+        self, config: Config, program: Callable[[Config], Program], folder: Path, start_from: Path | None = None
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
+        precision = config.run.mixed_precision
+        if precision == "auto":
+            precision = faster_precision()
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        torch.manual_seed(config.run.seed)
+        self.program = program(config)
+        if self.program.micro_batches % self.accelerator.num_processes:
+            raise InputError(
+                f"batch.micro_batches: {self.program.micro_batches} cannot be shared by "
+                f"{self.accelerator.num_processes} processes"
+            )
+        optimizers = build_optimizers(self.program.objective, config.optimizer)
+        prepared = self.accelerator.prepare(self.program.objective, *optimizers)
+        self.objective, self.optimizers = prepared[0], list(prepared[1:])
+        self.average = self._average()
+        self.step = 0
+        self.cursor = self.program.cursor_type()
+        if start_from is not None and not self.files.checkpoints():
+            self._take_over(start_from)
+        self._prepare_folder()
+        self._resume()
+        self.writer = SummaryWriter(str(folder / "tensorboard")) if self.accelerator.is_main_process else None
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def run(self, max_minutes: float | None = None) -> None:
+        """Trains up to config.run.steps, or until `max_minutes` have passed, then saves and exports."""
+        started = time.monotonic()
+        main = self.accelerator.is_main_process
+        bar = tqdm(total=self.config.run.steps, initial=self.step, disable=not main, unit="step", mininterval=5)
+        for batches, cursor in self.program.global_batches(self.cursor, self.step):
+            if self.step >= self.config.run.steps or self._out_of_time(started, max_minutes):
+                break
+            record = self._train_step(batches)
+            self.step, self.cursor = self.step + 1, cursor
+            bar.update()
+            bar.set_postfix_str(self._summary(record))
+            self._after_step(record)
+        bar.close()
+        self._save()
+        if main:
+            with self._averaged():
+                self.program.export(self.folder / "model")
+
+    def _out_of_time(self, started: float, max_minutes: float | None) -> bool:
+        spent = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
+        # Every process must stop at the same step.
+        flag = torch.tensor(float(spent), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, "sum").item() > 0)
+
+    def _after_step(self, record: dict[str, float]) -> None:
+        run = self.config.run
+        if self.step % run.log_every == 0:
+            self._log("train", record)
+        if self.step % run.eval_every == 0:
+            self._log("dev", self.evaluate())
+        if self.step % run.save_every == 0:
+            self._save()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _train_step(self, batches: list[MicroBatch]) -> dict[str, float]:
+        started = time.monotonic()
+        optimizer_config = self.config.optimizer
+        rate = optimizer_config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, optimizer_config)
+        set_learning_rate(self.optimizers, rate)
+        sums = self._accumulate(batches)
+        norm = self.accelerator.clip_grad_norm_(self.objective.parameters(), optimizer_config.clip_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(self.accelerator.unwrap_model(self.objective))
+        record = self._record(sums)
+        record |= self.program.after_step(record)
+        seconds = time.monotonic() - started
+        record |= {"rate": rate, "grad_norm": float(norm), "tokens_per_s": record["tokens"] / seconds}
+        return record
+
+    def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
+        """Back-propagates this process's share of the global batch and adds up its measurements."""
+        world = self.accelerator.num_processes
+        normaliser = self.program.normaliser(batches)
+        share = batches[self.accelerator.process_index :: world]
+        sums: dict[str, Tensor] = {}
+        for i, batch in enumerate(share):
+            moved = batch.to(self.accelerator.device)
+            last = i + 1 == len(share)
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.objective):
+                with self.accelerator.autocast():
+                    loss, measured = self.program.loss(self.objective, moved, self.step, normaliser)
+                # Data parallel averages gradients over processes; the loss is a sum over the global batch.
+                self.accelerator.backward(loss * world)
+            _add(sums, measured)
+        return sums
+
+    def _record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """Measurements of all processes as readable numbers."""
+        return self.program.record(
+            {name: self.accelerator.reduce(value.float(), "sum") for name, value in sums.items()}
+        )
+
+    def _summary(self, record: Mapping[str, float]) -> str:
+        return f"loss {record['loss']:.3f} {record['tokens_per_s']:.0f} tokens/s {self.program.summary(record)}"
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """What the program measures on its evaluation batches."""
+        batches = self.program.evaluation_batches()
+        if not batches:
+            return {}
+        sums: dict[str, Tensor] = {}
+        self.objective.eval()
+        with self._averaged():
+            for batch in batches[self.accelerator.process_index :: self.accelerator.num_processes]:
+                with self.accelerator.autocast():
+                    _add(sums, self.program.evaluation(self.objective, batch.to(self.accelerator.device)))
+        self.objective.train()
+        return self._record(sums)
+
+    # -- the average of the weights ------------------------------------------------------------------------------
+
+    def _average(self) -> AveragedModel | None:
+        if not self.config.optimizer.average:
+            return None
+        kept = get_ema_multi_avg_fn(self.config.optimizer.average)
+        average = AveragedModel(self.accelerator.unwrap_model(self.objective), multi_avg_fn=kept)
+        self.accelerator.register_for_checkpointing(average)
+        return average
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within, the objective's weights are their average."""
+        if self.average is None:
+            yield
+            return
+        weights = list(self.accelerator.unwrap_model(self.objective).parameters())
+        own = [weight.detach().clone() for weight in weights]
+        _set(weights, self.average.parameters())
+        try:
+            yield
+        finally:
+            _set(weights, own)
+
+    # -- what lies on disk ---------------------------------------------------------------------------------------
+
+    def _prepare_folder(self) -> None:
+        self.files.check(self.config)
+        if self.accelerator.is_main_process:
+            info = where_from(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
+            self.files.claim(self.config, info)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self) -> None:
+        if self.files.has(self.step):
+            return
+        folder = self.files.begin_checkpoint(self.step)
+        self.accelerator.save_state(str(folder), safe_serialization=True)
+        self.accelerator.wait_for_everyone()  # each process writes its own random state
+        if self.accelerator.is_main_process:
+            cursor = dataclasses.asdict(self.cursor)
+            progress = {"step": self.step, "cursor": cursor, "program": self.program.state_dict()}
+            (folder / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
+            self.files.finish_checkpoint(self.step)
+        self.accelerator.wait_for_everyone()
+
+    def _load(self, checkpoint: Path) -> dict[str, Any]:
+        """Takes weights and all that goes with them; what else the checkpoint says of its run."""
+        self.accelerator.load_state(str(checkpoint))
+        progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
+        self.step = progress["step"]
+        self.program.load_state_dict(progress["program"])
+        return progress
+
+    def _take_over(self, checkpoint: Path) -> None:
+        try:
+            self._load(checkpoint)
+        except (OSError, KeyError, IndexError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"{checkpoint}: no checkpoint that this configuration can start from: {reason}") from error
+
+    def _resume(self) -> None:
+        """Continues from the newest checkpoint; metrics written after it are dropped."""
+        if checkpoints := self.files.checkpoints():
+            self.cursor = self.program.cursor_type(**self._load(checkpoints[-1])["cursor"])
+        if self.accelerator.is_main_process:
+            self.files.go_on_from(self.step)
+
+    def _log(self, kind: str, record: dict[str, float]) -> None:
+        if self.writer is None:
+            return
+        for name, value in record.items():
+            self.writer.add_scalar(f"{kind}/{name}", value, self.step)
+        self.files.log(self.step, {"kind": kind, **record})
+
+
+@torch.no_grad()
+def _set(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+
+
+def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor]) -> None:
+    for name, value in measured.items():
+        sums[name] = sums[name] + value if name in sums else value

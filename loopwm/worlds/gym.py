@@ -1,0 +1,110 @@
+"""A Gymnasium environment that is imagined: its step is the world model, the real environment is never run.
+
+env = ImaginedTextEnv(LocalWorlds.from_pretrained("loopwm/pretrained"), read_starts("windows.jsonl.gz", "snapshot"))
+observation, info = env.reset(seed=0)
+observation, reward, terminated, truncated, info = env.step("open door to kitchen")
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.worlds.worlds import Worlds
+
+MAX_OBSERVATION = 100_000
+MAX_ACTION = 200
+"""Characters."""
+
+
+class AnyText(spaces.Text):
+    """Text of any characters up to a length; samples are words of letters."""
+
+    def __init__(self, max_length: int, min_length: int = 1) -> None:
+        super().__init__(max_length, min_length=min_length, charset=string.ascii_letters)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
+
+
+class ImaginedTextEnv(gymnasium.Env[str, str]):
+    """Observations and actions are texts; rewards are score differences in points, as far as the model predicts them.
+
+    An episode starts in one of `starts`, drawn with the seed of `reset`, or in `options["context"]`. It terminates
+    where the predicted chance to go on falls below one half, and is truncated after `max_steps` or where the world
+    would grow over the model's limit (the last observation then stands again). Without prediction heads rewards are 0
+    and nothing terminates; `info["predicted"]` tells. `info` also has the goal, and after a step the `continuation`.
+    """
+
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - the base class declares it so
+
+    def __init__(
+        self, worlds: Worlds, starts: Sequence[Context], max_steps: int = 50, render_mode: str | None = None
+    ) -> None:
+        if not starts:
+            raise FormatError("starts", "at least one context to start from is needed")
+        if max_steps < 1:
+            raise ValueError(f"max_steps: {max_steps} is not above zero")
+        self.observation_space = AnyText(MAX_OBSERVATION, min_length=0)
+        self.action_space = AnyText(MAX_ACTION)
+        self.render_mode = render_mode
+        self._worlds, self._starts, self._max_steps = worlds, list(starts), max_steps
+        self._observation, self._steps, self._over = "", 0, True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """options: {"context": Context} names the start."""
+        super().reset(seed=seed)
+        chosen = self._starts[int(self.np_random.integers(len(self._starts)))]
+        context: Context = (options or {}).get("context", chosen)
+        self._worlds.begin(context)
+        self._observation = context.history[-1].observation if context.history else context.observation
+        self._steps, self._over = 0, False
+        return self._observation, {"goal": context.goal, "look": context.look, "inventory": context.inventory}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Raises ValueError for an action outside the space, or after the end of an episode."""
+        if self._over:
+            raise ValueError("step: the episode is over, call reset")
+        if not self.action_space.contains(action) or not action.strip():
+            raise ValueError(f"action: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
+        imagined = self._worlds.step(action)
+        if imagined is None:
+            self._over = True
+            return self._observation, 0.0, False, True, {"predicted": False, "continuation": None}
+        self._steps += 1
+        self._observation = imagined.observation
+        terminated = imagined.continuation is not None and imagined.continuation < 0.5
+        truncated = not terminated and self._steps >= self._max_steps
+        self._over = terminated or truncated
+        info = {"predicted": imagined.reward is not None, "continuation": imagined.continuation}
+        return self._observation, imagined.reward or 0.0, terminated, truncated, info
+
+    def render(self) -> str | None:
+        return self._observation if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        self._worlds.close()
+
+
+def read_starts(path: str | Path, regime: Regime) -> list[Context]:
+    """The contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
+
+    Raises FormatError, naming the line, for one that lacks what the regime shows.
+    """
+    file = Path(path)
+    lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
+    starts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            starts.append(window_context(json.loads(line), regime))
+        except (json.JSONDecodeError, KeyError, TypeError, FormatError) as error:
+            raise FormatError("starts", f"{file}: line {number}: {error}") from error
+    return starts

@@ -1,0 +1,117 @@
+"""The imagined environment as an OpenEnv server: reset, step and state over its WebSocket, a session a connection.
+
+    python -m loopwm.worlds.openenv --starts windows.jsonl.gz --context snapshot --model loopwm/pretrained --port 8001
+
+Trainers reach environments through this convention. Sessions share one model; with --url they keep their worlds in a
+running service, which batches them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from pydantic import Field
+
+from loopwm.records.errors import InputError
+from loopwm.records.template import REGIMES, Context
+from loopwm.text.world import WorldModel
+from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
+from loopwm.worlds.worlds import HttpWorlds, LocalWorlds, Worlds
+
+
+class TextAction(Action):
+    text: str = Field(min_length=1, max_length=MAX_ACTION)
+
+
+class TextObservation(Observation):
+    """reward: predicted score difference in points, None where the checkpoint predicts none. metadata: the goal at a
+    reset; afterwards `truncated` and `continuation`."""
+
+    text: str
+
+
+class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
+    """One session."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, make_worlds: Callable[[], Worlds], starts: Sequence[Context], max_steps: int) -> None:
+        super().__init__()
+        self._env = ImaginedTextEnv(make_worlds(), starts, max_steps)
+        self._state = State()
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> TextObservation:
+        text, info = self._env.reset(seed=seed)
+        self._state = State(episode_id=episode_id or uuid.uuid4().hex, step_count=0)
+        return TextObservation(text=text, metadata={"goal": info["goal"]})
+
+    def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
+        text, reward, terminated, truncated, info = self._env.step(action.text)
+        self._state.step_count += 1
+        told = {"truncated": truncated, "continuation": info["continuation"]}
+        predicted = reward if info["predicted"] else None
+        return TextObservation(text=text, done=terminated or truncated, reward=predicted, metadata=told)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        about = "A text world imagined by a looped world model; the real environment is never run."
+        return EnvironmentMetadata(name="loopwm", description=about, version="1.0.0")
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def create_app(
+    make_worlds: Callable[[], Worlds], starts: Sequence[Context], max_steps: int = 50, sessions: int = 64
+) -> FastAPI:
+    """The server; make_worlds is called for every session."""
+    make = partial(ImaginedEnvironment, make_worlds, starts, max_steps)
+    app: FastAPI = create_fastapi_app(make, TextAction, TextObservation, max_concurrent_envs=sessions)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loopwm.worlds.openenv",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--starts", type=Path, required=True, help="window file: episodes start where its windows do")
+    parser.add_argument("--context", choices=REGIMES, default="snapshot", help="default: snapshot")
+    parser.add_argument("--model", default="loopwm/pretrained", help="checkpoint folder; with --url its name there")
+    parser.add_argument("--url", help="a running service that keeps the worlds, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--max-steps", type=int, default=50, help="of an episode (default: 50)")
+    parser.add_argument("--sessions", type=int, default=64, help="at once (default: 64)")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8001)
+    args = parser.parse_args(arguments)
+    try:
+        starts = read_starts(args.starts, args.context)
+        make = partial(HttpWorlds, args.url, args.model) if args.url else _local(args.model)
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    uvicorn.run(create_app(make, starts, args.max_steps, args.sessions), host=args.host, port=args.port)
+    return 0
+
+
+def _local(path: str) -> Callable[[], Worlds]:
+    return partial(LocalWorlds, WorldModel.from_pretrained(path))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""OpenAI's request bodies, as far as this service speaks them.
+
+Explicit nulls count as absent and unknown fields are ignored. Known fields whose effect is not offered are refused,
+because ignoring them would answer another question than the one asked.
+
+Beside OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids), and `depth`,
+the loops of generated tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate
+from loopwm.records.template import FormatError
+from serve.engine.sampling import Sampling
+
+
+class Body(BaseModel):
+    """Unknown fields are ignored, types are not converted, and no number is infinite or NaN."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class GateBody(Body):
+    """Leaves the loop where g^(t) > tau."""
+
+    rule: Literal["gate"]
+    tau: float
+    limit: int
+
+    def made(self) -> ExitRule:
+        return Gate(self.tau, self.limit)
+
+
+class CumulativeBody(Body):
+    """Leaves where the probability of having left reaches q."""
+
+    rule: Literal["cumulative"]
+    q: float
+    limit: int
+
+    def made(self) -> ExitRule:
+        return CumulativeGate(self.q, self.limit)
+
+
+class ConvergenceBody(Body):
+    """Leaves where the second difference of the state is below eps of its norm."""
+
+    rule: Literal["convergence"]
+    eps: float
+    limit: int
+
+    def made(self) -> ExitRule:
+        return Convergence(self.eps, self.limit)
+
+
+RuleBody = Annotated[GateBody | CumulativeBody | ConvergenceBody, Field(discriminator="rule")]
+DepthBody = int | RuleBody
+
+
+def rule_of(body: DepthBody | None) -> ExitRule | None:
+    """None where none is asked for. Raises FormatError for a rule with impossible numbers."""
+    if body is None:
+        return None
+    try:
+        return Fixed(body) if isinstance(body, int) else body.made()
+    except ValueError as error:
+        raise FormatError("depth", str(error)) from error
+
+
+MAX_TOP = 20
+"""Most log-probabilities told at one place."""
+
+Nothing = Annotated[list[object], Field(max_length=0)]
+Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class GenerationBody(Body):
+    """What both kinds of request have in common. temperature defaults to 0: the most probable observation."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="0 and -1: all")
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = Field(None, description="never choose the end token")
+    return_token_ids: bool | None = None
+    depth: DepthBody | None = Field(None, description="loops of generated tokens, or the rule by which they leave")
+
+    # Not offered: only what asks for nothing is taken.
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    repetition_penalty: float | None = Field(None, ge=1, le=1)
+    stop_token_ids: Nothing | None = None
+    response_format: TextFormat | None = None
+
+    @property
+    def choices(self) -> int:
+        """For each prompt."""
+        return self.n or 1
+
+    def sampling(self, choice: int) -> Sampling:
+        """Of one of the `n` choices of a prompt: each draws by itself."""
+        seed = None if self.seed is None else self.seed + choice
+        top_p = 1.0 if self.top_p is None else self.top_p
+        return Sampling(self.temperature or 0.0, top_p, seed, max(self.top_k or 0, 0), self.min_p or 0.0)
+
+    @property
+    def top(self) -> int | None:
+        """How many of the most probable tokens are asked for at each place; None without log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions: one prompt or several, as text or as token ids."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    logprobs: Top | None = None
+
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt is all that is asked about, and at most the one token behind it.
+
+        Raises FormatError for what is not offered then.
+        """
+        if self.max_tokens == 0 and not self.echo:
+            raise FormatError("max_tokens", "must be at least 1; 0 is for echo")
+        if not self.echo or (self.logprobs is None and self.max_tokens != 0):
+            return False
+        if self.max_tokens not in (0, 1):
+            raise FormatError("max_tokens", "must be 0 or 1 with echo and logprobs")
+        if self.choices > 1:
+            raise FormatError("n", "must be 1 with echo and logprobs")
+        for field in ("stream", "temperature", "stop", "min_tokens", "ignore_eos", "return_token_ids"):
+            if getattr(self, field):
+                raise FormatError(field, "not offered with echo and logprobs, nor with max_tokens 0")
+        return True
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: str
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+def read_messages(messages: list[Message]) -> list[tuple[str, str]]:
+    """As (role, text)."""
+    return [(message.role, message.text) for message in messages]
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions: system = goal, assistant = observations, user = actions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+    tools: Nothing | None = None
+    functions: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _newer_name_wins(self) -> Self:
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        return self
+
+    @property
+    def top(self) -> int | None:
+        """Raises FormatError for `top_logprobs` without `logprobs`."""
+        if self.top_logprobs and not self.logprobs:
+            raise FormatError("top_logprobs", "needs logprobs: true")
+        return self.top_logprobs or 0 if self.logprobs else None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a whole prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

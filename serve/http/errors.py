@@ -1,0 +1,175 @@
+"""The one place that turns whatever goes wrong into OpenAI's error envelope.
+
+{"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
+
+from loopwm.records.template import FormatError
+from serve.engine.engine import EngineStoppedError, QueueFullError
+from serve.words.prompts import PromptTooLongError
+from serve.words.service import CompletionTooLongError, ModelNotFoundError
+from serve.words.sessions import UnsupportedError
+from serve.words.store import WorldBusyError, WorldGoneError, WorldNotFoundError
+
+RETRY_AFTER_SECONDS = 1
+
+
+class BodyTooLargeError(HTTPException):
+    """More bytes than a request may have. An HTTPException, because only those pass FastAPI's reading of bodies."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"The request body is larger than {limit} bytes")
+
+
+class WrongKeyError(HTTPException):
+    """No key, or none that the service knows. An HTTPException, because it is raised outside of the routes."""
+
+    def __init__(self) -> None:
+        told = "This service needs a key it knows: Authorization: Bearer KEY"
+        super().__init__(401, told, {"WWW-Authenticate": "Bearer"})
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One error as clients see it. `kind` is sent as `type`."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def envelope(self) -> dict[str, object]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        retry = {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
+        return JSONResponse(self.envelope(), self.status, {**self.headers, **retry})
+
+
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is no success."""
+
+    error: ErrorFields
+
+
+WRONG_FIELD: dict[type[FormatError], str] = {
+    PromptTooLongError: "context_length_exceeded",
+    FormatError: "invalid_value",
+    UnsupportedError: "unsupported_by_model",
+}
+"""Codes of errors that name the field of the request at fault."""
+
+REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
+    CompletionTooLongError: (400, "context_length_exceeded", "max_tokens"),
+    ModelNotFoundError: (404, "model_not_found", "model"),
+    WorldNotFoundError: (404, "world_not_found", None),
+    WorldBusyError: (409, "world_busy", None),
+    WorldGoneError: (410, "world_gone", None),
+}
+"""Status, code and field of what else a client can get wrong."""
+
+CODES = {
+    400: "invalid_json",
+    401: "invalid_api_key",
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "request_too_large",
+}
+"""Codes of what fails before a route is reached; 400 is a body that is not text in UTF-8."""
+
+CLOSED = {"Connection": "close"}
+"""The server drops the connection of a request that failed: its client must not send the next one there."""
+
+OVERLOADED = {QueueFullError: "overloaded", EngineStoppedError: "unavailable"}
+"""Codes of what is answered with 503."""
+
+
+def problem_of(error: Exception) -> Problem:
+    """Status and envelope of any exception."""
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        return _of_status(error)
+    if isinstance(error, FormatError):
+        return Problem(400, str(error), param=error.field, code=WRONG_FIELD[type(error)])
+    kind = type(error)
+    if kind in REFUSED:
+        status, code, param = REFUSED[kind]
+        return Problem(status, str(error), param=param, code=code)
+    if kind in OVERLOADED:
+        return Problem(503, f"The service is not available: {error}", "server_error", code=OVERLOADED[kind])
+    told = "The service failed; its log has the reason"
+    return Problem(500, told, "server_error", code="internal_error", headers=CLOSED)
+
+
+def _of_status(error: HTTPException) -> Problem:
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    code = CODES.get(error.status_code)
+    return Problem(error.status_code, str(error.detail), kind, code=code, headers=error.headers or {})
+
+
+def _of_validation(error: RequestValidationError) -> Problem:
+    """The first fault of a body. Of a field that may have several types, a fault in one tells more than "not one"."""
+    faults = error.errors()
+    same_field = [fault for fault in faults if fault["loc"][:2] == faults[0]["loc"][:2]]
+    first = next((fault for fault in same_field if not fault["type"].endswith("_type")), faults[0])
+    if first["type"] == "json_invalid":
+        return Problem(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
+    param = _path(first["loc"][1:])
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return Problem(400, f"{param or 'body'}: {first['msg']}", param=param, code=code)
+
+
+def _path(location: Sequence[str | int]) -> str | None:
+    """('messages', 0, 'role') -> 'messages[0].role'. Names of alternatives, such as 'str', are no part of it."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int"):
+            path += f".{part}" if path else part
+    return path or None
+
+
+async def _respond(request: Request, error: Exception) -> JSONResponse:
+    problem = problem_of(error)
+    if problem.status == 405:
+        problem = replace(problem, headers={"Allow": ", ".join(_methods(request))})
+    return problem.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """All that there are for a path; Starlette itself names those of its first route."""
+    paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
+    fitting = (told for path, told in paths.items() if compile_path(path)[0].match(request.url.path))
+    return sorted({method.upper() for told in fitting for method in told})
+
+
+EXPECTED = (RequestValidationError, HTTPException, *WRONG_FIELD, *REFUSED, *OVERLOADED)
+"""What is answered quietly. Anything else is a fault of the service: answered with 500, and its traceback logged."""
+
+
+def install(app: FastAPI) -> None:
+    """Answers every exception of the app with its envelope."""
+    for kind in (*EXPECTED, Exception):
+        app.add_exception_handler(kind, _respond)

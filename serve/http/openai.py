@@ -1,0 +1,132 @@
+"""OpenAI's API: models, completions and chats, whole or as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from loopwm.core import ExitRule
+from loopwm.records.template import FormatError
+from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, read_messages, rule_of
+from serve.http.echo import echo_reply
+from serve.http.events import EventStream
+from serve.http.replies import ChatReply, CompletionReply, Reply
+from serve.http.routes import CancelledWithClient, Serving
+from serve.words.prompts import Prompt, PromptReader
+from serve.words.service import Generation, Piece, Service, TextStream, interleaved, together
+
+router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
+
+
+@router.get("/models")
+async def list_models(service: Serving) -> dict[str, Any]:
+    return {"object": "list", "data": [_model_object(service)]}
+
+
+@router.get("/models/{name}")
+async def show_model(name: str, service: Serving) -> dict[str, Any]:
+    service.check_model(name)
+    return _model_object(service)
+
+
+@router.post("/completions")
+async def completions(body: CompletionBody, service: Serving) -> Response:
+    """Goes on from whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
+    service.check_model(body.model)
+    most = service.engine.limits.max_batch
+    if not 1 <= len(body.prompts) <= most:
+        raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
+    if body.scores_prompt:
+        return await _scored(body, service)
+    prompts = _read(service.prompts, body)
+    streams = _start(service, prompts, body)
+    scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
+    return await _answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
+
+
+@router.post("/chat/completions")
+async def chat_completions(body: ChatBody, service: Serving) -> Response:
+    """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
+    service.check_model(body.model)
+    prompt = service.prompts.chat(read_messages(body.messages))
+    streams = _start(service, [prompt], body)
+    scored, ids = body.top is not None, bool(body.return_token_ids)
+    return await _answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
+
+
+def _model_object(service: Service) -> dict[str, Any]:
+    card = service.card
+    told = {"id": card.name, "object": "model", "created": card.created, "owned_by": "loopwm"}
+    return {**told, "max_model_len": card.max_length}
+
+
+async def _scored(body: CompletionBody, service: Service) -> Response:
+    generated = body.max_tokens or 0
+    prompts = _read(service.prompts.with_limit(service.card.max_length - generated), body)
+    rule = service.rule(rule_of(body.depth))
+    scores = await service.score(prompts, rule, body.top or 0)
+    return JSONResponse(echo_reply(service, prompts, scores, generated=generated, top=body.top, loops=rule.limit))
+
+
+def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
+    return [reader.text(prompt) if isinstance(prompt, str) else reader.ids(prompt) for prompt in body.prompts]
+
+
+def _start(service: Service, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
+    """Queues all choices of all prompts of a request or none."""
+    most, asked = service.engine.limits.max_batch, len(prompts) * body.choices
+    if asked > most:
+        raise FormatError("n", f"{asked} choices asked for, expected at most {most}")
+    depth = service.rule(rule_of(body.depth))
+    ways = [_generation(body, depth, choice) for choice in range(body.choices)]
+    streams: list[TextStream] = []
+    try:
+        for prompt in prompts:
+            for way in ways:
+                streams.append(service.start(prompt, way))
+    except Exception:
+        _cancel(streams)
+        raise
+    return streams
+
+
+def _generation(body: GenerationBody, depth: ExitRule, choice: int) -> Generation:
+    return Generation(
+        body.sampling(choice), depth, body.max_tokens, body.stops, body.min_tokens or 0, bool(body.ignore_eos), body.top
+    )
+
+
+def _cancel(streams: Sequence[TextStream]) -> None:
+    for stream in streams:
+        stream.cancel()
+
+
+async def _answer(reply: Reply, body: GenerationBody) -> Response:
+    if body.stream:
+        return EventStream(_events(reply, body), lambda: _cancel(reply.streams))
+    try:
+        pieces = await together([stream.pieces() for stream in reply.streams])
+    finally:
+        _cancel(reply.streams)
+    return JSONResponse(reply.whole(pieces))
+
+
+async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[dict[str, Any]]:
+    async for chunk in _chunks(reply):
+        told = {"usage": reply.usage_so_far()} if body.continuous_usage else {}
+        yield {**chunk, **told}
+    if body.include_usage:
+        yield reply.usage_chunk()
+
+
+async def _chunks(reply: Reply) -> AsyncIterator[dict[str, Any]]:
+    for chunk in reply.opening():
+        yield chunk
+    async for index, piece in interleaved(reply.streams):
+        if piece is None:
+            yield reply.chunk(index, Piece("", ()), reply.streams[index].finish)
+        elif piece.text or piece.tokens:
+            yield reply.chunk(index, piece)

@@ -1,0 +1,48 @@
+"""Tokens and the tokenizer, in the shapes of vLLM's server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from loopwm.records.template import FormatError
+from serve.http.bodies import DetokenizeBody, TokenizeBody, read_messages
+from serve.http.routes import CancelledWithClient, Serving
+from serve.words.prompts import Prompt
+from serve.words.service import Service
+
+router = APIRouter(route_class=CancelledWithClient)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
+    _check_model(body.model, service)
+    ids = list(_read(body, service).ids)
+    told = {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids}
+    return {**told, "token_strs": service.single_texts(ids) if body.return_token_strs else None}
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, service: Serving) -> dict[str, str]:
+    _check_model(body.model, service)
+    service.prompts.check_ids("tokens", body.tokens)
+    return {"prompt": service.decode(body.tokens)}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(service: Serving) -> dict[str, Any]:
+    return service.tokenizer_info()
+
+
+def _check_model(name: str | None, service: Service) -> None:
+    if name is not None:
+        service.check_model(name)
+
+
+def _read(body: TokenizeBody, service: Service) -> Prompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise FormatError("prompt", "either prompt or messages is needed")
+    if body.messages is not None:
+        return service.prompts.chat(read_messages(body.messages))
+    return Prompt(tuple(service.prompts.encode(body.prompt or "")))

@@ -1,0 +1,1 @@
+"""Text and asyncio between HTTP and the engine."""
