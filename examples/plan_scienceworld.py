@@ -43,7 +43,7 @@ from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.options import above_zero, positive
 from eval.scores.intervals import interval95
-from eval.scores.predictions import RunFolder, append_lines, drop_torn_line
+from eval.scores.predictions import PredictionFolder, append_lines, drop_torn_line
 from eval.scores.tables import table
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
@@ -225,7 +225,7 @@ def measure(
     """Plays what `out` lacks, writes the results there and returns them. spec: what else decides them."""
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
     spec = {**asdict(settings), "tasks": list(settings.tasks), **agent.identity, **spec}
-    path = RunFolder(out, spec).path / "plays.jsonl"
+    path = PredictionFolder(out, spec).path / "plays.jsonl"
     plays = read_plays(path, arms)
     for game in tqdm(games, unit="game", desc=f"{len(arms)} arms"):
         if game.name not in plays:

@@ -7,39 +7,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eval.commands.harness import read_results
-from eval.scores.intervals import Games, game_interval95
+from eval.scores.intervals import PairedDifference, Values, paired_difference
 from eval.scores.metrics import exact_match, token_f1
 from eval.scores.predictions import Key, Record, read_records
 from eval.scores.tables import percent, table
 from loopwm.records.errors import InputError
 
 EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
-Scores = NDArray[np.float64]
 _SCORES = {"em": exact_match, "f1": token_f1}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Mean of A - B over the same windows at one horizon, fractions; low and high are 95 % bounds, games resampled."""
-
-    metric: str
-    horizon: int
-    n: int
-    a: float
-    b: float
-    difference: float
-    low: float
-    high: float
-
-
-def compare_runs(folder_a: Path, folder_b: Path) -> list[Difference]:
+def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
     """Every shared horizon. Raises InputError for unfinished runs, another suite or other windows."""
     results_a, results_b = (read_results(folder / "results.json") for folder in (folder_a, folder_b))
     if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
@@ -65,20 +48,13 @@ def _at(records: dict[Key, Record], horizon: int, refused: Collection[str]) -> d
 
 def _difference(
     metric: str, k: int, a: dict[str, Record], b: dict[str, Record], games: Mapping[str, str]
-) -> Difference:
+) -> PairedDifference:
     names = sorted(a)
     scores_a, scores_b = (_scores(metric, records, names) for records in (a, b))
     return paired_difference(metric, k, scores_a, scores_b, [games[name] for name in names])
 
 
-def paired_difference(metric: str, horizon: int, a: Scores, b: Scores, games: Games) -> Difference:
-    """a, b: (n,) scores of the same windows in the same order, games: what each is of. NaN bounds for one game."""
-    low, high = game_interval95((a - b)[:, None], games)[:, 0].tolist()
-    mean_a, mean_b = float(a.mean()), float(b.mean())
-    return Difference(metric, horizon, len(a), mean_a, mean_b, mean_a - mean_b, low, high)
-
-
-def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> Scores:
+def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> Values:
     score = _SCORES[metric]
     return np.array([score(records[window]["prediction"], records[window]["target"]) for window in windows])
 

@@ -29,7 +29,7 @@ from eval.models.imagination import Imagination, make_imagination, next_window
 from eval.models.options import DEFAULT_CACHE, ModelOptions, add_model_arguments, make_predictor, positive
 from eval.scores.intervals import RESAMPLES, interval95, resampled_means
 from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
-from eval.scores.predictions import RunFolder, append_lines, drop_torn_line
+from eval.scores.predictions import PredictionFolder, append_lines, drop_torn_line
 from eval.scores.tables import percent, table
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
@@ -142,7 +142,7 @@ def measure(
     """Plays what `out` lacks, writes the results there and returns them."""
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
     spec = {**asdict(settings), "tasks": list(settings.tasks), **predictor.identity, **agent.identity}
-    folder = RunFolder(out, spec)
+    folder = PredictionFolder(out, spec)
     plays = play_missing(agent, imagination, world, games, settings, folder.path / "plays.jsonl")
     results = make_results(spec, [plays[game.name] for game in games], imagination.judges)
     write_json(out / "results.json", results)

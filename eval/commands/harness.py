@@ -12,7 +12,7 @@ from tqdm import tqdm
 from eval.models.base import Metered, Predictor
 from eval.scores.intervals import INTERVALS
 from eval.scores.metrics import METRICS_VERSION
-from eval.scores.predictions import Key, Prediction, Record, Refusals, RunFolder
+from eval.scores.predictions import Key, Prediction, PredictionFolder, Record, Refusals
 from eval.scores.rows import Item, make_rows, score_window, summarize_pairs
 from eval.scores.seen import Seen
 from eval.scores.suites import Suite
@@ -72,7 +72,7 @@ def evaluate(
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
     shown = _not_refused(windows, refused)
     spec = run_spec(predictor, suite, settings)
-    folder = RunFolder(out, spec)
+    folder = PredictionFolder(out, spec)
     records = predict_missing(predictor, shown, settings, folder)
     refused |= folder.read_refusals()
     scored = _not_refused(windows, refused)
@@ -118,7 +118,7 @@ def plan_batches(windows: Sequence[Window], settings: Settings) -> list[list[Win
 
 
 def predict_missing(
-    predictor: Predictor, windows: Sequence[Window], settings: Settings, folder: RunFolder
+    predictor: Predictor, windows: Sequence[Window], settings: Settings, folder: PredictionFolder
 ) -> dict[Key, Record]:
     """Predicts every batch that is not complete in the folder, appends what it lacks, returns all records."""
     records, refused = folder.read(), folder.read_refusals()

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from eval.commands.compare import paired_difference
 from eval.commands.harness import recorded_prediction, window_records
 from eval.models.base import Predictor
 from eval.models.imagination import fed_back
 from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
-from eval.scores.intervals import INTERVALS
+from eval.scores.intervals import INTERVALS, paired_difference
 from eval.scores.metrics import METRICS_VERSION
-from eval.scores.predictions import Key, Record, RunFolder
+from eval.scores.predictions import Key, PredictionFolder, Record
 from eval.scores.rows import Item, estimates, score_window, summarize
 from eval.scores.tables import percent, table, with_bounds
 from loopwm.records.episodes import recorded_episodes
@@ -95,7 +94,7 @@ def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutS
     """Imagines what `out` lacks, writes the results there and returns them. The windows start their episodes."""
     predictors = {"latent": predictor, "fed_back": fed_back(predictor, settings.model, settings.context)}
     specs = {way: rollout_spec(predictors[way], windows, settings, way) for way in WAYS}
-    folders = {way: RunFolder(out / way, specs[way]) for way in WAYS}
+    folders = {way: PredictionFolder(out / way, specs[way]) for way in WAYS}
     records = {way: imagine_missing(predictors[way], windows, settings, folders[way], way) for way in WAYS}
     results = make_results(specs["latent"], windows, settings, records)
     write_json(out / "results.json", results)
@@ -119,7 +118,7 @@ def rollout_spec(
 
 
 def imagine_missing(
-    predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, folder: RunFolder, way: str
+    predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, folder: PredictionFolder, way: str
 ) -> dict[Key, Record]:
     """Imagines the batches that are not complete in the folder. Episodes of a batch are of similar length."""
     records = folder.read()

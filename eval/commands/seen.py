@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from eval.models.train_episodes import Episode, read_train_episodes
+from eval.models.train_episodes import TrainEpisode, read_train_episodes
 from eval.scores.seen import Place, Seen, place_of, table_path
 from eval.scores.suites import Suite, load_suite
 from loopwm.records.files import pack_gzip, write_atomic
@@ -54,7 +54,7 @@ def build_tables(suites: Sequence[Suite], paths: Iterable[Path]) -> list[Seen]:
     return [Seen(suite.name, suite.sha256, *read, found) for suite, found in zip(suites, ordered, strict=True)]
 
 
-def _places(episode: Episode, starts: set[Place], longest: int) -> Iterator[Place]:
+def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator[Place]:
     """The places of an episode that start like one that is wanted, at every horizon."""
     for now, (_, observation) in enumerate(episode.steps):
         start = (episode.env, observation)

@@ -18,7 +18,7 @@ from itertools import accumulate, islice
 from eval.models.floors import continue_readings
 from eval.models.markov import verb
 from eval.models.retrieve import Index, Question, Steps
-from eval.models.train_episodes import Episode
+from eval.models.train_episodes import TrainEpisode
 
 AT_MOST = 12
 """Readings of a place that are compared."""
@@ -111,7 +111,7 @@ class ReadingIndex:
         return InView(in_view, found, len(in_view))
 
 
-def usual_ticks(episodes: Sequence[Episode]) -> Mapping[str, int]:
+def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
     """By action what it most often took; of equally often the shortest."""
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for episode in episodes:

@@ -21,7 +21,7 @@ import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.models.train_episodes import Episode, read_train_episodes
+from eval.models.train_episodes import TrainEpisode, read_train_episodes
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
@@ -43,7 +43,7 @@ Steps = Sequence[tuple[str, str]]
 class Place:
     """A step of a train episode that `horizon` actions lead to from what was seen there."""
 
-    episode: Episode
+    episode: TrainEpisode
     step: int
     horizon: int
 
@@ -85,7 +85,7 @@ class Question:
 class Index:
     """The places of an environment at one horizon, and how similar they are to a question."""
 
-    def __init__(self, episodes: Sequence[Episode], horizon: int) -> None:
+    def __init__(self, episodes: Sequence[TrainEpisode], horizon: int) -> None:
         self.episodes = episodes
         self.places = [Place(e, step, horizon) for e in episodes for step in range(horizon, len(e.steps))]
         self._bm25 = bm25s.BM25(k1=1.5, b=0.0)
@@ -102,7 +102,7 @@ class Index:
 class Retrieval(ABC):
     """Predicts from train episodes, which are indexed by environment and horizon when first needed."""
 
-    def __init__(self, episodes: Sequence[Episode]) -> None:
+    def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         self._episodes = episodes
         self._index = cache(self._make_index)
 
@@ -142,7 +142,7 @@ def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> 
     return Retrieve(read_episodes_for(windows, train_episodes))
 
 
-def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[Episode]:
+def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[TrainEpisode]:
     """Raises InputError where the episodes lack an environment of the windows."""
     if not train_episodes:
         raise InputError("--train-episodes: retrieval needs them, no index comes with the package")

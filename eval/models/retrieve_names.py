@@ -21,7 +21,7 @@ from eval.models.alignment import World, rename, renaming
 from eval.models.markov import verb
 from eval.models.readings import ReadingIndex, continue_in_view
 from eval.models.retrieve import Index, Place, Question, Retrieval, read_episodes_for
-from eval.models.train_episodes import Episode
+from eval.models.train_episodes import TrainEpisode
 from eval.scores.entities import names_of
 from loopwm.records.windows import Window
 
@@ -30,7 +30,7 @@ EARLIER_STEPS = 8
 
 
 class RetrieveNames(Retrieval):
-    def __init__(self, episodes: Sequence[Episode]) -> None:
+    def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         super().__init__(episodes)
         self._readings = cache(ReadingIndex)
         self._by_verb = cache(_by_verb)

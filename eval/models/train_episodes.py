@@ -19,7 +19,7 @@ TRAIN_SPLITS = ("train", "built")
 
 
 @dataclass(frozen=True)
-class Episode:
+class TrainEpisode:
     """steps: (action, observation) pairs, stripped; the first holds the first observation and an empty action."""
 
     env: str
@@ -28,7 +28,7 @@ class Episode:
     steps: tuple[tuple[str, str], ...]
 
 
-def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
+def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
     """The episodes of files and folders. Raises InputError for one that is not of the train split."""
     for path in line_files(paths):
         episodes = tqdm(read_episodes(path), desc=path.name, unit="episode", leave=False)
@@ -38,4 +38,4 @@ def read_train_episodes(paths: Iterable[Path]) -> Iterator[Episode]:
             steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
             if not all(action for action, _ in steps[1:]):
                 raise InputError(f"{path}: line {line}: an action is empty")
-            yield Episode(episode.env, episode.policy, episode.goal, tuple(steps))
+            yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps))

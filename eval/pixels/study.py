@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.commands.compare import paired_difference
 from eval.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
 from eval.pixels.protocol import DecoderConfig, Protocol
+from eval.scores.intervals import paired_difference
 from eval.scores.tables import table
 from eval.studies.training import Run, train
 from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.commands.compare import Difference, paired_difference
 from eval.reports.runs import Run
+from eval.scores.intervals import PairedDifference, paired_difference
 from eval.scores.rows import Item, estimates
 
 LENGTHS = (5, 10, 20, 40, 80)
@@ -61,7 +61,7 @@ def em_by_length(items: Sequence[Item]) -> list[Mean | None]:
     return [em_where(items, lambda item, c=c: length_class(item.reference) == c) for c in classes]  # type: ignore[misc]
 
 
-def difference(run: Run, reference: Run, metric: str, horizon: int) -> Difference | None:
+def difference(run: Run, reference: Run, metric: str, horizon: int) -> PairedDifference | None:
     """run - reference, paired over the windows that both have at that horizon; None if they share none."""
     a, b = ({item.window_id: item for item in r.at(horizon)} for r in (run, reference))
     shared = sorted(a.keys() & b.keys())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval.commands.compare import Difference
 from eval.models.base import OPPONENTS
 from eval.reports import analysis, plots
 from eval.reports.analysis import Mean
@@ -16,6 +15,7 @@ from eval.reports.runs import Run
 from eval.reports.word_diff import word_diff
 from eval.scores import papers
 from eval.scores.error_kinds import ERROR_KINDS
+from eval.scores.intervals import PairedDifference
 from eval.scores.papers import OURS
 from eval.scores.rows import OVERALL, SPLITS, Item, summarize_pairs
 from eval.scores.tables import DETECTION, FOUR, four_cell, paper_cell, percent
@@ -307,7 +307,7 @@ def _difference_table(group: Group, metric: str) -> Table:
     return Table(["Run", "n", *(f"Horizon {k}" for k in group.horizons)], rows, TITLES[metric])
 
 
-def _difference_cell(d: Difference | None) -> str:
+def _difference_cell(d: PairedDifference | None) -> str:
     if d is None:
         return "-"
     star = "*" if d.low > 0 or d.high < 0 else ""

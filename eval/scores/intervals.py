@@ -7,6 +7,7 @@ Where all values are 0 or all are 1, every resample is the same: `fraction_inter
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -84,3 +85,24 @@ def game_standard_errors(values: Values, games: Games) -> Values | None:
     rest = sums - sizes[:, None] * values.mean(axis=0)
     errors: Values = np.sqrt(count / (count - 1) * (rest**2).sum(axis=0)) / len(values)
     return errors
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean of A - B over the same windows at one horizon, fractions; low and high are 95 % bounds, games resampled."""
+
+    metric: str
+    horizon: int
+    n: int
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+
+
+def paired_difference(metric: str, horizon: int, a: Values, b: Values, games: Games) -> PairedDifference:
+    """a, b: (n,) scores of the same windows in the same order, games: what each is of. NaN bounds for one game."""
+    low, high = game_interval95((a - b)[:, None], games)[:, 0].tolist()
+    mean_a, mean_b = float(a.mean()), float(b.mean())
+    return PairedDifference(metric, horizon, len(a), mean_a, mean_b, mean_a - mean_b, low, high)

@@ -44,7 +44,7 @@ Refusals = dict[str, str]
 """Reasons by window: those that could not be shown to the model. A line of `refused.jsonl` each."""
 
 
-class RunFolder:
+class PredictionFolder:
     """Opens or creates the folder. Raises InputError if it holds a run of something else."""
 
     def __init__(self, path: Path, spec: dict[str, Any]) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.commands.compare import paired_difference
-from eval.scores.intervals import Games
+from eval.scores.intervals import Games, paired_difference
 from eval.studies.scores import Scores, Values
 
 ALL = "all"
