@@ -14,8 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
-from data_prep.collect import Order, play
+from data_prep.collect import play
 from data_prep.environments.scienceworld.environment import ScienceWorld
+from data_prep.orders import Order
 from data_prep.solutions import solve
 from loopwm.records.episodes import Episode
 

@@ -10,17 +10,16 @@ from eval.reports import analysis, plots
 from eval.reports.analysis import Mean
 from eval.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text
 from eval.reports.groups import Group
+from eval.reports.paper import paper, paper_lines
 from eval.reports.plots import Line
 from eval.reports.runs import Run
 from eval.reports.word_diff import word_diff
-from eval.scores import papers
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.intervals import PairedDifference
-from eval.scores.papers import OURS
+from eval.scores.metrics import TITLES
 from eval.scores.rows import OVERALL, SPLITS, Item, summarize_pairs
-from eval.scores.tables import DETECTION, FOUR, four_cell, paper_cell, percent
+from eval.scores.tables import DETECTION, FOUR, four_cell, percent
 
-TITLES = {"em": "EM", "f1": "Token F1", "bleu4": "BLEU-4", "entity_recall": "Entity recall"}
 WORST = 20
 LONGEST_SHOWN = 1500
 """Characters of an observation or prediction in a word diff; the rest is counted, not shown."""
@@ -31,12 +30,6 @@ LEAD = (
     "actions without seeing what they lead to and scores what the last one leads to. The context is what of a window "
     "the model is shown: observed (goal and history), snapshot (goal, look, inventory, last observation), full "
     "(snapshot and hidden state) or briefed (observed and the hidden state at the start)."
-)
-PAPER = (
-    "The paper's windows and metric definitions are not published: its rows stand here for orientation and are not "
-    "measured on the same windows. Relative change is the paper's rule, (ours - its row) / its row; --- where its "
-    "row is 0 and ours is not. Where the paper prints two values for a cell, in its main table and in its table of "
-    "steps, both stand here."
 )
 
 
@@ -147,7 +140,7 @@ def _chapter(group: Group, anchor: str) -> list[Section]:
         ("Novel and seen", "novel", _novel_and_seen(group, anchor)),
         ("Counterfactual pairs", "pairs", _pairs(group, anchor)),
         ("By horizon", "horizon", _by_horizon(group, anchor)),
-        ("Beside the paper", "paper", _paper(group)),
+        ("Beside the paper", "paper", paper(group)),
         (f"Differences from {group.reference_name}", "peers", _differences(group)),
         ("By length of the observation", "length", _by_length(group, anchor)),
         ("What changed, what could be known", "splits", _splits(group, anchor)),
@@ -176,7 +169,7 @@ def _by_horizon(group: Group, anchor: str) -> list[Block]:
     drawn = []
     for metric in FOUR:
         lines = _lines(group, lambda run, m=metric: [_row_mean(run, m, k) for k in group.horizons])  # type: ignore[misc]
-        lines += _paper_lines(group, metric)
+        lines += paper_lines(group, metric)
         name = f"{anchor}-horizon-{metric}"
         drawn.append(Plot(name, TITLES[metric], plots.plot_lines(name, "Horizon", TITLES[metric], ticks, lines)))
     rows = []
@@ -197,92 +190,9 @@ def _row_mean(run: Run, metric: str, horizon: int) -> Mean | None:
     return None if row is None else analysis.mean_of(row, metric, row["n"])
 
 
-def _paper_lines(group: Group, metric: str) -> list[Line]:
-    """The paper's own model, where it prints every horizon."""
-    environment = papers.paper_rows()["suites"].get(group.suite)
-    if environment is None:
-        return []
-    name = next(paper for paper, ours in OURS.items() if ours == metric)
-    found = [papers.printed(environment, "LoopWM", k, OVERALL) for k in group.horizons]
-    values = [rows[0].figures[name] / 100 if rows else None for rows in found]
-    means = [None if value is None else Mean(value, value, value, 0) for value in values]
-    return [Line("paper: LoopWM", plots.PAPER, means)]
-
-
 def _lines(group: Group, means: Callable[[Run], Sequence[Mean | None]]) -> list[Line]:
     drawn = zip(group.names, group.looks, group.runs, strict=True)
     return [Line(name, look, means(run)) for name, look, run in drawn]
-
-
-# Beside the paper
-
-
-def _paper(group: Group) -> list[Block]:
-    environment = papers.paper_rows()["suites"].get(group.suite)
-    if environment is None:
-        return []
-    horizon = papers.paper_rows()["horizon"]
-    blocks: list[Block] = [Text(PAPER)]
-    overall = {k: _paper_overall(group, environment, k) for k in group.horizons if _is_printed(environment, k)}
-    blocks += [overall.pop(k) for k in [horizon] if k in overall]
-    if overall:
-        blocks.append(Fold("Other horizons", list(overall.values())))
-    for name, run in zip(group.names, group.runs, strict=True):
-        horizons = run.horizons if run is group.reference else [k for k in run.horizons if k == horizon]
-        tables = [_paper_families(run, environment, k) for k in horizons if _is_printed(environment, k)]
-        if tables:
-            blocks.append(Fold(f"{name}: by family", tables))
-    return blocks
-
-
-def _is_printed(environment: str, horizon: int) -> bool:
-    return any(papers.printed(environment, system, horizon, OVERALL) for system in papers.systems(environment))
-
-
-def _paper_overall(group: Group, environment: str, horizon: int) -> Table:
-    """Runs, then the paper's rows with what the reference run changes against each."""
-    rows = []
-    for name, run in zip(group.names, group.runs, strict=True):
-        if (row := run.row(OVERALL, horizon)) is not None:
-            rows.append([name, *(percent(row.get(metric)) for metric in FOUR), ""])
-    ours = group.reference.row(OVERALL, horizon)
-    for system in papers.systems(environment):
-        for printed in papers.printed(environment, system, horizon, OVERALL):
-            figures = [f"{printed.figures[metric]:.1f}" for metric in OURS]
-            rows.append([f"paper: {system} ({printed.table})", *figures, _relative(ours, printed.figures)])
-    header = ["Overall", *(TITLES[metric] for metric in FOUR), f"{group.reference_name} against this row, %"]
-    return Table(header, rows, f"Horizon {horizon}.")
-
-
-def _paper_families(run: Run, environment: str, horizon: int) -> Table:
-    systems = papers.systems(environment)
-    printed = [s for s in systems if papers.printed(environment, s, horizon, OVERALL)]
-    rows = []
-    for row in run.rows:
-        if row["horizon"] == horizon:
-            cells = [_paper_cell(row, environment, system, horizon) for system in printed]
-            rows.append([row["family"], str(row["n"]), four_cell(row), *cells])
-    caption = f"Horizon {horizon}. Second lines: relative change of this run against the row above, %."
-    return Table(["Family", "n", "this run", *(f"paper: {system}" for system in printed)], rows, caption)
-
-
-def _paper_cell(ours: Mapping[str, Any], environment: str, system: str, horizon: int) -> str:
-    found = papers.printed(environment, system, horizon, ours["family"])
-    both = len(found) > 1
-    lines = []
-    for row in found:
-        lines += [paper_cell(row.figures) + (f" ({row.table})" if both else ""), _relative(ours, row.figures)]
-    return "\n".join(lines) or "-"
-
-
-def _relative(ours: Mapping[str, Any] | None, figures: Mapping[str, float]) -> str:
-    if ours is None:
-        return "-"
-    changes = [
-        papers.relative_change(100 * ours[name], figures[metric]) if name in ours else None
-        for metric, name in OURS.items()
-    ]
-    return " / ".join("---" if change is None else f"{change:+.1f}" for change in changes)
 
 
 # Peers

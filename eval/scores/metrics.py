@@ -33,6 +33,8 @@ ALWAYS_KNOWN = frozenset({"agent", "inventory", "air"})
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
+TITLES = {"em": "EM", "f1": "Token F1", "bleu4": "BLEU-4", "entity_recall": "Entity recall"}
+
 
 @dataclass(frozen=True)
 class ItemScores:

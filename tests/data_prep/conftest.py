@@ -14,8 +14,9 @@ from random import Random
 import pytest
 
 from data_prep import environments
-from data_prep.collect import Order, play
+from data_prep.collect import play
 from data_prep.environments.base import Environment
+from data_prep.orders import Order
 from data_prep.policies import POLICIES
 from loopwm.records.episodes import Episode, Step, write_episodes
 

@@ -12,13 +12,13 @@ from random import Random
 
 import pytest
 
-from data_prep import collect, environments, policies
+from data_prep import collect, environments, orders, policies
 from data_prep.__main__ import main
-from data_prep.collect import Order, Shard
 from data_prep.environments.base import Environment
 from data_prep.environments.scienceworld import environment as scienceworld
 from data_prep.environments.scienceworld.class_patch import redirect
 from data_prep.environments.scienceworld.environment import ScienceWorld, find_java
+from data_prep.orders import Order, Shard
 from data_prep.policies import POLICIES
 from loopwm.records.episodes import Episode, Step, read_episodes
 from loopwm.records.files import line_files
@@ -115,7 +115,7 @@ def test_other_options_refuse_a_folder_begun_before(tmp_path: Path, capsys: pyte
 
 def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
     for policy, expected in (("gold", 2), ("noisy-expert", 5)):
-        chunks = collect.plan_chunks(Order("toy", "test", policy, 5, 160, 0, ("run",)), Toy())
+        chunks = orders.plan_chunks(Order("toy", "test", policy, 5, 160, 0, ("run",)), Toy())
         variations = [v for chunk in chunks for v in chunk.variations]
         assert len(variations) == expected
         assert set(variations) == {25, 26}
@@ -123,7 +123,7 @@ def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_plays_of_a_variation_follow_one_another_each_with_chance_of_its_own(tmp_path: Path) -> None:
-    chunks = collect.plan_chunks(Order("toy", "test", "noisy-expert", 5, 160, 0, ("run",), plays=2), Toy())
+    chunks = orders.plan_chunks(Order("toy", "test", "noisy-expert", 5, 160, 0, ("run",), plays=2), Toy())
     a, b, c, d, e = (v for chunk in chunks for v in chunk.variations)
     assert a == b == e != c == d
     args = ("--tasks", "walk", "--episodes-per-task", "2", "--policy", "noisy-expert", "--plays", "2")

@@ -1,0 +1,126 @@
+"""What a collection is asked for, and the chunks that it is played in.
+
+Which variations are played, and what chance does in an episode, depend on the seed alone. `plan.json` holds what was
+asked for; a run with other options refuses the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from data_prep.environments import make_environment
+from data_prep.environments.base import Environment
+from data_prep.policies import POLICIES
+from loopwm.records.errors import InputError
+from loopwm.records.files import atomic_write
+
+CHUNK = 10
+"""Episodes a file, few enough that a kill loses little."""
+
+PLAN = "plan.json"
+
+
+SOLVERS = ("gold", "expert")
+"""Policies that play a solution; an environment has one of them."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for. `tasks` empty: all."""
+
+    env: str
+    split: str
+    policy: str
+    episodes_per_task: int
+    max_steps: int
+    seed: int
+    tasks: tuple[str, ...]
+    hidden_every: int = 4
+    """Steps from one recorded hidden state to the next."""
+    plays: int = 1
+    """Episodes in a row of a variation, where a policy can repeat one: some simulators load slower than they play."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive episodes of one task: episode `first + i` plays `variations[i]`."""
+
+    task: str
+    first: int
+    variations: tuple[int | str, ...]
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.task}-{self.first:05d}.jsonl.xz"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count`, counted from 0: one machine's share of the chunks."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Reads "i/n", 1 <= i <= n. Raises InputError."""
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise InputError(f"--shard: {text!r} is not of the form i/n with 1 <= i <= n")
+        return cls(int(index) - 1, int(count))
+
+    def of(self, chunks: list[Chunk]) -> list[Chunk]:
+        return chunks[self.index :: self.count]
+
+
+def plan_chunks(order: Order, environment: Environment) -> list[Chunk]:
+    """Which variations are played, in which files. Raises InputError for an unknown task or split."""
+    if order.split not in environment.splits():
+        raise InputError(f"--split: unknown {order.split!r}, expected one of {', '.join(environment.splits())}")
+    if order.policy in SOLVERS and order.policy != environment.solver:
+        raise InputError(f"--policy: {order.policy!r}: in {environment.name} it is called {environment.solver!r}")
+    unknown = sorted(set(order.tasks) - set(environment.tasks()))
+    if unknown:
+        raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")
+    chunks = []
+    for task in environment.tasks():
+        if order.tasks and task not in order.tasks:
+            continue
+        chosen = _choose_variations(order, task, list(environment.variations(task, order.split)))
+        for first in range(0, len(chosen), CHUNK):
+            chunks.append(Chunk(task, first, tuple(chosen[first : first + CHUNK])))
+    return sorted(chunks, key=lambda chunk: chunk.first)  # all tasks in turn: what was played so far is a fair part
+
+
+def _choose_variations(order: Order, task: str, variations: list[int | str]) -> list[int | str]:
+    """A seeded order of the variations; repeated as often as needed if the policy can make something new of them."""
+    Random(f"{order.seed}/{task}").shuffle(variations)
+    if POLICIES[order.policy].repeatable and variations:
+        variations = [variation for variation in variations for _ in range(order.plays)]
+        variations *= -(-order.episodes_per_task // len(variations))
+    return variations[: order.episodes_per_task]
+
+
+def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
+    """The chunks of a folder begun before, or new ones. Raises InputError if it was begun with another order."""
+    path = out / PLAN
+    wanted: dict[str, Any] = json.loads(json.dumps(asdict(order)))
+    if path.is_file():
+        plan = json.loads(path.read_bytes())
+        begun = asdict(Order(**plan["order"]))  # a plan of before a field was there has its default
+        for name, value in wanted.items():
+            if begun[name] != value:
+                raise InputError(f"{path}: {name}: begun with {begun[name]!r}, asked for {value!r}")
+        return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in plan["chunks"]]
+    environment = make_environment(order.env)
+    try:
+        chunks = plan_chunks(order, environment)
+    finally:
+        environment.close()
+    with atomic_write(path) as file:
+        file.write(json.dumps({"order": wanted, "chunks": [asdict(c) for c in chunks]}, indent=1).encode() + b"\n")
+    return chunks
