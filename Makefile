@@ -92,7 +92,7 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	touch $@
 
 test-openenv: $(OPENENV_VENV)/.installed
-	$(OPENENV_VENV)/bin/python -m pytest tests/envs $(PYTEST_ARGS)
+	$(OPENENV_VENV)/bin/python -m pytest tests/worlds $(PYTEST_ARGS)
 
 # OpenEnv brings a web interface and much else that the service can do without.
 $(OPENENV_VENV)/.installed: pyproject.toml

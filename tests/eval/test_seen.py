@@ -10,6 +10,7 @@ import pytest
 
 from eval.__main__ import main
 from eval.commands.seen import build_tables
+from eval.scores.entities import DATA
 from eval.scores.seen import find_seen, load_table
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.windows import Window
@@ -106,6 +107,6 @@ def test_a_table_of_other_windows_is_refused(
 
 def test_committed_tables_are_of_the_committed_suites() -> None:
     found = {name: find_seen(load_suite(name), None) for name in suite_names()}
-    tables = [load_table(path) for path in (Path(find_seen.__code__.co_filename).parent / "data").glob("seen-*")]
+    tables = [load_table(path) for path in DATA.glob("seen-*")]
     assert {table.suite for table in tables} == {name for name, seen in found.items() if seen is not None}
     assert tables
