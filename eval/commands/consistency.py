@@ -2,7 +2,7 @@
 
 The same agent plays every game twice: in the real world (Real), and in the model, where it sees imagined observations
 that are fed back (WM). The actions it chose in the model are then replayed in the real world (W2R). Each is a success
-rate; the consistency ratio is W2R / Real.
+rate; the consistency ratio is W2R / Real, as in Word2World (arXiv:2512.18832).
 
 Writes results.json, report.md and plays.jsonl to --out. Killed and started again with the same arguments it goes on
 where it was; a folder made with other arguments is refused.

@@ -55,7 +55,7 @@ def printed(environment: str, system: str, horizon: int, family: str) -> list[Pr
 
 
 def relative_change(ours: float, baseline: float) -> float | None:
-    """The paper's rule, (ours - baseline) / baseline in percent: 0 where both are 0, None where only the baseline is.
+    """(ours - baseline) / baseline in percent (LoopWM, table 5): 0 where both are 0, None where only the baseline is.
 
     The rule stands under each of its tables of relative improvements; it prints None as `---`.
     """

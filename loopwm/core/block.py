@@ -187,7 +187,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D)."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D). The layer of Parcae, table 18."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, mlp_dim: int, eps: float) -> None:
         super().__init__()

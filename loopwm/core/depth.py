@@ -1,7 +1,7 @@
 """How deep each sequence loops in training, and what of it is back-propagated.
 
-T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, "Variable-Depth Training"), cut at `max_loops`;
-gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
+T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, equation 9; Parcae, section 4.2), cut at
+`max_loops`; gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
 
 Other ways to draw are kept to compare with: one depth for a whole micro-batch, as in prior work, and no draw at all.
 `mu_rec` may grow over a run (`MeanRamp`) or be learned (`LearnedMean`).
@@ -28,7 +28,7 @@ BASELINE_KEEP = 0.95
 
 
 def backward_loops(mu_rec: float) -> int:
-    """mu_bwd = ceil(mu_rec / 2)."""
+    """mu_bwd = ceil(mu_rec / 2) (LoopWM, section 3.3; Parcae, equation 6)."""
     return math.ceil(mu_rec / 2)
 
 
@@ -61,7 +61,8 @@ class DepthPlan:
     def sample(
         cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
     ) -> DepthPlan:
-        """A Poisson depth for each of the rows with these indices in the global batch of optimiser step `step`."""
+        """A Poisson depth for each of the rows with these indices in the global batch of optimiser step `step` (LoopWM,
+        equation 9)."""
         loops, noise_seeds = zip(*(_draw(seed, step, row, mu_rec, max_loops) for row in rows), strict=True)
         return cls(loops, backward_loops(mu_rec), noise_seeds, places)
 
@@ -99,7 +100,8 @@ class DepthPlan:
     def initial_state(self, length: int, dim: int, device: torch.device) -> Tensor:
         """h^(0) ~ N(0, 2 / (5 D)) cut at NOISE_CUT standard deviations: (B, length, dim) float32.
 
-        A row's values for its first positions do not depend on how far the batch pads it.
+        LoopWM, section 3.2 leaves the variance open; Parcae, table 18 takes the one that weights start with. A row's
+        values for its first positions do not depend on how far the batch pads it.
         """
         rows = torch.empty(len(self.noise_seeds), length, dim, device=device)
         for row, seed in zip(rows, self.noise_seeds, strict=True):
@@ -136,7 +138,7 @@ class DepthMoments:
 
 
 class LearnedMean:
-    """A learned mu_rec: the paper calls the mean of the Poisson learnable, but a sampled integer passes no gradient.
+    """A learned mu_rec: LoopWM, equation 9 has a learnable mean, but a sampled integer passes no gradient.
 
     Our reading is the score-function estimator. The expected cost E[loss(T) + price T] has the derivative
     E[(cost - baseline)(T / mu - 1)], the second factor being d log Poisson(T; mu) / d mu; T is taken as drawn after its

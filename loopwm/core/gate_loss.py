@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 LABEL_SLOPE = 50.0
 LABEL_MARGIN = 0.005
-"""Nats a loop must gain for its continue label to pass one half, and how sharply it does (Ouro).
+"""Nats a loop must gain for its continue label to pass one half, and how sharply it does (Ouro, section 3.4).
 
 A loop that gains nothing is still labelled sigmoid(-0.25) = 0.44, so a fitted gate hardly passes 0.56: thresholds that
 tell anything apart lie below.
@@ -29,9 +29,10 @@ tell anything apart lie below.
 
 
 def gate_entropy_loss(gate_logits_NS: Tensor, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """-alpha sum_t H(g^(t)) with binary entropy H in nats (LoopWM, eq. entropy_reg), summed over loops and decisions.
+    """-alpha sum_t H(g^(t)) with binary entropy H in nats (LoopWM, equation 11), summed over loops and decisions.
 
-    Diagnostics, of a loop: gate and gate_entropy.
+    The paper sums over all T loops, this over those that carry gradients. Diagnostics, of a loop: gate and
+    gate_entropy.
     """
     ran = gate_logits_NS.isfinite()
     logits = gate_logits_NS[ran]
@@ -41,7 +42,10 @@ def gate_entropy_loss(gate_logits_NS: Tensor, alpha: float) -> tuple[Tensor, dic
 
 
 def exit_log_distribution(gate_logits_NS: Tensor) -> Tensor:
-    """log p_t, p_t = g_t prod_{s<t}(1 - g_s) renormalised over the loops given: (N, S), -inf in loops not run."""
+    """log p_t, p_t = g_t prod_{s<t}(1 - g_s) renormalised over the loops given: (N, S), -inf in loops not run.
+
+    Ouro, equation 3 gives what is left of the probability to the last loop instead.
+    """
     ran = gate_logits_NS.isfinite()
     logits = gate_logits_NS.where(ran, 0.0)
     stayed = F.logsigmoid(-logits).where(ran, 0.0).cumsum(-1)
@@ -50,7 +54,7 @@ def exit_log_distribution(gate_logits_NS: Tensor) -> Tensor:
 
 
 def expected_exit_loss(gate_logits_NS: Tensor, loss_NS: Tensor, alpha: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum_t p_t loss_t - alpha H(p) (Ouro, stage one), summed. loss_NS: the loss had the row left after each loop.
+    """sum_t p_t loss_t - alpha H(p) (Ouro, equation 4), summed. loss_NS: the loss had the row left after each loop.
 
     Diagnostics: gate, of a loop; exit_entropy and expected_loss, of a decision.
     """
@@ -70,13 +74,16 @@ def _pair(values: Tensor) -> Tensor:
 
 
 def continue_labels(loss_NT: Tensor) -> Tensor:
-    """w_t = sigmoid(50 (I_t - 0.005)), I_t = max(0, loss_{t-1} - loss_t), for t = 2 .. T: (N, T - 1) (Ouro)."""
+    """w_t = sigmoid(50 (I_t - 0.005)), I_t = max(0, loss_{t-1} - loss_t), for t = 2 .. T: (N, T - 1).
+
+    Ouro, equation 5 is I_t; the label follows it.
+    """
     gain = (loss_NT[:, :-1] - loss_NT[:, 1:]).clamp(min=0)
     return torch.sigmoid(LABEL_SLOPE * (gain - LABEL_MARGIN))
 
 
 def continue_loss(gate_logits_NT: Tensor, loss_NT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean binary cross-entropy of 1 - g^(t) against the continue labels, t >= 2 (Ouro, stage two)."""
+    """Mean binary cross-entropy of 1 - g^(t) against the continue labels, t >= 2 (Ouro, equation 6)."""
     labels, logits = continue_labels(loss_NT), gate_logits_NT[:, 1:]
     loss = F.binary_cross_entropy_with_logits(-logits, labels)
     return loss, {"gate": logits.detach().sigmoid().mean(), "label": labels.mean()}

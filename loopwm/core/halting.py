@@ -1,6 +1,6 @@
 """When a pass leaves the loop: the exit gate and the exit rules.
 
-    g^(t) = sigmoid(w . h^(t) + b)                       LoopWM, eq. exit_gate
+    g^(t) = sigmoid(w . h^(t) + b)                       LoopWM, equation 12
 
 A pass decides once for each row, after every loop, from the mean state over its last columns: the M state slots of a
 transition, the one column of a decoded token. Rules are small frozen objects with one interface, `ExitRule`; an int
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 
 class ExitGate(nn.Module):
-    """The logit of g^(t): a linear layer on h^(t), which a sigmoid turns into an exit probability. Starts at 0.5."""
+    """The logit of g^(t) (LoopWM, equation 12): a linear layer on h^(t), which a sigmoid turns into an exit
+    probability. Starts at 0.5."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class Fixed(_SameInEveryPass):
 
 @dataclass(frozen=True)
 class Gate(_SameInEveryPass):
-    """Leaves where g^(t) > tau (LoopWM, "Adaptive Early Exit"). Raises ValueError if tau is not inside (0, 1)."""
+    """Leaves where g^(t) > tau (LoopWM, section 3.4). Raises ValueError if tau is not inside (0, 1)."""
 
     tau: float
     limit: int
@@ -104,7 +105,8 @@ class Gate(_SameInEveryPass):
 
 @dataclass(frozen=True)
 class CumulativeGate(_SameInEveryPass):
-    """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro's Q-exit).
+    """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro, section 3.2:
+    Q-exit).
 
     Raises ValueError if q is not inside (0, 1).
     """
@@ -122,7 +124,8 @@ class CumulativeGate(_SameInEveryPass):
 
 @dataclass(frozen=True)
 class Convergence(_SameInEveryPass):
-    """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, after two-scale latent dynamics).
+    """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, section 3.4, after Pappone
+    et al. 2025). The paper prints a bound that is not relative to |h^(t)|.
 
     Raises ValueError if eps is not above zero.
     """

@@ -1,7 +1,7 @@
 """State retention and input injection: h' = A_bar * h + B_bar e.
 
-A_bar = exp(-dt * exp(a)) is the zero-order hold of the continuous-time diagonal A = -exp(a) (LoopWM, equations for
-A and A_bar; Parcae). B_bar = dt * B is the Euler step the paper prints; `zoh` takes the exact one instead.
+A_bar = exp(-dt * exp(a)) is the zero-order hold of the continuous-time diagonal A = -exp(a) (LoopWM, equations 6
+and 7; Parcae, section 4.1). B_bar = dt * B is the Euler step that both papers print; `zoh` takes the exact one instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StateInjection(nn.Module):
         identity_(self.B.weight)
 
     def decay(self) -> Tensor:
-        """dt * exp(a) in float32, clamped: (D,). Its negative is the exponent of A_bar.
+        """dt * exp(a) = -dt * A in float32, clamped: (D,) (LoopWM, equation 6). Its negative is the exponent of A_bar.
 
         Computed from logarithms, since dt may underflow while exp(a) overflows.
         """
@@ -48,11 +48,14 @@ class StateInjection(nn.Module):
         return log_decay.clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
 
     def retention(self) -> Tensor:
-        """A_bar: (D,) float32, every entry strictly inside (0, 1) for any finite value of the parameters."""
+        """A_bar: (D,) float32, every entry strictly inside (0, 1) for any finite parameters (LoopWM, equation 7)."""
         return torch.exp(-self.decay())
 
     def drive(self, e_BLD: Tensor) -> Tensor:
-        """B_bar e: (B, L, D). It does not change over the loops of a pass, so it is computed once."""
+        """B_bar e: (B, L, D), with B_bar = dt * B (LoopWM, section 3.2) or, by `zoh`, exact (Parcae, section 2.2).
+
+        It does not change over the loops of a pass, so it is computed once.
+        """
         gain = F.softplus(self.b.float())
         if self.zoh:
             # (1 - A_bar) / exp(a), written with x = dt * exp(a) so that it stays finite: dt * (1 - exp(-x)) / x.

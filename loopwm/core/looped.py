@@ -5,7 +5,8 @@
     h^(t+1)  = block(A_bar * h^(t) + B_bar e)            the same block in every loop
     out      = coda(C h^(T))
 
-With h' = A_bar h + B_bar e the residual form h' + residuals(h') is the paper's A_bar h + B_bar e + R(h, e).
+The first and the last two lines are LoopWM, equations 4, 5 and 8, and together Parcae, equation 3. With
+h' = A_bar h + B_bar e the residual form h' + residuals(h') is the papers' A_bar h + B_bar e + R(h, e).
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class LoopedCore(nn.Module):
         return states[1:]
 
     def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
-        """coda(C h): (B, L, D) in this type."""
+        """coda(C h): (B, L, D) in this type (LoopWM, equation 8)."""
         out = self.C(h_BLD.to(dtype)).to(dtype)
         for index, layer in enumerate(self.coda):
             out = layer(out, shared, attend, self.config.coda_slot(index))
@@ -178,7 +179,8 @@ class LoopedCore(nn.Module):
         plan: DepthPlan,
         initial_BLD: Tensor | None = None,
     ) -> CoreOutput:
-        """Training: each row has its own depth, and only the last min(T_i, mu_bwd) loops carry gradients.
+        """Training: each row has its own depth, and only the last min(T_i, mu_bwd) loops carry gradients
+        (LoopWM, section 3.3; Parcae, algorithm 2).
 
         The first state is `initial_BLD`, None for the plan's noise; no gradient reaches what it was made from.
 
@@ -206,7 +208,7 @@ class LoopedCore(nn.Module):
         return CoreOutput(out, h, previous, loops, tuple(carried), gate_logits)
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
-        """e = RMSNorm(prelude(x)): (B, L, D)."""
+        """e = RMSNorm(prelude(x)): (B, L, D) (LoopWM, equation 4)."""
         for index, layer in enumerate(self.prelude):
             x_BLD = layer(x_BLD, shared, attend, self.config.prelude_slot(index))
         return self.input_norm(x_BLD)
@@ -219,6 +221,7 @@ class LoopedCore(nn.Module):
     def _loop(
         self, h: Tensor, drive: Tensor, retention: Tensor, shared: AttentionInputs, attend: Attend, loop: int
     ) -> Tensor:
+        """block(A_bar h + B_bar e): (B, L, D) float32 (LoopWM, equation 5)."""
         # The state stays in float32: in half precision an A_bar close to 1 would round to 1.
         h = retention * h + drive
         for index, layer in enumerate(self.block):

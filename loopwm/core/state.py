@@ -316,8 +316,8 @@ class LastPlaneState(CoreState):
     """Finished columns keep one plane of keys and values for all loops of a layer: that of their last loop.
 
     Within a pass every loop sees the pass's own columns at its own depth, and one and the same plane before them. The
-    saving (Ouro: 1/T of the looped slots) is not exact beyond one loop, nor is a pass limited by the depth of earlier
-    ones. A plane lies in the slot of its layer's first loop.
+    saving (Ouro, section 5.4.2: 1/T of the looped slots) is not exact beyond one loop, nor is a pass limited by the
+    depth of earlier ones. A plane lies in the slot of its layer's first loop.
     """
 
     def __init__(self, batch: int, device: torch.device, loop_slots: Sequence[Sequence[int]]) -> None:

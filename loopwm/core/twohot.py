@@ -1,7 +1,8 @@
 """Symlog two-hot: a scalar as a distribution over fixed bins (DreamerV3), so that its loss is a cross-entropy.
 
 symlog(x) = sign(x) log(1 + |x|) is laid on BINS bins spread evenly over [-LIMIT, LIMIT]; the two bins around it share
-the mass so that their mean is symlog(x) again.
+the mass so that their mean is symlog(x) again. The published second version lays x itself on bins symexp(-LIMIT) ..
+symexp(LIMIT); here, as in its first, both the shares and the mean are taken of symlogs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ LIMIT = 20.0
 
 
 def symlog(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|) (DreamerV3, equation 9)."""
     return x.sign() * x.abs().log1p()
 
 
 def symexp(x: Tensor) -> Tensor:
+    """The inverse of `symlog`: sign(x) (exp(|x|) - 1) (DreamerV3, equation 9)."""
     return x.sign() * x.abs().expm1()
 
 
@@ -30,11 +33,13 @@ def two_hot(x: Tensor) -> Tensor:
 
 
 def two_hot_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of logits (..., BINS) against the two-hot targets of values (...): (...), in nats."""
+    """Cross-entropy of logits (..., BINS) against the two-hot targets of values (...): (...), in nats (DreamerV3,
+    equation 11)."""
     return -(two_hot(target) * logits.float().log_softmax(-1)).sum(-1)
 
 
 def two_hot_value(logits: Tensor) -> Tensor:
-    """The value of predicted distributions, symexp of their mean: (..., BINS) -> (...) float32."""
+    """The value of predicted distributions, symexp of their mean: (..., BINS) -> (...) float32 (DreamerV3, equation 10
+    has the mean of symexps)."""
     centres = torch.linspace(-LIMIT, LIMIT, BINS, device=logits.device)
     return symexp((logits.float().softmax(-1) * centres).sum(-1))

@@ -90,7 +90,8 @@ class FrameCache:
 
 
 class LoopedAttention(nn.Module):
-    """Block-causal attention over the last `window` frames: a frame sees itself whole, and those before it."""
+    """Block-causal attention over the last `window` frames: a frame sees itself whole, and those before it (TWISTED,
+    figure 7)."""
 
     def __init__(self, config: CoreConfig, rotary: Rotary, window: int) -> None:
         super().__init__()
@@ -173,7 +174,8 @@ class LoopedAttention(nn.Module):
 
 
 class LoopedRecurrence(nn.Module):
-    """Each frame's slots take the latents of the frame before through a projection that starts at zero.
+    """Each frame's slots take the latents of the frame before through a projection that starts at zero (LoopWM,
+    equation 4: h_{k-1}).
 
     Slots see those of their own frame alone: time enters by the carried latents only, so a scan over T takes constant
     memory, and the gradient of a late loss reaches an early input through them.

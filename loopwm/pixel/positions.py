@@ -1,4 +1,5 @@
-"""Where the slots of a frame stand: rotary angles over (x, y, t), or over the place in one long row (TWISTED, app. C).
+"""Where the slots of a frame stand: rotary angles over (x, y, t), or over the place in one long row (TWISTED, appendix
+C).
 
 Shape suffixes: B batch, S slots of all frames in one row, P coordinates, E width of one head.
 """
@@ -61,7 +62,7 @@ class Rotary3D:
 
     @property
     def axes(self) -> list[int]:
-        """The coordinate of each pair, by falling frequency."""
+        """The coordinate of each pair, by falling frequency: three for space to one for time, as in VideoRoPE."""
         spatial, of = SPATIAL_SHARE
         pairs = self.head_dim // 2
         turned_by_space = pairs * spatial // of

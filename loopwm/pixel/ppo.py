@@ -26,7 +26,7 @@ MIN_DEVIATION = 1e-6
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Defaults are the paper's for Craftax-classic (table 8)."""
+    """Defaults are the paper's for Craftax-classic (TWISTED, table 8)."""
 
     gamma: float = 0.925
     td_lambda: float = 0.625
@@ -70,7 +70,7 @@ class Trajectories:
 
 
 class TargetScale:
-    """Moving mean and deviation of value targets: the critic's unit."""
+    """Moving mean and deviation of value targets: the critic's unit (TWISTED, appendix B.3.2)."""
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
@@ -104,7 +104,7 @@ class TargetScale:
 
 
 def advantages(data: Trajectories, scale: TargetScale, config: PPOConfig) -> tuple[Tensor, Tensor]:
-    """A_t and q_t, both (B, T), in units of reward."""
+    """A_t and q_t, both (B, T), in units of reward (TWISTED, appendix B.3.2)."""
     value, next_value = scale.restore(data.value), scale.restore(data.next_value)
     going = 1 - data.terminated.float()
     delta = data.reward + going * config.gamma * next_value - value
@@ -119,8 +119,8 @@ def advantages(data: Trajectories, scale: TargetScale, config: PPOConfig) -> tup
 def ppo_loss(
     policy: ActorCritic, data: Trajectories, advantage: Tensor, target: Tensor, config: PPOConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped objective, squared error of standardised values and entropy, each the mean over steps. advantage and
-    target: (B, T), standardised."""
+    """The clipped objective, squared error of standardised values and entropy, each the mean over steps (TWISTED,
+    appendix B.3.2). advantage and target: (B, T), standardised."""
     out = policy(data.obs, data.first, data.memory, data.fresh)
     log_p = F.log_softmax(out.logits.float(), -1)
     ratio = (log_p.gather(-1, data.action[..., None])[..., 0] - data.log_p).exp()

@@ -38,7 +38,7 @@ class Predictions:
 class PredictionHeads(nn.Module):
     """Reward as symlog two-hot logits and continuation as one logit, from the mean of h_k over its slots.
 
-    LoopWM, world model loss: r_hat and c_hat. Both start at zero: a reward of 0 and an even chance.
+    LoopWM, equation 3: r_hat and c_hat. Both start at zero: a reward of 0 and an even chance.
     """
 
     def __init__(self, dim: int) -> None:
@@ -63,7 +63,7 @@ class PredictionHeads(nn.Module):
 
 
 class MonitorHead(nn.Linear):
-    """g_omega: a summary of h_k as a unit vector (LoopWM, latent consistency loss and monitoring mode)."""
+    """g_omega: a summary of h_k as a unit vector (LoopWM, equation 20; LoopWM, section 3.5.5)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)
@@ -78,7 +78,7 @@ class MonitorHead(nn.Linear):
 
 
 class Propagation(nn.Linear):
-    """h_{k-1} on its way into the slots of step k: the latent part of the paper's [h_{k-1}; e_k; u_k] in the prelude.
+    """h_{k-1} on its way into the slots of step k: the latent part of [h_{k-1}; e_k; u_k] (LoopWM, equation 4).
 
     It starts at zero, so that a fresh model is the one without it.
     """

@@ -246,7 +246,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         """Each observation by itself through the prelude: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
 
         tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
-        flows (LoopWM, eq. dd_consist: e*_k = sg(E(o_k))).
+        flows (LoopWM, equation 20: e*_k = sg(E(o_k))).
         """
         summary_ND = torch.zeros(len(tokens_NO), self.config.hidden_size, device=tokens_NO.device)
         # Most are short and few are long: all together they would be mostly padding.

@@ -43,7 +43,7 @@ ExitLoss = Literal["none", "entropy", "expected"]
 
 
 def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, starts_N: Tensor, normaliser: float) -> Term:
-    """Cross-entropy of observation tokens (LoopWM, world model loss: l_obs), summed and divided by `normaliser`.
+    """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), summed and divided by `normaliser`.
 
     loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
     starts there, whose targets are all those before the next start. Diagnostics, each (MAX_HORIZON + 1,) by horizon
@@ -86,7 +86,7 @@ class Outcomes:
 
 
 def reward_loss(logits_NK: Tensor, outcomes: Outcomes) -> Term:
-    """Two-hot cross-entropy of the rewards at supervised steps (LoopWM, world model loss: l_rew), summed.
+    """Two-hot cross-entropy of the rewards at supervised steps (LoopWM, equation 10: l_rew), summed.
 
     Diagnostics: reward_loss, and reward_error: mean absolute error in points.
     """
@@ -98,7 +98,7 @@ def reward_loss(logits_NK: Tensor, outcomes: Outcomes) -> Term:
 
 
 def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
-    """Binary cross-entropy of "the world goes on" at supervised steps (LoopWM, world model loss: l_cont), summed.
+    """Binary cross-entropy of "the world goes on" at supervised steps (LoopWM, equation 10: l_cont), summed.
 
     Diagnostics: continue_loss and continue_accuracy.
     """
@@ -110,7 +110,7 @@ def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
 
 
 def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor) -> Term:
-    """sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, eq. dd_consist).
+    """sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, equation 20).
 
     Both sides are unit vectors (N, D) at the N steps between; `deepest_N` holds the K of their branches, and
     `reference_ND` carries no gradient. Diagnostics: consistency_loss, of one branch.
@@ -122,7 +122,7 @@ def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor
 
 
 def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
-    """sum over branches of max(0, sum_k rms(h_{k+1} - h_k) - K C_max) (LoopWM, eq. dd_total).
+    """sum over branches of max(0, sum_k rms(h_{k+1} - h_k) - K C_max) (LoopWM, equation 22).
 
     The norm is a root mean square over slots and width, so that C_max does not depend on the width. Diagnostics:
     contraction_loss of a branch, latent_step_rms of a step, first_step_rms of the step from h_0.
@@ -198,7 +198,7 @@ class TextObjective(nn.Module):
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
-        """Loss of a batch; `normaliser` is the number of targets of the whole global batch.
+        """Loss of a batch (LoopWM, equation 10); `normaliser` is the number of targets of the whole global batch.
 
         Diagnostics: those of every term, and state_rms and last_step_rms of the recurrence.
         """
@@ -221,7 +221,7 @@ class TextObjective(nn.Module):
         return loss, diagnostics | recurrence_norms(batch, out)
 
     def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, loss_N: Tensor, normaliser: float) -> Term:
-        """The observation loss with what teaches the gate: beside it, or in its place."""
+        """The observation loss with what teaches the gate: beside it (LoopWM, section 3.3), or in its place."""
         assert out.gate_logits is not None
         if self.exit_loss == "entropy":
             term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
@@ -243,7 +243,7 @@ class TextObjective(nn.Module):
         return torch.stack((*losses, last_loss_N), dim=-1)
 
     def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
-        """The terms on the latents of the branches, each with its coefficient."""
+        """The terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""
         model, weights, steps = self.model.model, self.coefficients, batch.steps
         h_NMD = steps.at_slots(out.latent)
         measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged, and free where it is off
@@ -260,7 +260,7 @@ class TextObjective(nn.Module):
             yield weights.consistency, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
 
     def c_max(self) -> Tensor:
-        """C_max: twice the running median of a single step's rms; infinite before the first one."""
+        """C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite before the first one."""
         return (2 * self.first_steps.nanmedian()).nan_to_num(nan=torch.inf)
 
     def remember_first_step(self, rms: float) -> None:

@@ -205,6 +205,7 @@ class EpochPlanner:
         """The horizons to decode of a branch that can be `reach` deep; none if it is not needed.
 
         A trunk with slots is what horizon 1 is served as, so that branches hold deeper ones alone, as many as are due.
+        `supervise: terminal` decodes the deepest alone (LoopWM, equation 19).
         """
         known = [k for k in horizons.shares if k <= reach]
         if self.trunk_is_served:
@@ -390,7 +391,8 @@ class BatchStream:
 
 
 def horizons(config: ObjectiveConfig, max_horizon: int, step: int) -> Iterator[int]:
-    """K of optimiser step `step` and all later ones: min(K_max, 1 + floor(step / Delta)) (LoopWM, curriculum)."""
+    """K of optimiser step `step` and all later ones: min(K_max, 1 + floor(step / Delta)) (LoopWM, section
+    3.5.4)."""
     while True:
         yield min(max_horizon, 1 + step // config.horizon_every) if config.horizon_every else max_horizon
         step += 1

@@ -88,7 +88,10 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
 
 
 def _carried(model: LoopWMModel, batch: TreeBatch, stage: int, outs: Sequence[RowOutput], first_BLD: Tensor) -> Carried:
-    """What the slots of this stage's columns take from the stage before; `first_BLD` is h^(0) of everything else."""
+    """What the slots of this stage's columns take from the stage before; `first_BLD` is h^(0) of everything else.
+
+    The state that starts the next step: LoopWM, section 3.2, cross-timestep state propagation.
+    """
     latent = torch.zeros_like(first_BLD)
     if stage == 0:
         return Carried(latent, first_BLD)

@@ -100,7 +100,8 @@ class TreeBatch:
         return TreeMask(t, (in_trunk | own)[:, None])
 
     def state_mask(self) -> TreeMask:
-        """As `attention_mask`, but what is decoded sees the newest slots and itself only: the paper's D(h_K)."""
+        """As `attention_mask`, but what is decoded sees the newest slots and itself only, D(h_K) (LoopWM,
+        equation 18)."""
         t = self.trunk
         slots = torch.zeros_like(self.tokens, dtype=torch.bool)
         slots[self.steps.row[:, None], self.steps.columns] = True

@@ -146,7 +146,8 @@ class WorldModel:
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
-        """One imagined step: an action for each row goes in, nothing is decoded. `world` stays as it is.
+        """One imagined step: an action for each row goes in, nothing is decoded (LoopWM, equations 16 and 17). `world`
+        stays as it is.
 
         `depth`: of this step alone, None for the world's. Raises FormatError for an empty action, a wrong number of
         them, or a world that has ended, ValueError for a depth that `encode` refuses or that is above the world's
@@ -192,7 +193,8 @@ class WorldModel:
 
     @torch.inference_mode()
     def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
-        """What the environment really did. Equals encoding the longer history as long as that fits the limit.
+        """What the environment really did (LoopWM, equation 3: h_k of h_{k-1}, o_k and a_k). Equals encoding the longer
+        history as long as that fits the limit.
 
         Raises FormatError for a world with imagined steps (observe from the world before them) or that has ended, for a
         wrong number of actions or observations, and when the context limit is reached.
@@ -220,7 +222,7 @@ class WorldModel:
     ) -> list[Decoded]:
         """As `decode`, with the loops that each token took.
 
-        With `decode_sees: state` the decoder reads the newest slots alone, the paper's D(h_K).
+        With `decode_sees: state` the decoder reads the newest slots alone, which is D(h_K) (LoopWM, equation 18).
         """
         rule = self._rule(world, depth)
         tokens_of: list[list[int]] = [[] for _ in range(len(world))]
@@ -271,7 +273,8 @@ class WorldModel:
         horizons: Sequence[int] | None = None,
         depth: int | ExitRule | None = None,
     ) -> list[dict[int, str]]:
-        """Encodes, injects each row's actions one after another and decodes at the asked horizons only.
+        """Encodes, injects each row's actions one after another and decodes at the asked horizons only: at the last one
+        (LoopWM, equation 18), or at all (LoopWM, equations 13 to 15).
 
         `horizons` None decodes the last step, which then needs rows of equally many actions. Returns for each row
         {horizon: observation}. Raises FormatError for rows with too few actions.
@@ -293,7 +296,8 @@ class WorldModel:
 
     @torch.inference_mode()
     def predictions(self, world: World) -> Predictions:
-        """Reward of each row's last step and the chance that its world goes on, from h_k. Nothing is decoded.
+        """Reward of each row's last step and the chance that its world goes on, from h_k (LoopWM, equation 18). Nothing
+        is decoded.
 
         Raises ValueError if the checkpoint has no such heads.
         """
@@ -304,7 +308,8 @@ class WorldModel:
 
     @torch.inference_mode()
     def monitor(self, world: World) -> Tensor:
-        """g_omega(h_k), a unit vector for each row: (B, D). It resembles the embedding of the observation at step k.
+        """g_omega(h_k), a unit vector for each row: (B, D) (LoopWM, section 3.5.5). It resembles the embedding
+        of the observation at step k.
 
         Raises ValueError if the checkpoint has no monitor head.
         """

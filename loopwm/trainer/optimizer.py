@@ -18,7 +18,8 @@ monitor, what carries a latent, the injection's B and C. A matrix that nobody th
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
     """One optimiser, or Muon for the layers' matrices beside AdamW for the rest.
 
-    Only matrices inside `LAYERS` decay: neither embeddings and heads nor the injection's B and C (Parcae).
+    Only matrices inside `LAYERS` decay: neither embeddings and heads nor the injection's B and C (Parcae, table
+    20).
     """
     matrices, rest = _split(model)
     undecayed = {"params": rest, "weight_decay": 0.0}

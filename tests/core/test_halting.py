@@ -24,7 +24,7 @@ from loopwm.core import (
     rotary_angles,
 )
 from loopwm.core.block import AttentionInputs
-from loopwm.core.halting import LoopView
+from loopwm.core.halting import ExitGate, LoopView
 from tests.core.test_core import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.reference import halting as reference
 
@@ -153,6 +153,14 @@ def test_a_pass_costs_what_its_deepest_row_costs():
     core.block[0].register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     core(x, shared_inputs(3, 2), causal_attention, Trace(((1,), (3,), (2,))))
     assert passes == [3, 3, 3]
+
+
+def test_the_gate_is_a_linear_layer_on_the_state():
+    gate = ExitGate(3)
+    with torch.no_grad():
+        gate.linear.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
+        gate.linear.bias.fill_(0.25)
+    assert gate(torch.tensor([[2.0, 1.0, 4.0], [0.0, 1.0, 0.0]])).tolist() == [2.25, -1.75]
 
 
 def test_the_decision_is_the_mean_over_the_exit_columns():

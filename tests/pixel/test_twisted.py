@@ -10,7 +10,7 @@ import torch
 
 from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint, TwistedWorld
 from loopwm.pixel.twisted.decoding import Argmax
-from loopwm.pixel.twisted.model import Twisted, TwistedConfig
+from loopwm.pixel.twisted.model import TokenBatch, Twisted, TwistedCoefficients, TwistedConfig, TwistedObjective
 from loopwm.records.errors import InputError
 from loopwm.trainer.config import OptimizerConfig
 from loopwm.trainer.optimizer import build_optimizers
@@ -53,6 +53,35 @@ def test_places_in_one_row_count_on_over_frames():
 def test_rewards_are_told_apart_by_the_nearest_value():
     model = Twisted(SMALL, (2, 3), 4)
     assert model.reward_class(torch.tensor([-0.1, 0.1, 0.6, 1.0])).tolist() == [0, 0, 1, 1]
+
+
+@torch.no_grad()
+def test_equal_tokens_are_told_apart_by_a_learned_place():
+    model = Twisted(SMALL, (2, 3), 4)
+    slots = model.embed(torch.full((1, 6), 5), torch.tensor([2]))[0]
+    for place, slot in enumerate(slots[:6]):
+        assert torch.equal(slot, model.token_embedding.weight[5] + model.place_embedding.weight[place])
+    assert torch.equal(slots[6], model.action_embedding.weight[2])
+
+
+@torch.no_grad()
+def test_the_loss_is_the_sum_of_three_cross_entropies():
+    model = Twisted(SMALL, (2, 3), 4)
+    generator = torch.Generator().manual_seed(0)
+    tokens, following = torch.randint(8, (2, 2, 3, 6), generator=generator)
+    action, reward = torch.randint(4, (2, 3), generator=generator), torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    done, first = torch.tensor([[False, False, True], [False, True, False]]), torch.zeros(2, 3, dtype=torch.bool)
+    batch = TokenBatch(tokens, following, action, reward, done, first)
+    loss, _ = TwistedObjective(model, TwistedCoefficients(reward=3.0, done=5.0))(batch, 2)
+    logits, _ = model(tokens, action, first, 2)
+    expected = 0.0
+    for b, t in np.ndindex(2, 3):
+        chances = logits.tokens[b, t].softmax(-1)
+        expected -= sum(chances[i, following[b, t, i]].log().item() for i in range(6)) / 36
+        expected -= 3 * logits.reward[b, t].softmax(-1)[int(reward[b, t])].log().item() / 6
+        chance = logits.done[b, t].sigmoid()
+        expected -= 5 * (chance if done[b, t] else 1 - chance).log().item() / 6
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()

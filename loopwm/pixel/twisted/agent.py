@@ -1,4 +1,4 @@
-"""An agent that learns in TWISTED's imagination: the loop of five steps of appendix B.1.
+"""An agent that learns in TWISTED's imagination: the loop of five steps (TWISTED, appendix B.1).
 
     1. the policy plays in the real environments; the play goes into the replay
     2. the policy is updated on it

@@ -1,4 +1,4 @@
-"""Typed configuration of an agent that learns in TWISTED's imagination (appendix B, tables 7, 8, 11 and 12)."""
+"""Typed configuration of an agent that learns in TWISTED's imagination (TWISTED, tables 7, 8, 11 and 12)."""
 
 from __future__ import annotations
 

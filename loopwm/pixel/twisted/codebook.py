@@ -1,4 +1,4 @@
-"""Nearest-neighbour patch tokenizer (TWISTED, Section 2.4): the codes are patches that were seen.
+"""Nearest-neighbour patch tokenizer (TWISTED, section 2.4): the codes are patches that were seen.
 
 Distances are squared L2 over pixels in [0, 1]. They are computed on bytes as whole numbers, in units of 1/255 squared,
 so that ties and thresholds come out the same on every device.

@@ -1,4 +1,4 @@
-"""How the next frame is chosen from its tokens' probabilities and the frame before (TWISTED, Section 3.2, Appendix D).
+"""How the next frame is chosen from its tokens' probabilities and the frame before (TWISTED, section 3.2).
 
 Decoders turn next-token probabilities p (B, L, K), whose rows sum to 1, and the previous frame's tokens u (B, L) into
 tokens (B, L). Those that sample draw the same numbers at the same state of the generator, column by column, whatever
@@ -83,7 +83,7 @@ class Sticky:
 
 @dataclass(frozen=True)
 class ExactAssignment:
-    """The optimum of equation 3, by scipy, row by row on the CPU; between a copy and an equally good sample, the copy.
+    """The optimum (TWISTED, equation 3), by scipy, row by row on the CPU; of copy and equally good sample, the copy.
 
     The equation is linear and the corners of what it allows are whole numbers: an assignment problem. Raises
     ImportError where scipy is missing.
@@ -102,7 +102,7 @@ class ExactAssignment:
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """Equation 3 by Sinkhorn iterations (Algorithms 1 and 2) and `binarize`; batched, on any device.
+    """TWISTED, equation 3 by Sinkhorn iterations (TWISTED, algorithms 1 and 2) and `binarize`; batched, on any device.
 
     Entropic transport between 2R sources and R destinations with R dummy ones of cost 0, which take what is not used.
     The kernel is exp(-cost / epsilon): Algorithm 2 lacks the sign. It works on logarithms, since exp(1 / epsilon)
@@ -146,9 +146,9 @@ def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
     """A source for each destination, none used twice, or WILDCARD, from a plan's values or their logarithms.
 
     Every column chooses its best source; where several choose the same, the one with the largest value (the first of
-    equals) has it and the others choose again among those still free. Algorithm 3 prints the opposite, rows that choose
-    columns: 2R rows claim R columns of which none may be claimed twice, so it cannot end. The text of Section 3.2 is
-    what is built here; every round settles a column, hence at most R rounds.
+    equals) has it and the others choose again among those still free. TWISTED, algorithm 3 prints the opposite, rows
+    that choose columns: 2R rows claim R columns of which none may be claimed twice, so it cannot end. What is
+    built here is the text of TWISTED, section 3.2; every round settles a column, hence at most R rounds.
 
     copy (B, R, R), -inf where a source is out of reach; wildcard (B, R), finite. Returns int64 (B, R).
     """
@@ -174,7 +174,7 @@ def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Transport:
-    """Optimal transport of the previous frame's tokens (equations 1 to 4); a token that none fits is sampled.
+    """Optimal transport of the previous frame's tokens (TWISTED, equations 1 to 4); a token that none fits is sampled.
 
     grid: rows and columns of the frame; c_d: price of a squared distance of 1; c_w: price of sampling; region: bool
     (L,), True where transport decides (None: everywhere). It copies from there to there; elsewhere tokens are sampled.
@@ -222,7 +222,7 @@ class Transport:
 
 
 def affinities(p: Tensor, previous: Tensor, price: Tensor, c_w: float) -> tuple[Tensor, Tensor]:
-    """Equations 1 and 2 for p (B, R, K), previous (B, R) and prices (R, R) of a copy from i to j.
+    """TWISTED, equations 1 and 2 for p (B, R, K), previous (B, R) and prices (R, R) of a copy from i to j.
 
     Returns the affinities of copies (B, R, R), A[b, i, j] = p[b, j, u_i] - price[i, j], and the diagonal of the
     wildcards' (B, R), both float32.
@@ -233,7 +233,7 @@ def affinities(p: Tensor, previous: Tensor, price: Tensor, c_w: float) -> tuple[
 
 
 def copy_price(grid: tuple[int, int], c_d: float) -> Tensor:
-    """c_d times the squared distance of each two places of a grid, +inf beyond REACH: (L, L)."""
+    """c_d times the squared distance of each two places of a grid, +inf beyond REACH: (L, L) (TWISTED, appendix D)."""
     places = torch.cartesian_prod(*(torch.arange(float(side)) for side in grid))
     distance = (places[:, None] - places).square().sum(-1)
     return (c_d * distance).masked_fill(distance > REACH, math.inf)
@@ -242,8 +242,8 @@ def copy_price(grid: tuple[int, int], c_d: float) -> Tensor:
 def centre_region(grid: tuple[int, int], edge: int = 1, bottom_rows: int = 0) -> Tensor:
     """Where transport decides in Craftax and crafter: not in the bottom rows (the inventory) nor at the map's edges.
 
-    Crafter's 9 x 9 places are 7 rows of map above 2 of inventory: centre_region((9, 9), 1, 2) has 5 x 7 places. Returns
-    bool (L,). Raises ValueError where nothing is left.
+    TWISTED, appendix D says so in words. Crafter's 9 x 9 places are 7 rows of map above 2 of inventory:
+    centre_region((9, 9), 1, 2) has 5 x 7 places. Returns bool (L,). Raises ValueError where nothing is left.
     """
     rows, columns = grid[0] - bottom_rows, grid[1]
     if min(edge, bottom_rows) < 0 or 2 * edge >= min(rows, columns):

@@ -27,7 +27,7 @@ from loopwm.pixel.positions import Rotary, Rotary1D, Rotary3D
 
 @dataclass(frozen=True)
 class TwistedConfig:
-    """Sizes of a model. Defaults are the paper's where it has one (table 7)."""
+    """Sizes of a model. Defaults are the paper's where it has one (TWISTED, table 7)."""
 
     codes: int = 4096
     """K, the capacity of the codebook."""
@@ -153,7 +153,8 @@ class Twisted(nn.Module):
         return self.read(out.h), out
 
     def embed(self, tokens: Tensor, action: Tensor) -> Tensor:
-        """Slots (..., N, D) of frames with tokens (..., L) and action (...)."""
+        """Slots (..., N, D) of frames with tokens (..., L) and action (...); each token takes a learned embedding of
+        its place (TWISTED, section 3.1)."""
         state = self.token_embedding(tokens)
         if self.place_embedding is not None:
             state = state + self.place_embedding.weight
@@ -209,7 +210,7 @@ def _head(dim: int, out: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class TwistedCoefficients:
-    """Of the losses beside that of tokens: 1 on Craftax-classic, 10 on MinAtar (tables 7 and 12)."""
+    """Of the losses beside that of tokens: 1 on Craftax-classic, 10 on MinAtar (TWISTED, table 12)."""
 
     reward: float = 1.0
     done: float = 1.0
