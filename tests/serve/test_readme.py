@@ -1,4 +1,4 @@
-"""Commands of the README and of docs/service.md and their shown outputs, against the real server."""
+"""Commands and programs of the README and of docs/service.md and their shown outputs, against the real server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MANUAL = (ROOT / "docs/service.md").read_text(encoding="utf-8")
 SHOWN_PORT = "8000"
 
 
-def block(language: str, containing: str) -> tuple[str, str]:
-    """The README's code block in this language that holds a text, and the output block right after it."""
+def block(page: str, language: str, containing: str) -> tuple[str, str]:
+    """A page's code block in this language that holds a text, and the output block right after it."""
     inside = r"((?:(?!```).)*)"
     pattern = rf"```{language}\n{inside}```\s*```text\n{inside}```"
-    (found,) = [(code, out) for code, out in re.findall(pattern, README, re.DOTALL) if containing in code]
+    (found,) = [(code, out) for code, out in re.findall(pattern, page, re.DOTALL) if containing in code]
     return found
 
 
@@ -71,13 +71,21 @@ def run(command: list[str], code: str, port: str) -> str:
 
 @pytest.mark.slow
 def test_the_readmes_curl_prints_what_the_readme_shows(port):
-    code, shown = block("bash", "curl")
+    code, shown = block(README, "bash", "curl")
     assert run(["bash", "-c"], code, port) == shown.strip()
 
 
 @pytest.mark.slow
-def test_the_readmes_client_prints_what_the_readme_shows(port):
-    code, shown = block("python", "openai")
+def test_the_readmes_agent_prints_what_the_readme_shows():
+    code, shown = block(README, "python", "WorldModel")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == shown.strip()
+
+
+@pytest.mark.slow
+def test_the_manuals_client_prints_what_the_manual_shows(port):
+    code, shown = block(MANUAL, "python", "openai")
     assert run([sys.executable, "-c"], code, port) == shown.strip()
 
 
@@ -98,3 +106,7 @@ def test_the_readmes_first_commands_are_targets_of_the_makefile():
     commands = re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
     assert commands[:2] == ["serve", "test"]
     assert all(f"\n{command}:" in makefile for command in commands)
+
+
+def test_the_readme_is_one_page():
+    assert len(README.splitlines()) <= 70
