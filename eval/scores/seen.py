@@ -1,4 +1,4 @@
-"""Which windows stand in train episodes: the table of a suite. `python -m eval seen` writes it."""
+"""Which windows stand in train episodes: the table of a suite. `python -m eval build-seen` writes it."""
 
 from __future__ import annotations
 

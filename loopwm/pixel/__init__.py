@@ -1,1 +1,1 @@
-"""Pixel worlds on the looped core: TWISTED, STORM and EDELINE, one module a system, shared parts beside them."""
+"""Pixel worlds on the looped core: a folder or module a system, shared parts beside them."""

@@ -1,1 +1,1 @@
-"""Text worlds: template, tokenizer, model, imagination. `format` alone needs no torch."""
+"""Text worlds: tokenizer, model, imagination, rows, objective and training."""
