@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
-from loopwm.core import Fixed
+from loopwm.core import ExitRule, parse_rule
 from loopwm.machine import keep_for_reuse, settle
 from loopwm.records.errors import InputError
 from loopwm.records.template import END, SPECIAL_TOKENS
@@ -38,6 +38,8 @@ EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in th
 KEYS_HELP = """lines of a name and the SHA-256 of a key, one of which requests then need; by default none. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
 
+DEPTH_HELP = "loops of every pass, or a rule such as gate:tau=0.5,limit=4; by default the checkpoint's loops"
+
 SWITCH_INTERVAL = 0.0005
 """Seconds that a thread keeps the interpreter while another waits, a tenth of Python's own."""
 
@@ -56,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
     parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
     parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
-    parser.add_argument("--depth", type=_positive, help="loops of every pass; by default the checkpoint's")
+    parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
     parser.add_argument("--grace", type=float, default=10.0, help="seconds to finish what runs when told to end")
     worlds = WorldLimits()
@@ -69,6 +71,13 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _depth(text: str) -> ExitRule:
+    try:
+        return parse_rule(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _port(text: str) -> int:
@@ -109,12 +118,13 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         config.require_causal("the service")
     except ValueError as error:
         raise InputError(f"--model: {error}") from error
-    depth = config.default_depth if args.depth is None else args.depth
-    if depth > config.max_loops:
-        raise InputError(f"--depth: {args.depth} loops, the checkpoint allows at most {config.max_loops}")
+    try:
+        depth = model.model.core.check(config.default_depth if args.depth is None else args.depth)
+    except ValueError as error:
+        raise InputError(f"--{error}") from error
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
-    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, Fixed(depth))
+    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue)
     with Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine:
         service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.slots))

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from eval.scores.predictions import Prediction
+from loopwm.core import ExitRule, format_rule, parse_rule
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, FormatError, Regime, window_context
 from loopwm.records.windows import Window
@@ -21,26 +22,27 @@ MAX_NEW_TOKENS = 512
 class CheckpointPredictor:
     """A world model that encodes the context, takes the actions without decoding, and decodes where it is scored.
 
-    depth: loops of every pass, None for the checkpoint's default. Raises InputError for a folder that is no checkpoint
-    or a depth outside its limits.
+    depth: loops of every pass or an exit rule, None for the checkpoint's default. Raises InputError for a folder that
+    is no checkpoint, a depth outside its limits, or a rule that needs a gate it does not have.
     """
 
-    def __init__(self, folder: Path, depth: int | None = None) -> None:
+    def __init__(self, folder: Path, depth: int | ExitRule | None = None) -> None:
         try:
             self.world_model = WorldModel.from_pretrained(folder)
         except InputError as error:
             raise InputError(f"--model: {error}") from error
         config = self.world_model.model.config
-        self.depth: int = config.default_depth if depth is None else depth
-        if not 1 <= self.depth <= config.max_loops:
-            raise InputError(f"--depth: {depth} is not in 1 .. {config.max_loops}, the loops this checkpoint allows")
+        try:
+            self.depth = self.world_model.model.model.core.check(config.default_depth if depth is None else depth)
+        except ValueError as error:
+            raise InputError(f"--{error}") from error
         self._hash = checkpoint_hash(folder)
         if torch.cuda.is_available():
             self.world_model.model.to("cuda")
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        return {"model_sha256": self._hash, "depth": self.depth}
+        return {"model_sha256": self._hash, "depth": format_rule(self.depth)}
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         predictions: list[Prediction] = []
@@ -91,6 +93,14 @@ class CheckpointPredictor:
             except FormatError:
                 return window["id"]
         return windows[0]["id"]
+
+
+def read_depth(text: str) -> ExitRule:
+    """A number of loops or an exit rule. Raises InputError."""
+    try:
+        return parse_rule(text)
+    except ValueError as error:
+        raise InputError(f"--depth: {error}") from error
 
 
 def checkpoint_hash(folder: Path) -> str:

@@ -58,7 +58,7 @@ _TAKEN_BY = {
 class ModelOptions:
     """Options of the command line that only some kinds of model take; None: not given."""
 
-    depth: int | None = None
+    depth: str | None = None
     train_episodes: list[Path] | None = None
     shots: int | None = None
     examples: Path | None = None
@@ -84,7 +84,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help=named)
     group = parser.add_argument_group("options of some models")
     add = group.add_argument
-    add("--depth", type=positive, help="loops of every pass (default: the checkpoint's)")
+    add("--depth", help="loops of every pass, or a rule such as gate:tau=0.5,limit=4 (default: the checkpoint's)")
     add(
         "--train-episodes",
         type=Path,
@@ -118,11 +118,10 @@ def make_predictor(
     if kind in FLOORS:
         return FLOORS[kind].make(windows, options.train_episodes or [])
     if kind == CHECKPOINT:
-        from eval.models.checkpoint import (
-            CheckpointPredictor,  # torch: seconds to import, and the floors run without it
-        )
+        # torch: seconds to import, and the floors run without it
+        from eval.models.checkpoint import CheckpointPredictor, read_depth
 
-        return CheckpointPredictor(Path(model), options.depth)
+        return CheckpointPredictor(Path(model), None if options.depth is None else read_depth(options.depth))
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
     examples = load_shots(windows, options.examples, shots, regime, horizons)
     if kind == ENDPOINT:

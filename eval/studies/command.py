@@ -35,8 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     purpose = "loops that exit rules save, against the best fixed depth and against random exits"
     halting = studies.add_parser("halting", help=purpose, description=purpose)
     _checkpoint_arguments(halting)
-    for rule, threshold in (("gate", "tau"), ("cumulative", "q"), ("convergence", "eps")):
-        halting.add_argument(f"--{rule}", type=_numbers, help=f"{threshold}s to try, such as 0.3,0.5; names the rule")
+    halting.add_argument(
+        "--rules",
+        type=_thresholds,
+        nargs="+",
+        metavar="RULE=THRESHOLD,..",
+        help="what to try, such as gate=0.3,0.5 convergence=0.1 (default: gate, cumulative and convergence)",
+    )
     halting.add_argument("--rule-limit", type=positive, help="most loops of the rules (default: the best fixed depth)")
 
 
@@ -58,11 +63,12 @@ def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the study")
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _thresholds(text: str) -> tuple[str, tuple[float, ...]]:
+    name, _, numbers = text.partition("=")
     try:
-        return tuple(float(part) for part in text.split(","))
+        return name, tuple(float(number) for number in numbers.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected RULE=NUMBER or RULE=NUMBER,NUMBER,.., got {text!r}") from None
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -78,9 +84,7 @@ def run(args: argparse.Namespace) -> None:
     elif args.study == "halting":
         from eval.studies.halting import Thresholds, run_halting_study
 
-        given = {"gate": args.gate, "cumulative": args.cumulative, "convergence": args.convergence}
-        named = any(given.values())
-        thresholds = Thresholds(**{rule: values or () for rule, values in given.items()}) if named else Thresholds()
+        thresholds = Thresholds(dict(args.rules)) if args.rules else Thresholds()
         run_halting_study(args.model, load_suite(args.windows), _settings(args), thresholds, args.rule_limit, args.out)
     else:
         from eval.studies.protocol import load_protocol

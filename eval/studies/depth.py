@@ -31,7 +31,7 @@ def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Seque
         raise InputError(f"--model: {str(model)!r} is no checkpoint folder")
     windows = select_windows(suite, settings)
     predictor = CheckpointPredictor(model)
-    config, default = predictor.world_model.model.config, predictor.depth
+    config, default = predictor.world_model.model.config, predictor.depth.limit
     chosen = sorted({*(depths or range(1, min(round(2 * config.mu_rec), config.max_loops) + 1)), default})
     CheckpointPredictor(model, chosen[-1])  # refuses a depth over the limit before anything is written
     for depth in chosen:

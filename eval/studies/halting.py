@@ -11,8 +11,8 @@ depths are judged alike: a rule is worth having where it saves more than they do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ from eval.scores.tables import percent, table
 from eval.studies.differences import ALL, Difference, differences
 from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
 from eval.studies.scores import Scores, read_scores, score
-from loopwm.core import ExitRule, Fixed
-from loopwm.core.halting import Convergence, CumulativeGate, Gate
+from loopwm.core import RULES, Fixed, make_rule, numbers_of
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
@@ -37,27 +36,32 @@ MARGIN = 0.01
 """EM that may be lost."""
 
 
-_Named = tuple[str, float, ExitRule]
-
-
 @dataclass(frozen=True)
 class Thresholds:
-    """Of each rule: tau of the gate, q of the cumulated gate, eps of convergence."""
+    """Thresholds to try, by the name of a rule that has one: tau of the gate, eps of convergence, .."""
 
-    gate: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
-    cumulative: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
-    convergence: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
+    of: Mapping[str, Sequence[float]] = field(
+        default_factory=lambda: {
+            "gate": (0.3, 0.5, 0.7, 0.9),
+            "cumulative": (0.3, 0.5, 0.7, 0.9),
+            "convergence": (0.01, 0.03, 0.1, 0.3),
+        }
+    )
 
     def policies(self, limit: int, with_gate: bool) -> list[Policy]:
-        """Raises InputError for a threshold outside its range."""
-        try:
-            gates: list[_Named] = [("gate", tau, Gate(tau, limit)) for tau in self.gate]
-            gates += [("cumulative", q, CumulativeGate(q, limit)) for q in self.cumulative]
-            others: list[_Named] = [("convergence", eps, Convergence(eps, limit)) for eps in self.convergence]
-        except ValueError as error:
-            raise InputError(str(error)) from error
-        chosen = [*gates, *others] if with_gate else others
-        return [Policy(f"{family} {threshold:g}", family, rule, rule, limit) for family, threshold, rule in chosen]
+        """Without a gate those that need none. Raises InputError for a rule that is not made of a threshold and a
+        limit, and for a threshold outside its range."""
+        found = []
+        for name, thresholds in self.of.items():
+            threshold, *others = numbers_of(name) if name in RULES else ("", "")
+            if others != ["limit"]:
+                raise InputError(f"--rules: {name!r} is no rule of one threshold and a limit")
+            try:
+                rules = [(value, make_rule(name, {threshold: value, "limit": limit})) for value in thresholds]
+            except ValueError as error:
+                raise InputError(str(error)) from error
+            found += [Policy(f"{name} {value:g}", name, rule, rule, limit) for value, rule in rules]
+        return [policy for policy in found if with_gate or not policy.advance.needs_gate]
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def run_halting_study(
     results = {
         "study": "halting",
         "settings": asdict(settings),
-        "thresholds": asdict(thresholds),
+        "thresholds": thresholds.of,
         "margin": MARGIN,
         "suite_sha256": suite.sha256,
         "windows": len(windows),

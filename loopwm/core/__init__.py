@@ -3,6 +3,7 @@
 from loopwm.core.block import Attend, AttentionInputs, causal_attention, prefix_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
 from loopwm.core.halting import (
+    RULES,
     Convergence,
     CumulativeGate,
     ExitGate,
@@ -12,6 +13,11 @@ from loopwm.core.halting import (
     RandomExit,
     Trace,
     as_rule,
+    format_rule,
+    make_rule,
+    name_of,
+    numbers_of,
+    parse_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 from loopwm.core.state import CoreState, Planes, SharedState, new_state
@@ -19,6 +25,7 @@ from loopwm.core.state_group import StateGroup
 from loopwm.machine import attention_products, quick_products
 
 __all__ = [
+    "RULES",
     "Attend",
     "AttentionInputs",
     "Convergence",
@@ -40,7 +47,12 @@ __all__ = [
     "as_rule",
     "attention_products",
     "causal_attention",
+    "format_rule",
+    "make_rule",
+    "name_of",
     "new_state",
+    "numbers_of",
+    "parse_rule",
     "prefix_attention",
     "quick_products",
     "rotary_angles",

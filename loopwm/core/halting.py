@@ -4,16 +4,17 @@
 
 A pass decides once for each row, after every loop, from the mean state over its last columns: the M state slots of a
 transition, the one column of a decoded token. Rules are small frozen objects with one interface, `ExitRule`; an int
-in their place means `Fixed`.
+in their place means `Fixed`. A new rule is a frozen dataclass here with a name in `RULES`: command lines, HTTP, studies
+and files of worlds know it by that.
 
 Shape suffixes: B rows, L columns, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, Self, TypeVar, get_type_hints, runtime_checkable
 
 import numpy as np
 import torch
@@ -66,6 +67,20 @@ class ExitRule(Protocol):
         """(B,) bool: rows whose state after this loop is their last. Asked of rows that have left, too."""
 
 
+RULES: dict[str, type[Any]] = {}
+"""Exit rules by name."""
+
+_Rule = TypeVar("_Rule", bound=type)
+
+
+def _named(name: str) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
+        RULES[name] = rule
+        return rule
+
+    return register
+
+
 class _SameInEveryPass:
     needs_gate: ClassVar[bool] = False
 
@@ -73,6 +88,7 @@ class _SameInEveryPass:
         return self
 
 
+@_named("fixed")
 @dataclass(frozen=True)
 class Fixed(_SameInEveryPass):
     """Every row takes this many loops."""
@@ -88,6 +104,7 @@ class Fixed(_SameInEveryPass):
         return torch.full((len(state),), view.loop >= self.loops, device=state.device)
 
 
+@_named("gate")
 @dataclass(frozen=True)
 class Gate(_SameInEveryPass):
     """Leaves where g^(t) > tau (LoopWM, section 3.4). Raises ValueError if tau is not inside (0, 1)."""
@@ -103,6 +120,7 @@ class Gate(_SameInEveryPass):
         return _gates(view)[:, -1] > self.tau
 
 
+@_named("cumulative")
 @dataclass(frozen=True)
 class CumulativeGate(_SameInEveryPass):
     """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro, section 3.2:
@@ -122,6 +140,7 @@ class CumulativeGate(_SameInEveryPass):
         return 1 - (1 - _gates(view)).prod(1) >= self.q
 
 
+@_named("convergence")
 @dataclass(frozen=True)
 class Convergence(_SameInEveryPass):
     """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, section 3.4, after Pappone
@@ -145,6 +164,7 @@ class Convergence(_SameInEveryPass):
         return second_difference.norm(dim=-1) < self.eps * h[-1].norm(dim=-1)
 
 
+@_named("trace")
 @dataclass(frozen=True)
 class Trace:
     """Loops taken before, to be taken again: loops[row][pass].
@@ -178,6 +198,7 @@ class Trace:
         return torch.tensor(first, device=view.states[-1].device) <= view.loop
 
 
+@_named("random")
 @dataclass(frozen=True)
 class RandomExit:
     """Leaves after each loop with this probability: the baseline a rule has to beat at equal mean loops.
@@ -209,6 +230,54 @@ def as_rule(depth: int | ExitRule) -> ExitRule:
     if not isinstance(depth, ExitRule):
         raise ValueError(f"depth: {depth!r} is neither a number of loops nor an exit rule")
     return depth
+
+
+def numbers_of(name: str) -> dict[str, type]:
+    """Fields of a rule, each int or float; none of a rule that is not made of numbers alone."""
+    hints = get_type_hints(RULES[name])
+    kinds = {field.name: hints[field.name] for field in fields(RULES[name])}
+    return kinds if set(kinds.values()) <= {int, float} else {}
+
+
+def name_of(rule: ExitRule) -> str:
+    return next(name for name, known in RULES.items() if type(rule) is known)
+
+
+def make_rule(name: str, values: Mapping[str, Any]) -> ExitRule:
+    """Raises ValueError for a name that is not known, a field too many or too few, and what the rule refuses."""
+    if name not in RULES:
+        raise ValueError(f"rule: unknown {name!r}, expected one of {', '.join(RULES)}")
+    expected = {field.name for field in fields(RULES[name])}
+    if wrong := sorted(expected ^ values.keys()):
+        raise ValueError(
+            f"{wrong[0]}: {'missing' if wrong[0] in expected else 'unknown'}, {name} has {', '.join(sorted(expected))}"
+        )
+    rule: ExitRule = RULES[name](**values)
+    return rule
+
+
+def parse_rule(text: str) -> ExitRule:
+    """Reads a number of loops, or a rule such as `gate:tau=0.5,limit=4`. Raises ValueError naming what is wrong."""
+    if text.isdecimal() and int(text) > 0:
+        return Fixed(int(text))
+    name, _, given = text.partition(":")
+    kinds = numbers_of(name) if name in RULES else {}
+    if not kinds:
+        offered = ", ".join(name for name in RULES if numbers_of(name))
+        raise ValueError(f"{text!r} is neither a number of loops nor one of {offered}, such as gate:tau=0.5,limit=4")
+    values = dict(item.partition("=")[::2] for item in given.split(",") if item)
+    try:
+        numbers = {field: kinds.get(field, float)(value) for field, value in values.items()}
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from error
+    return make_rule(name, numbers)
+
+
+def format_rule(rule: ExitRule) -> int | str:
+    """What `parse_rule` reads as this rule, which is made of numbers; of `Fixed` its number."""
+    if isinstance(rule, Fixed):
+        return rule.loops
+    return f"{name_of(rule)}:" + ",".join(f"{field.name}={getattr(rule, field.name)!r}" for field in fields(rule))  # type: ignore[arg-type]
 
 
 def _inside_unit(name: str, value: float) -> None:

@@ -26,8 +26,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, Planes, SharedState, StateGroup, new_state, quick_products
-from loopwm.core.halting import Convergence, CumulativeGate, Gate, RandomExit, Trace
+from loopwm.core import (
+    CoreState,
+    ExitRule,
+    Fixed,
+    Planes,
+    SharedState,
+    StateGroup,
+    make_rule,
+    name_of,
+    new_state,
+    quick_products,
+)
 from loopwm.core.state import LastPlaneState
 from loopwm.records import template as template
 from loopwm.records.errors import InputError
@@ -40,9 +50,6 @@ from loopwm.text.world_file import fingerprint, read_world, write_world
 
 FACTS = ("steps", "steps_cut", "ended", "loops")
 """Fields of a world that are saved as JSON."""
-
-RULES = {rule.__name__: rule for rule in (Fixed, Gate, CumulativeGate, Convergence, RandomExit, Trace)}
-"""Exit rules by the name they are saved under."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +336,7 @@ class WorldModel:
         tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
         facts = {name: getattr(world, name) for name in FACTS}
         facts["history_columns"] = world.history.length
-        facts["rule"], facts["rule_fields"] = type(world.depth).__name__, vars(world.depth)
+        facts["rule"], facts["rule_fields"] = name_of(world.depth), vars(world.depth)
         write_world(Path(path), tensors, facts, self._fingerprint)
 
     def load(self, path: str | Path) -> World:
@@ -338,7 +345,7 @@ class WorldModel:
         latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
         state = CoreState.from_tensors(tensors)
         history = state.crop(state.length - facts["history_columns"])
-        depth = RULES[facts["rule"]](**facts["rule_fields"])
+        depth = make_rule(facts["rule"], facts["rule_fields"])
         cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
         loops = tuple(tuple(row) for row in facts["loops"])
         return World(history, state, latent, loop_state, depth, facts["steps"], cut, ended, loops)

@@ -18,7 +18,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
 from loopwm.text.modeling import LoopWMForCausalLM
 
-FORMAT = "loopwm-world-v1"
+FORMAT = "loopwm-world-v2"
 
 BEHAVIOUR = ("state_slots", "slots_in_trunk", "copy_attention", "rope_theta", "propagate", "carry_state", "decode_sees")
 """What of a configuration, beside the core's sizes, changes what the same weights compute."""

@@ -9,11 +9,11 @@ the loops of generated tokens.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate
+from loopwm.core import RULES, ExitRule, Fixed, make_rule, numbers_of
 from loopwm.records.template import FormatError
 from serve.engine.sampling import Sampling
 
@@ -24,41 +24,19 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class GateBody(Body):
-    """Leaves the loop where g^(t) > tau."""
-
-    rule: Literal["gate"]
-    tau: float
-    limit: int
-
-    def made(self) -> ExitRule:
-        return Gate(self.tau, self.limit)
+def _body_of(name: str) -> type[Body]:
+    """An exit rule as an object with its name and its numbers."""
+    numbers = {field: (kind, ...) for field, kind in numbers_of(name).items()}
+    told: dict[str, Any] = {"__doc__": RULES[name].__doc__, "rule": (Literal[name], ...), **numbers}
+    return create_model(f"{RULES[name].__name__}Body", __base__=Body, **told)
 
 
-class CumulativeBody(Body):
-    """Leaves where the probability of having left reaches q."""
+RULE_BODIES = tuple(_body_of(name) for name in RULES if numbers_of(name))
 
-    rule: Literal["cumulative"]
-    q: float
-    limit: int
-
-    def made(self) -> ExitRule:
-        return CumulativeGate(self.q, self.limit)
-
-
-class ConvergenceBody(Body):
-    """Leaves where the second difference of the state is below eps of its norm."""
-
-    rule: Literal["convergence"]
-    eps: float
-    limit: int
-
-    def made(self) -> ExitRule:
-        return Convergence(self.eps, self.limit)
-
-
-RuleBody = Annotated[GateBody | CumulativeBody | ConvergenceBody, Field(discriminator="rule")]
-DepthBody = int | RuleBody
+if TYPE_CHECKING:
+    DepthBody = int | Body
+else:
+    DepthBody = int | Annotated[Union[RULE_BODIES], Field(discriminator="rule")]  # noqa: UP007 - of a tuple
 
 
 def rule_of(body: DepthBody | None) -> ExitRule | None:
@@ -66,9 +44,14 @@ def rule_of(body: DepthBody | None) -> ExitRule | None:
     if body is None:
         return None
     try:
-        return Fixed(body) if isinstance(body, int) else body.made()
+        return Fixed(body) if isinstance(body, int) else make_rule(*_name_and_numbers(body))
     except ValueError as error:
         raise FormatError("depth", str(error)) from error
+
+
+def _name_and_numbers(body: Body) -> tuple[str, dict[str, Any]]:
+    numbers = body.model_dump()
+    return numbers.pop("rule"), numbers
 
 
 MAX_TOP = 20

@@ -20,7 +20,12 @@ from loopwm.core import (
     RandomExit,
     Trace,
     causal_attention,
+    format_rule,
+    halting,
+    make_rule,
+    name_of,
     new_state,
+    parse_rule,
     rotary_angles,
 )
 from loopwm.core.block import AttentionInputs
@@ -270,3 +275,42 @@ def test_a_trajectory_read_out_at_t_is_the_pass_of_t_loops():
         expected = core(x, shared_inputs(2, 3), causal_attention, depth)
         assert torch.equal(state, expected.state)
         assert torch.equal(core.read_out(state, shared_inputs(2, 3), causal_attention, x.dtype), expected.h)
+
+
+@pytest.mark.parametrize(
+    "rule", [Fixed(3), Gate(0.5, 4), CumulativeGate(0.25, 2), Convergence(0.1, 4), RandomExit(0.5, 4, 7)]
+)
+def test_what_is_written_of_a_rule_is_read_as_it(rule):
+    assert parse_rule(str(format_rule(rule))) == rule
+    assert make_rule(name_of(rule), vars(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("0", "neither a number of loops"),
+        ("-1", "neither a number of loops"),
+        ("magic:x=1", "neither a number of loops"),
+        ("trace:loops=1", "neither a number of loops"),
+        ("gate:tau=0.5", "limit: missing"),
+        ("gate:tau=0.5,limit=4,q=1", "q: unknown"),
+        ("gate:tau=half,limit=4", "half"),
+        ("gate:tau=2,limit=4", "tau: 2.0 is not inside"),
+        ("gate:tau=0.5,limit=2.5", "2.5"),
+    ],
+)
+def test_a_text_that_is_no_rule_is_refused_by_name(text, named):
+    with pytest.raises(ValueError, match=named):
+        parse_rule(text)
+
+
+def test_a_rule_from_outside_is_known_by_its_name_alone(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Second:
+        """Leaves after the second loop."""
+
+        limit: int
+
+    monkeypatch.setitem(halting.RULES, "second", Second)
+    assert parse_rule("second:limit=3") == Second(3)
+    assert format_rule(Second(3)) == "second:limit=3"

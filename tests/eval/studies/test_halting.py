@@ -87,8 +87,9 @@ def test_rules_are_held_against_the_best_depth_and_random_exits(
     gated: Path, windows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    arguments = command(gated, windows_file, out, "--rule-limit", "5", "--gate", "0.5", "--cumulative", "0.5,0.9999")
-    assert main([*arguments, "--convergence", "0.2"]) == 0
+    tried = ("gate=0.5", "cumulative=0.5,0.9999", "convergence=0.2")
+    arguments = command(gated, windows_file, out, "--rule-limit", "5", "--rules", *tried)
+    assert main(arguments) == 0
     found = results(out)
     by_name = {policy["policy"]: policy for policy in found["policies"]}
     rules = ["gate 0.5", "cumulative 0.5", "cumulative 0.9999", "convergence 0.2"]
@@ -101,12 +102,12 @@ def test_rules_are_held_against_the_best_depth_and_random_exits(
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "| gate 0.5 |" in (out / "report.md").read_text()
     monkeypatch.setattr(PolicyPredictor, "predict", None)
-    assert main([*arguments, "--convergence", "0.2"]) == 0
+    assert main(arguments) == 0
     assert results(out)["policies"] == found["policies"]
 
 
 def test_an_interrupted_policy_counts_no_window_twice(gated: Path, windows_file: Path, tmp_path: Path) -> None:
-    options = ["--gate", "0.5", "--cumulative", "0.5", "--convergence", "0.2", "--rule-limit", "2"]
+    options = ["--rules", "gate=0.5", "cumulative=0.5", "convergence=0.2", "--rule-limit", "2"]
     assert main(command(gated, windows_file, tmp_path / "out", *options)) == 0
     before = results(tmp_path / "out")
     folder = tmp_path / "out" / "gate-0.5"
@@ -121,7 +122,7 @@ def test_an_interrupted_policy_counts_no_window_twice(gated: Path, windows_file:
 def test_a_checkpoint_without_gate_is_studied_by_convergence_alone(
     checkpoint: Path, windows_file: Path, tmp_path: Path
 ) -> None:
-    assert main(command(checkpoint, windows_file, tmp_path / "out", "--convergence", "0.2")) == 0
+    assert main(command(checkpoint, windows_file, tmp_path / "out", "--rules", "convergence=0.2")) == 0
     assert {p["family"] for p in results(tmp_path / "out")["policies"]} == {"fixed", "convergence", "random"}
     assert "no exit gate" in (tmp_path / "out" / "report.md").read_text()
 
@@ -129,10 +130,12 @@ def test_a_checkpoint_without_gate_is_studied_by_convergence_alone(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--gate", "1.5"], "tau: 1.5"),
-        (["--cumulative", "0"], "q: 0.0"),
-        (["--convergence", "-1"], "eps"),
-        (["--gate", "x"], "--gate"),
+        (["--rules", "gate=1.5"], "tau: 1.5"),
+        (["--rules", "cumulative=0"], "q: 0.0"),
+        (["--rules", "convergence=-1"], "eps"),
+        (["--rules", "gate=x"], "--rules"),
+        (["--rules", "magic=1"], "--rules: 'magic'"),
+        (["--rules", "random=0.5"], "--rules: 'random'"),
         (["--rule-limit", "99"], "--rule-limit: 99"),
         (["--model", "nowhere"], "--model: 'nowhere'"),
     ],
