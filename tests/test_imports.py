@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "loopwm.pretrained": ("loopwm.text",),
     "data_prep": ("loopwm.records",),
     "eval.scores": ("loopwm.records",),
-    "eval.models": ("eval.scores", "loopwm.text", "loopwm.records"),
+    "eval.models": ("eval.scores", "loopwm.text", "loopwm.core", "loopwm.records"),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.records", "data_prep.environments"),
     "eval.studies": (
         *("eval.commands", "eval.models", "eval.scores"),
