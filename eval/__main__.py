@@ -24,6 +24,7 @@ from eval.models import markov
 from eval.pixels import command as pixels
 from eval.reports import command as report
 from eval.studies import command as study
+from eval.studies import plan
 from loopwm.records.errors import InputError
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "table": (tabulate, "several runs side by side"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
+    "plan": (plan, "an agent that looks ahead in the model, against itself without"),
     "report": (report, "one page about several runs"),
     "study": (study, "answer a question about the model by a written protocol"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),

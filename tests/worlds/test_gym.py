@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import runpy
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +125,13 @@ def test_starts_are_read_from_windows_and_a_bad_line_is_named(tmp_path):
         read_starts(path, "snapshot")
     with pytest.raises(FormatError, match="at least one"):
         ImaginedTextEnv(None, [])
+
+
+def test_the_example_does_what_its_world_does_not_refuse(monkeypatch, capsys):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    monkeypatch.setattr("sys.argv", ["agent_with_world.py"])
+    runpy.run_path(str(root / "examples" / "agent_with_world.py"))
+    *tried, done = capsys.readouterr().out.splitlines()
+    assert tried[::2] == ["> go to kitchen", "> open door to kitchen"]
+    assert done == "the agent does: open door to kitchen"

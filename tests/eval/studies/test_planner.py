@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from data_prep.environments import ENVIRONMENTS
+from eval.__main__ import main
 from eval.commands.agents import REFUSALS, RetrievalAgent
 from eval.commands.play import play_real
 from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
-from examples.plan_scienceworld import (
+from eval.studies.planner import (
     AnyPlan,
     LookAhead,
     MostSimilar,
@@ -25,7 +26,6 @@ from examples.plan_scienceworld import (
     Work,
     best_plan,
     candidate_plans,
-    main,
     make_arms,
     measure,
 )
@@ -181,7 +181,7 @@ def test_bad_input_is_one_line_and_status_2(
     arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        status = main(["--train-episodes", str(tmp_path / "none"), "--out", str(tmp_path / "out"), *arguments])
+        status = main(["plan", "--train-episodes", str(tmp_path / "none"), "--out", str(tmp_path / "out"), *arguments])
     except SystemExit as exit_:
         status = int(str(exit_.code))
     error = capsys.readouterr().err.splitlines()[-1:]

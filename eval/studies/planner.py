@@ -22,15 +22,13 @@ arguments it goes on where it was.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from time import process_time
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -41,7 +39,6 @@ from eval.commands.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from eval.commands.play import play_real, won
 from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.options import above_zero, positive
 from eval.scores.intervals import interval95
 from eval.scores.predictions import PredictionFolder, append_lines, drop_torn_line
 from eval.scores.tables import table
@@ -51,17 +48,6 @@ from loopwm.records.files import read_json_lines, write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import World, WorldModel
-
-EXAMPLE = (
-    "python examples/plan_scienceworld.py --train-episodes data/episodes/scienceworld-train-gold --split dev "
-    "--episodes 11 --seed 1 --out runs/planner-dev"
-)
-TASKS = (
-    "lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived",
-    "find-non-living-thing", "power-component", "find-plant", "find-animal", "find-living-thing",
-    "identify-life-stages-2", "chemistry-mix-paint-secondary-color", "use-thermometer",
-)  # fmt: skip
-"""Those whose gold dev episodes have fewer than 20 steps on average."""
 
 Values = NDArray[np.float64]
 Plans = Sequence[Recalled]
@@ -288,7 +274,7 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
             task: {"n": len(rows), **{arm: float(score[arm][rows].mean()) for arm in arms}}
             for task, rows in of_task.items()
         },
-        "provenance": {**spec, **provenance("examples.plan_scienceworld")},
+        "provenance": {**spec, **provenance("eval")},
     }
 
 
@@ -338,61 +324,11 @@ def _cell(estimate: Mapping[str, Any]) -> str:
     return f"{estimate['mean']:.1f} ({low:.1f} to {high:.1f})"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the usage."""
-        self.exit(2, f"error: {message}\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        description=__doc__, epilog=f"example: {EXAMPLE}", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--train-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="what the agent recalls")
-    add("--out", type=Path, required=True, help="folder of the results")
-    add("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder (default: %(default)s)")
-    add("--tasks", nargs="+", default=list(TASKS), metavar="TASK", help="default: eleven short ones")
-    add("--split", default="test", help="whose variations are played (default: %(default)s)")
-    add("--episodes", type=positive, default=110, help="how many games, tasks in turn (default: %(default)s)")
-    add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
-    add("--candidates", type=positive, default=4, help="most plans of a decision (default: %(default)s)")
-    add("--horizon", type=_horizon, default=4, help="K, the actions of a plan, at least 2 (default: %(default)s)")
-    add("--weight", type=above_zero, default=0.2, help="of agreement against similarity (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the choice of variations and of random plans (default: 0)")
-    return parser
-
-
-def _horizon(text: str) -> int:
-    if positive(text) < 2:
-        raise argparse.ArgumentTypeError("expected at least 2: look-ahead-1 is an arm of its own")
-    return int(text)
-
-
-def run(args: argparse.Namespace) -> None:
-    settings = Settings(
-        tuple(args.tasks), args.split, args.episodes, args.max_steps, args.seed, args.candidates, args.horizon,
-        args.weight,
-    )  # fmt: skip
+def run_planner(model: Path, train_episodes: Sequence[Path], settings: Settings, out: Path) -> None:
+    """Plays what `out` lacks and writes results.json, report.md and plays.jsonl there. Raises InputError."""
     torch.set_num_threads(1)  # seconds are those of one core
-    predictor = CheckpointPredictor(args.model)
-    episodes = [episode for episode in recorded_episodes(args.train_episodes) if episode.env == "scienceworld"]
-    agent = RetrievalAgent(episodes)
+    predictor = CheckpointPredictor(model)
+    episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]
     arms = make_arms(predictor.world_model, predictor.depth, settings)
     with RealWorld("scienceworld") as world:
-        measure(agent, arms, world, settings, predictor.identity, args.out)
-    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    args = build_parser().parse_args(arguments)
-    try:
-        run(args)
-    except (InputError, OSError) as error:  # OSError names its file: no space, no permission
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        measure(RetrievalAgent(episodes), arms, world, settings, predictor.identity, out)
