@@ -6,20 +6,19 @@ Windows that one of them refused are left out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from eval.commands.harness import read_results
 from eval.scores.intervals import PairedDifference, Values, paired_difference
-from eval.scores.metrics import exact_match, token_f1
+from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.predictions import Key, Record, read_records
 from eval.scores.tables import percent, table
 from loopwm.records.errors import InputError
 
 EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-observed"
-_SCORES = {"em": exact_match, "f1": token_f1}
 
 
 def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
@@ -38,8 +37,9 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
         at_a, at_b = (_at(records, k, refused) for records in (a, b))
         if at_a.keys() != at_b.keys():
             raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
-        found += [_difference(metric, k, at_a, at_b, games) for metric in _SCORES]
-    return sorted(found, key=lambda d: list(_SCORES).index(d.metric))
+        found += [_difference(metric, k, at_a, at_b, games) for metric in HEADLINE]
+    defined = [difference for difference in found if not np.isnan(difference.difference)]
+    return sorted(defined, key=lambda d: HEADLINE.index(d.metric))
 
 
 def _at(records: dict[Key, Record], horizon: int, refused: Collection[str]) -> dict[str, Record]:
@@ -50,13 +50,14 @@ def _difference(
     metric: str, k: int, a: dict[str, Record], b: dict[str, Record], games: Mapping[str, str]
 ) -> PairedDifference:
     names = sorted(a)
-    scores_a, scores_b = (_scores(metric, records, names) for records in (a, b))
+    scores_a, scores_b = (_scores(metric, [(games[name], records[name]) for name in names]) for records in (a, b))
     return paired_difference(metric, k, scores_a, scores_b, [games[name] for name in names])
 
 
-def _scores(metric: str, records: dict[str, Record], windows: list[str]) -> Values:
-    score = _SCORES[metric]
-    return np.array([score(records[window]["prediction"], records[window]["target"]) for window in windows])
+def _scores(metric: str, records: Iterable[tuple[str, Record]]) -> Values:
+    """records: with the game that each is of, whose name begins with that of its environment."""
+    score = METRICS[metric].score
+    return np.array([score(game.partition("/")[0], record["prediction"], record["target"]) for game, record in records])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

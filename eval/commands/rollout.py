@@ -186,7 +186,7 @@ def _items(window: Window, regime: Regime, records: Mapping[Key, Record]) -> lis
 
 
 def _episode_means(items: Sequence[Item]) -> list[float]:
-    return [float(np.mean([getattr(item.scores, metric) for item in items])) for metric in _SCORES]
+    return [float(np.mean([item.scores[metric] for item in items])) for metric in _SCORES]
 
 
 def _rows(way: str, episodes: Sequence[Sequence[Item]]) -> Rows:

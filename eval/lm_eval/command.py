@@ -19,6 +19,7 @@ from pathlib import Path
 from eval.commands.run import ascending
 from eval.models.fewshot import DEFAULT_SHOTS, INSTRUCTION, load_shots
 from eval.models.options import at_least_zero
+from eval.scores.metrics import HEADLINE
 from eval.scores.suites import Suite, load_suite, suite_names
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
@@ -30,11 +31,7 @@ EXAMPLE = "python -m eval lm-eval-tasks --suites scienceworld-500 --contexts sna
 _SCORED = """\
 process_results: !function eval.lm_eval.documents.score_generation
 metric_list:
-  - {metric: em, aggregation: mean, higher_is_better: true}
-  - {metric: f1, aggregation: mean, higher_is_better: true}
-  - {metric: bleu4, aggregation: mean, higher_is_better: true}
-  - {metric: entity_recall, aggregation: mean, higher_is_better: true}
-"""
+""" + "".join(f"  - {{metric: {name}, aggregation: mean, higher_is_better: true}}\n" for name in HEADLINE)
 _COMMON = """\
 test_split: test
 doc_to_text: prompt

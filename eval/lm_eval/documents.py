@@ -17,7 +17,7 @@ from datasets import Dataset
 
 import loopwm
 from eval.models.fewshot import ask, load_shots, read_continuation
-from eval.scores.metrics import score_item
+from eval.scores.metrics import HEADLINE, score_item
 from eval.scores.suites import load_suite
 from loopwm.records.template import (
     CONTEXT_LIMIT,
@@ -38,7 +38,6 @@ from loopwm.text.tokenizer import load_tokenizer
 
 Document = dict[str, Any]
 SHIPPED = Path(loopwm.__file__).parent / "pretrained"
-METRICS = ("em", "f1", "bleu4", "entity_recall")
 
 
 def load_template(suite: str, context: Regime, horizon: int, **_: object) -> dict[str, Dataset]:
@@ -101,7 +100,7 @@ def _count(text: str) -> int:
 
 def score_generation(document: Document, results: list[str]) -> dict[str, float]:
     scores = score_item(document["env"], read_continuation(results[0]), document["observation"])
-    return {name: getattr(scores, name) for name in METRICS}
+    return {name: scores[name] for name in HEADLINE}
 
 
 def score_target(document: Document, results: list[tuple[float, bool]]) -> dict[str, Any]:

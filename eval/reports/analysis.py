@@ -40,7 +40,7 @@ def em_where(items: Iterable[Item], chosen: Callable[[Item], bool]) -> Mean | No
     rest = [item for item in items if chosen(item)]
     if not rest:
         return None
-    em = np.array([[item.scores.em] for item in rest])
+    em = np.array([[item.scores["em"]] for item in rest])
     return mean_of(estimates(em, [item.game for item in rest], ("em",)), "em", len(rest))
 
 
@@ -67,11 +67,11 @@ def difference(run: Run, reference: Run, metric: str, horizon: int) -> PairedDif
     shared = sorted(a.keys() & b.keys())
     if not shared:
         return None
-    scores_a, scores_b = (np.array([getattr(r[name].scores, metric) for name in shared]) for r in (a, b))
+    scores_a, scores_b = (np.array([r[name].scores[metric] for name in shared]) for r in (a, b))
     return paired_difference(metric, horizon, scores_a, scores_b, [a[name].game for name in shared])
 
 
 def worst(items: Iterable[Item], count: int) -> list[Item]:
     """The lowest token F1, the longer observation first among equals."""
-    wrong = [item for item in items if item.scores.em < 1]
-    return sorted(wrong, key=lambda i: (i.scores.f1, -len(i.reference), i.window_id, i.horizon))[:count]
+    wrong = [item for item in items if item.scores["em"] < 1]
+    return sorted(wrong, key=lambda i: (i.scores["f1"], -len(i.reference), i.window_id, i.horizon))[:count]

@@ -12,10 +12,10 @@ from eval.reports.groups import Group
 from eval.reports.plots import Line
 from eval.reports.runs import Run
 from eval.scores import papers
-from eval.scores.metrics import TITLES
+from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.papers import OURS
 from eval.scores.rows import OVERALL
-from eval.scores.tables import FOUR, four_cell, paper_cell, percent
+from eval.scores.tables import four_cell, paper_cell, percent
 
 PAPER = (
     "The paper's windows and metric definitions are not published: its rows stand here for orientation and are not "
@@ -64,13 +64,13 @@ def _paper_overall(group: Group, environment: str, horizon: int) -> Table:
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         if (row := run.row(OVERALL, horizon)) is not None:
-            rows.append([name, *(percent(row.get(metric)) for metric in FOUR), ""])
+            rows.append([name, *(percent(row.get(metric)) for metric in HEADLINE), ""])
     ours = group.reference.row(OVERALL, horizon)
     for system in papers.systems(environment):
         for printed in papers.printed(environment, system, horizon, OVERALL):
             figures = [f"{printed.figures[metric]:.1f}" for metric in OURS]
             rows.append([f"paper: {system} ({printed.table})", *figures, _relative(ours, printed.figures)])
-    header = ["Overall", *(TITLES[metric] for metric in FOUR), f"{group.reference_name} against this row, %"]
+    header = ["Overall", *(METRICS[metric].title for metric in HEADLINE), f"{group.reference_name} against this row, %"]
     return Table(header, rows, f"Horizon {horizon}.")
 
 

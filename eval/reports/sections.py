@@ -16,9 +16,9 @@ from eval.reports.runs import Run
 from eval.reports.word_diff import word_diff
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.intervals import PairedDifference
-from eval.scores.metrics import TITLES
+from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.rows import OVERALL, SPLITS, Item, summarize_pairs
-from eval.scores.tables import DETECTION, FOUR, four_cell, percent
+from eval.scores.tables import DETECTION, four_cell, percent
 
 WORST = 20
 LONGEST_SHOWN = 1500
@@ -167,11 +167,12 @@ def _chapter_lead(group: Group) -> str:
 def _by_horizon(group: Group, anchor: str) -> list[Block]:
     ticks = [str(k) for k in group.horizons]
     drawn = []
-    for metric in FOUR:
+    for metric in HEADLINE:
         lines = _lines(group, lambda run, m=metric: [_row_mean(run, m, k) for k in group.horizons])  # type: ignore[misc]
         lines += paper_lines(group, metric)
         name = f"{anchor}-horizon-{metric}"
-        drawn.append(Plot(name, TITLES[metric], plots.plot_lines(name, "Horizon", TITLES[metric], ticks, lines)))
+        title = METRICS[metric].title
+        drawn.append(Plot(name, title, plots.plot_lines(name, "Horizon", title, ticks, lines)))
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         rows.append([name, str(run.windows), *(_horizon_cell(run.row(OVERALL, k)) for k in group.horizons)])
@@ -205,7 +206,7 @@ def _differences(group: Group) -> list[Block]:
         "Each run minus the reference, in points, paired over the windows both have predicted. "
         "An asterisk: the interval excludes 0."
     )
-    return [Text(text), *(_difference_table(group, metric) for metric in FOUR[:2])]
+    return [Text(text), *(_difference_table(group, metric) for metric in HEADLINE[:2])]
 
 
 def _difference_table(group: Group, metric: str) -> Table:
@@ -214,7 +215,7 @@ def _difference_table(group: Group, metric: str) -> Table:
         found = [analysis.difference(run, group.reference, metric, k) for k in group.horizons]
         shared = max((d.n for d in found if d is not None), default=0)
         rows.append([name, str(shared), *map(_difference_cell, found)])
-    return Table(["Run", "n", *(f"Horizon {k}" for k in group.horizons)], rows, TITLES[metric])
+    return Table(["Run", "n", *(f"Horizon {k}" for k in group.horizons)], rows, METRICS[metric].title)
 
 
 def _difference_cell(d: PairedDifference | None) -> str:
@@ -376,7 +377,7 @@ def _worst(run: Run) -> list[Block]:
 
 def _miss(item: Item, actions: Sequence[str]) -> Miss:
     spans = word_diff(_shown(item.reference), _shown(item.prediction))
-    scores = f"F1 {percent(item.scores.f1)}, BLEU-4 {percent(item.scores.bleu4)}"
+    scores = f"F1 {percent(item.scores['f1'])}, BLEU-4 {percent(item.scores['bleu4'])}"
     return Miss(f"{item.window_id}, horizon {item.horizon}", " > ".join(actions), scores, spans)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from eval.scores.metrics import METRICS
 from loopwm.records.files import write_atomic
 
-TITLES = {"em": "EM", "f1": "Token F1", "nats": "Teacher-forced loss"}
+TITLES = {**{name: metric.title for name, metric in METRICS.items()}, "nats": "Teacher-forced loss"}
 UNITS = "EM and F1 are percent, losses nats an observation."
 
 

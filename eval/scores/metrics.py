@@ -17,9 +17,9 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from sacrebleu.metrics import BLEU
 
@@ -32,32 +32,6 @@ ALWAYS_KNOWN = frozenset({"agent", "inventory", "air"})
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-TITLES = {"em": "EM", "f1": "Token F1", "bleu4": "BLEU-4", "entity_recall": "Entity recall"}
-
-
-@dataclass(frozen=True)
-class ItemScores:
-    """Scores of one window at one horizon."""
-
-    em: float
-    f1: float
-    bleu4: float
-    entity_recall: float
-    entity_precision: float
-    entity_f1: float
-
-
-def score_item(env: str, prediction: str, reference: str) -> ItemScores:
-    recall, precision, entity_f1 = entity_scores(env, prediction, reference)
-    return ItemScores(
-        em=exact_match(prediction, reference),
-        f1=token_f1(prediction, reference),
-        bleu4=sentence_bleu4(prediction, reference),
-        entity_recall=recall,
-        entity_precision=precision,
-        entity_f1=entity_f1,
-    )
 
 
 def normalize(text: str) -> str:
@@ -96,6 +70,7 @@ def corpus_bleu4(predictions: Sequence[str], references: Sequence[str]) -> float
     return min(1.0, _bleu().corpus_score(list(predictions), [list(references)]).score / 100)
 
 
+@lru_cache(maxsize=8)  # three metrics ask for the same
 def entity_scores(env: str, prediction: str, reference: str) -> tuple[float, float, float]:
     """Recall, precision and F1 of the reference's set of names."""
     names = names_of(env)
@@ -108,6 +83,40 @@ def entity_scores(env: str, prediction: str, reference: str) -> tuple[float, flo
     common = len(predicted & expected)
     recall, precision = common / len(expected), common / len(predicted)
     return recall, precision, 2 * common / (len(expected) + len(predicted))
+
+
+def _entity(part: int) -> Callable[[str, str, str], float]:
+    return lambda env, prediction, reference: entity_scores(env, prediction, reference)[part]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """score: of environment, prediction and reference, in [0, 1]; NaN where it is not defined. paper: what the paper's
+    rows call it; those that it prints are the headline of every table and plot."""
+
+    title: str
+    score: Callable[[str, str, str], float]
+    paper: str | None = None
+
+
+METRICS = {
+    "em": Metric("EM", lambda env, prediction, reference: exact_match(prediction, reference), "em"),
+    "f1": Metric("Token F1", lambda env, prediction, reference: token_f1(prediction, reference), "f1"),
+    "bleu4": Metric("BLEU-4", lambda env, prediction, reference: sentence_bleu4(prediction, reference), "bleu4"),
+    "entity_recall": Metric("Entity recall", _entity(0), "entity"),
+    "entity_precision": Metric("Entity precision", _entity(1)),
+    "entity_f1": Metric("Entity F1", _entity(2)),
+}
+"""By the name that results have. Tables, plots, comparisons, lm-evaluation-harness and the paper's rows follow it."""
+
+HEADLINE = tuple(name for name, metric in METRICS.items() if metric.paper)
+
+ItemScores = dict[str, float]
+"""Scores of one window at one horizon, by metric."""
+
+
+def score_item(env: str, prediction: str, reference: str) -> ItemScores:
+    return {name: metric.score(env, prediction, reference) for name, metric in METRICS.items()}
 
 
 def context_texts(context: Context) -> list[str]:

@@ -8,9 +8,10 @@ from functools import cache
 from typing import Any
 
 from eval.scores.entities import DATA
+from eval.scores.metrics import METRICS
 from loopwm.records.files import read_json
 
-OURS = {"em": "em", "f1": "f1", "bleu4": "bleu4", "entity": "entity_recall"}
+OURS = {metric.paper: name for name, metric in METRICS.items() if metric.paper}
 """The paper's four metrics and the names of ours beside them."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from eval.scores.error_kinds import ERROR_KINDS, ErrorKind, error_kind, is_refused
 from eval.scores.intervals import Values, fraction_interval95, game_standard_errors
 from eval.scores.metrics import (
+    METRICS,
     ItemScores,
     context_texts,
     corpus_bleu4,
@@ -26,7 +27,6 @@ from loopwm.records.template import Regime, window_context
 from loopwm.records.windows import COUNTERFACT, FACT, Window, game_of, pair_of
 
 OVERALL = "overall"
-METRICS = tuple(field.name for field in fields(ItemScores))
 REWARD_TOLERANCE = 0.5
 """Points. Scores are whole numbers: a predicted reward counts as right where it rounds to the true one."""
 
@@ -85,7 +85,7 @@ def score_window(window: Window, regime: Regime, predicted: Prediction, seen: Se
             changed=not exact_match(last, reference),
             decidable=is_decidable(env, reference, known, window["actions"][:horizon]),
             seen=None if seen is None else seen.at(window, horizon),
-            error=None if scores.em else error_kind(env, prediction, reference, last),
+            error=None if scores["em"] else error_kind(env, prediction, reference, last),
             reward=None if reward is None else (reward, window["rewards"][at]),
             end=None if end is None else (end, window["dones"][at]),
         )
@@ -108,11 +108,12 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
     n: items. games: how many they are of. n_SPLIT, em_SPLIT: of the items of a split, where it is known. errors: how
     many of each kind. refusal, reward, end: see `detection` and `reward_accuracy`.
     """
-    scores = np.array([astuple(item.scores) for item in items], dtype=np.float64)
+    names = list(METRICS)
+    scores = np.array([[item.scores[name] for name in names] for item in items])
     games = [item.game for item in items]
     row: dict[str, Any] = {"n": len(items), "games": len(set(games))}
-    defined = [i for i in range(len(METRICS)) if not np.isnan(scores[:, i]).any()]
-    row |= estimates(scores[:, defined], games, [METRICS[i] for i in defined])
+    defined = [i for i in range(len(names)) if not np.isnan(scores[:, i]).any()]
+    row |= estimates(scores[:, defined], games, [names[i] for i in defined])
     row["bleu4_corpus"] = corpus_bleu4([item.prediction for item in items], [item.reference for item in items])
     for name, belongs in SPLITS.items():
         if name in ("novel", "seen") and any(item.seen is None for item in items):
@@ -120,7 +121,7 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
         chosen = [item for item in items if belongs(item)]
         row[f"n_{name}"] = len(chosen)
         if chosen:
-            em = np.array([[item.scores.em] for item in chosen])
+            em = np.array([[item.scores["em"]] for item in chosen])
             found = estimates(em, [item.game for item in chosen], (f"em_{name}",))
             row["ci95"] |= found.pop("ci95")
             row["stderr"] |= found.pop("stderr")
@@ -180,6 +181,9 @@ def summarize_pairs(items: Sequence[Item]) -> dict[str, Any] | None:
     if not pairs:
         return None
     games = [a.game for a, _ in pairs]
-    rows = [(min(a.scores.em, b.scores.em), a.scores.em, b.scores.em, a.prediction == b.prediction) for a, b in pairs]
+    rows = [
+        (min(a.scores["em"], b.scores["em"]), a.scores["em"], b.scores["em"], a.prediction == b.prediction)
+        for a, b in pairs
+    ]
     found = estimates(np.array(rows, dtype=np.float64), games, ("both", "fact", "counterfact", "same"))
     return {"n": len(pairs), "games": len(set(games)), **found}

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.scores.error_kinds import ERROR_KINDS
+from eval.scores.metrics import HEADLINE
 from eval.scores.papers import environment_of, paper_rows
 from eval.scores.rows import OVERALL
 from eval.scores.suites import is_selection
 
 DETECTION = ("precision", "recall", "f1")
-FOUR = ("em", "f1", "bleu4", "entity_recall")
 _CAVEAT = (
     "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall. The paper's windows and metric definitions are not "
     "published, so its rows stand beside ours for orientation; they are not measured on the same windows."
@@ -86,7 +86,7 @@ def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     header += ["EM changed (95 %; n)", "EM unchanged", "EM decidable"]
     lines = []
     for row in rows:
-        cells = [with_bounds(row, "em"), *(percent(row.get(name)) for name in (*FOUR[1:], *names))]
+        cells = [with_bounds(row, "em"), *(percent(row.get(name)) for name in (*HEADLINE[1:], *names))]
         cells += [_split_cell(row, name) for name in ("changed", "unchanged", "decidable")]
         lines.append([*(str(row[name]) for name in ("horizon", "n", "games")), *cells])
     return table(header, lines)
@@ -163,7 +163,7 @@ def percent(fraction: float | None) -> str:
 
 
 def four_cell(row: Mapping[str, Any]) -> str:
-    return " / ".join(percent(row.get(name)) for name in FOUR)
+    return " / ".join(percent(row.get(name)) for name in HEADLINE)
 
 
 def paper_cell(row: Mapping[str, float] | None) -> str:

@@ -97,7 +97,7 @@ def test_generations_score_as_in_this_harness(suite_path: Path, after: str) -> N
     said = "You move to the kitchen."
     scores = score_item("scienceworld", said, document["observation"])
     found = documents.score_generation(document, [said + after])
-    assert found == {name: getattr(scores, name) for name in ("em", "f1", "bleu4", "entity_recall")}
+    assert found == {name: scores[name] for name in ("em", "f1", "bleu4", "entity_recall")}
     assert 0 < found["f1"] < 1
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from eval.scores.entities import NameList
 from eval.scores.metrics import (
+    METRICS,
+    Metric,
     context_texts,
     corpus_bleu4,
     entity_scores,
@@ -20,7 +22,7 @@ from eval.scores.metrics import (
     token_f1,
 )
 from eval.scores.predictions import Prediction
-from eval.scores.rows import METRICS, make_rows, score_window, summarize
+from eval.scores.rows import make_rows, score_window, summarize
 from eval.scores.tables import four_cell
 from loopwm.records.template import Regime, window_context
 from loopwm.records.windows import Window
@@ -158,9 +160,9 @@ def test_changed_splits_by_what_copy_would_say(make_window: MakeWindow) -> None:
 
 def test_score_item_fills_every_metric() -> None:
     scores = score_item("scienceworld", "The door is now open.", "The door is now closed.")
-    assert scores.em == 0
-    assert scores.f1 == pytest.approx(3 / 4)
-    assert scores.entity_recall == 1
+    assert scores["em"] == 0
+    assert scores["f1"] == pytest.approx(3 / 4)
+    assert scores["entity_recall"] == 1
 
 
 def test_environments_without_known_names_have_no_entity_metrics(make_window: MakeWindow) -> None:
@@ -211,3 +213,9 @@ def test_windows_of_one_game_count_once_in_intervals(make_window: MakeWindow) ->
 
 def _shown(window: Window, prediction: Prediction) -> tuple[Window, Regime, Prediction]:
     return window, "observed", prediction
+
+
+def test_a_metric_from_outside_is_scored_and_shown(make_window: MakeWindow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METRICS, "length", Metric("Length", lambda env, prediction, reference: len(prediction) / 100))
+    items = list(score_window(make_window(), "observed", Prediction({1: "x" * 50})))
+    assert make_rows(items, [1])[0]["length"] == 0.5
