@@ -1,8 +1,7 @@
 """Plays a simulator and writes episodes, one file for each chunk of a task's episodes; of frames, one an episode.
 
-Which variations are played, and what chance does in an episode, depend on the seed alone, and a file appears complete
-or not at all. So a run that was killed and started again yields the same files: chunks whose file exists are skipped.
-`plan.json` holds what was asked for; a run with other options refuses the folder. How the work is spread, over
+What is asked for stands in `orders.py`, and a file appears complete or not at all. So a run that was killed and started
+again yields the same files: chunks whose file exists are skipped. How the work is spread, over
 processes, machines (`--shard`) or a Dask cluster (`--dask`), changes nothing in the files. Episodes that failed stand
 in `failed/`, and are tried again when the command is; `manifest.json` says what the folder holds and what played it.
 """

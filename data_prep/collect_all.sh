@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All episodes to train and to tune on, in the folder named: about 2.4 million transitions of ScienceWorld and 0.25 million
-# of ALFWorld, some five hours on two cores. Killed and started again, it goes on. What comes packed with the project is
+# All episodes to train and to tune on, in the folder named: about 2.4 million transitions of ScienceWorld and 0.35 million
+# of ALFWorld, some hours on two cores. Killed and started again, it goes on. What comes packed with the project is
 # unpacked first. ALFWorld's original games are played where ALFWORLD_DATA has them.
 set -euo pipefail
 out=$1 workers=${2:-2}

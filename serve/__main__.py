@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
-from loopwm.core import ExitRule, parse_rule
+from loopwm.core import ExitRule, name_of, parse_rule
 from loopwm.machine import keep_for_reuse, settle
 from loopwm.records.errors import InputError
 from loopwm.records.template import END, SPECIAL_TOKENS
@@ -122,6 +122,8 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         depth = model.model.core.check(config.default_depth if args.depth is None else args.depth)
     except ValueError as error:
         raise InputError(f"--{error}") from error
+    if depth.depends_on_batch:
+        raise InputError(f"--depth: {name_of(depth)}: its answers would depend on who else asks")
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)

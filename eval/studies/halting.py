@@ -53,11 +53,11 @@ class Thresholds:
         limit, and for a threshold outside its range."""
         found = []
         for name, thresholds in self.of.items():
-            threshold, *others = numbers_of(name) if name in RULES else ("", "")
-            if others != ["limit"]:
+            numbers = list(numbers_of(name)) if name in RULES else []
+            if numbers[1:] != ["limit"]:
                 raise InputError(f"--rules: {name!r} is no rule of one threshold and a limit")
             try:
-                rules = [(value, make_rule(name, {threshold: value, "limit": limit})) for value in thresholds]
+                rules = [(value, make_rule(name, {numbers[0]: value, "limit": limit})) for value in thresholds]
             except ValueError as error:
                 raise InputError(str(error)) from error
             found += [Policy(f"{name} {value:g}", name, rule, rule, limit) for value, rule in rules]

@@ -56,6 +56,8 @@ class ExitRule(Protocol):
     """Decides which rows leave the loop. `limit` is the loop after which every row has left."""
 
     needs_gate: ClassVar[bool]
+    depends_on_batch: ClassVar[bool]
+    """Whether a row's exits depend on its place in a batch: such a rule is of no use where others join the batch."""
 
     @property
     def limit(self) -> int: ...
@@ -83,6 +85,7 @@ def _named(name: str) -> Callable[[_Rule], _Rule]:
 
 class _SameInEveryPass:
     needs_gate: ClassVar[bool] = False
+    depends_on_batch: ClassVar[bool] = False
 
     def for_pass(self, index: int, rows: Sequence[int]) -> Self:
         return self
@@ -175,6 +178,7 @@ class Trace:
 
     loops: tuple[tuple[int, ...], ...]
     needs_gate: ClassVar[bool] = False
+    depends_on_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.loops or min((loops for row in self.loops for loops in row), default=0) < 1:
@@ -204,16 +208,20 @@ class RandomExit:
     """Leaves after each loop with this probability: the baseline a rule has to beat at equal mean loops.
 
     Draws depend on (seed, pass, row of the batch) alone, so different batches want different seeds. The mean is
-    (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1).
+    (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1) or the seed
+    below zero.
     """
 
     probability: float
     limit: int
     seed: int
     needs_gate: ClassVar[bool] = False
+    depends_on_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _inside_unit("probability", self.probability)
+        if self.seed < 0:
+            raise ValueError(f"seed: {self.seed} is below zero")
 
     def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
         generators = (np.random.default_rng((self.seed, index, row)) for row in rows)

@@ -31,7 +31,7 @@ def _body_of(name: str) -> type[Body]:
     return create_model(f"{RULES[name].__name__}Body", __base__=Body, **told)
 
 
-RULE_BODIES = tuple(_body_of(name) for name in RULES if numbers_of(name))
+RULE_BODIES = tuple(_body_of(name) for name, rule in RULES.items() if numbers_of(name) and not rule.depends_on_batch)
 
 if TYPE_CHECKING:
     DepthBody = int | Body

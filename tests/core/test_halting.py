@@ -296,6 +296,7 @@ def test_what_is_written_of_a_rule_is_read_as_it(rule):
         ("gate:tau=0.5,limit=4,q=1", "q: unknown"),
         ("gate:tau=half,limit=4", "half"),
         ("gate:tau=2,limit=4", "tau: 2.0 is not inside"),
+        ("random:probability=0.5,limit=4,seed=-1", "seed: -1"),
         ("gate:tau=0.5,limit=2.5", "2.5"),
     ],
 )

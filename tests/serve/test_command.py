@@ -59,6 +59,8 @@ def test_a_config_that_does_not_fit_the_weights_is_one_line(capsys, checkpoint, 
 def test_a_depth_the_checkpoint_does_not_have_is_one_line(capsys, checkpoint, tiny_model):
     limit = tiny_model.config.max_loops
     assert f"max_loops = {limit}" in refusal(capsys, "--model", str(checkpoint), "--depth", str(limit + 1))
+    random = "random:probability=0.5,limit=1,seed=0"
+    assert "depend on who else asks" in refusal(capsys, "--model", str(checkpoint), "--depth", random)
     assert "needs an exit gate" in refusal(capsys, "--model", str(checkpoint), "--depth", "gate:tau=0.5,limit=1")
 
 

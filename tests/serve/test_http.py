@@ -183,6 +183,7 @@ def check_error(response, status: int, param: str | None, *words: str) -> None:
         ({"depth": 99}, "depth", ["99"]),
         ({"depth": {"rule": "convergence", "eps": 0, "limit": 2}}, "depth", ["eps"]),
         ({"depth": {"rule": "gate", "tau": 0.5, "limit": 2}}, "depth", ["gate"]),
+        ({"depth": {"rule": "random", "probability": 0.5, "limit": 2, "seed": 0}}, "depth", ["random"]),
         ({"response_format": {"type": "json_object"}}, "response_format.type", ["text"]),
         ({"temperature": -1}, "temperature", ["0"]),
         ({"temperature": "hot"}, "temperature", ["number"]),

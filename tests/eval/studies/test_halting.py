@@ -136,6 +136,7 @@ def test_a_checkpoint_without_gate_is_studied_by_convergence_alone(
         (["--rules", "gate=x"], "--rules"),
         (["--rules", "magic=1"], "--rules: 'magic'"),
         (["--rules", "random=0.5"], "--rules: 'random'"),
+        (["--rules", "trace=1"], "--rules: 'trace'"),
         (["--rule-limit", "99"], "--rule-limit: 99"),
         (["--model", "nowhere"], "--model: 'nowhere'"),
     ],
