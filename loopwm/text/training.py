@@ -23,6 +23,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import publish
 from loopwm.records.shards import read_shards
 from loopwm.text.configuration import PRESETS, LoopWMConfig
+from loopwm.text.integers import start_with_fourier
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
@@ -94,6 +95,9 @@ class TextProgram:
         self.learned_mean = self._learned_mean()
         self._check_exit_loss()
         model = LoopWMForCausalLM(self.model_config)
+        if config.model.integers == "fourier":
+            generator = torch.Generator().manual_seed(config.run.seed)
+            start_with_fourier(model.model.embed_tokens.weight, self.tokenizer, generator)
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)

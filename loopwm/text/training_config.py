@@ -32,6 +32,8 @@ class ModelConfig:
 
     preset: str = "small"
     overrides: dict[str, Any] = field(default_factory=dict)
+    integers: Literal["random", "fourier"] = "random"
+    """How the embeddings of the integers start: as all others, or from features of the number."""
 
 
 @dataclass(frozen=True)
