@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from loopwm.trainer.config import OptimizerConfig
+from loopwm.trainer.muon import Muon
 
 LAYERS = {"prelude", "block", "coda", "copy"}
 """Modules, of any system, whose matrices are Muon's and decay. All others keep their size: embeddings, heads, the
@@ -25,13 +26,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimize
     undecayed = {"params": rest, "weight_decay": 0.0}
     if config.name == "adamw":
         return [_adamw([undecayed, {"params": matrices, "weight_decay": config.weight_decay}], config)]
-    muon = Muon(
-        matrices,
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    muon = Muon(matrices, config.learning_rate, config.momentum, config.weight_decay)
     return [muon, _adamw([undecayed], config)]
 
 
