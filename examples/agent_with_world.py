@@ -6,19 +6,24 @@ python examples/agent_with_world.py [http://127.0.0.1:8000/v1]      without an a
 import sys
 
 from loopwm.records.template import Context
-from loopwm.worlds import HttpWorlds, LocalWorlds
+from loopwm.worlds.http import Client, HttpWorlds
+from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.protocol import Worlds
 
 REFUSED = ("No known action", "Nothing happens", "The door is not open", "The door is already", "It's not clear")
 HALL = "This room is called the hallway. In it, you see: \n\tthe agent\n\ta substance called air\n\ta painting\n"
 HALL += "You also see:\n\tA door to the kitchen (that is closed)\n\tA door to the workshop (that is closed)"
 IDEAS = ["go to kitchen", "open door to kitchen"]
 
-worlds = HttpWorlds(sys.argv[1], "loopwm-small") if sys.argv[1:] else LocalWorlds.from_pretrained("loopwm/pretrained")
+if sys.argv[1:]:
+    worlds: Worlds = HttpWorlds(Client(sys.argv[1]), "loopwm-small")
+else:
+    worlds = LocalWorlds.from_pretrained("loopwm/pretrained")
 for idea in IDEAS:
-    worlds.begin(Context("Your task is to boil water.", HALL))
-    imagined = worlds.step(idea)
-    print(f"> {idea}\n  {imagined.observation if imagined else 'too long to imagine'}")
-    if imagined and not imagined.observation.startswith(REFUSED):
+    worlds.begin([Context("Your task is to boil water.", HALL)])
+    (imagined,) = worlds.step([idea])
+    print(f"> {idea}\n  {imagined.observation}")
+    if not imagined.observation.startswith(REFUSED):
         print(f"the agent does: {idea}")
         break
 worlds.close()

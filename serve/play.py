@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
+from loopwm.records.errors import InputError
+from loopwm.worlds.http import Client, WorldError
 from serve.playground import EXAMPLES
 
 Json = dict[str, Any]
@@ -32,78 +31,10 @@ worlds            all worlds; the one in use is marked
 world N           use another one
 help, quit"""
 END_OF_TEXT = "."
-TIMEOUT = 600
-"""Seconds for one answer."""
 
 
 class PlayError(Exception):
-    """What went wrong, in one line."""
-
-
-class Client:
-    """The service's API. base: the address without /v1."""
-
-    def __init__(self, base: str, key: str | None = None) -> None:
-        self._base = base.rstrip("/").removesuffix("/v1")
-        try:
-            here = urlsplit(self._base).hostname in ("127.0.0.1", "localhost", "::1")
-        except ValueError as error:
-            raise PlayError(f"--url: {error}") from error
-        if not self._base.startswith(("http://", "https://")):
-            raise PlayError(f"--url: {base!r} does not begin with http:// or https://")
-        self._open = build_opener(*([ProxyHandler({})] if here else [])).open
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-
-    def model(self) -> str:
-        """The served model's name. Raises PlayError."""
-        try:
-            return str(self.call("models")["data"][0]["id"])
-        except (LookupError, TypeError) as error:
-            raise PlayError(f"{self._base} serves no model") from error
-
-    def call(self, path: str, body: Json | None = None) -> Json:
-        """GET, or POST of a body. Raises PlayError."""
-        with self._ask(path, body) as response:
-            found: Json = json.load(response)
-        return found
-
-    def events(self, path: str, body: Json) -> Iterator[Json]:
-        """POST of a body, and what is told in server-sent events, as it comes. Raises PlayError."""
-        with self._ask(path, {**body, "stream": True}) as response:
-            for line in response:
-                data = line.strip().removeprefix(b"data: ")
-                if data == b"[DONE]":
-                    return
-                if data:
-                    yield _told(json.loads(data))
-        raise PlayError("the service broke off its answer")
-
-    @contextlib.contextmanager
-    def _ask(self, path: str, body: Json | None) -> Iterator[Any]:
-        """The answer, to be read in the block. Raises PlayError, also for what goes wrong in reading it."""
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            with self._open(Request(f"{self._base}/v1/{path}", data, self._headers), timeout=TIMEOUT) as response:
-                yield response
-        except HTTPError as error:
-            raise PlayError(_message(error)) from error
-        except (URLError, OSError) as error:
-            raise PlayError(f"{self._base} does not answer: {getattr(error, 'reason', error)}") from error
-        except ValueError as error:
-            raise PlayError(f"{self._base} does not answer in JSON") from error
-
-
-def _message(error: HTTPError) -> str:
-    try:
-        return f"{json.load(error)['error']['message']} (status {error.code})"
-    except (ValueError, LookupError, TypeError):
-        return f"{error.reason} (status {error.code})"
-
-
-def _told(event: Json) -> Json:
-    if "error" in event:
-        raise PlayError(event["error"]["message"])
-    return event
+    """A command that cannot be done, in one line."""
 
 
 @dataclass
@@ -119,14 +50,14 @@ class Game:
     """A few worlds with the same beginning. Commands come as lines; what they say goes to `write`, bit by bit."""
 
     def __init__(self, client: Client, start: Json, write: Callable[[str], None], ask: Callable[[], str]) -> None:
-        """ask: the next line of a text. Raises PlayError."""
+        """ask: the next line of a text. Raises WorldError."""
         self._client = client
         self._write = write
         self._ask = ask
         self._recorded = list(zip(start.get("actions", ()), start.get("observations", ()), strict=False))
         fields = ("goal", "observation", "history", "look", "inventory", "hidden_state", "depth")
         body = {field: start[field] for field in fields if field in start}
-        self._branches = [Branch(client.call("worlds", {"model": client.model(), **body})["id"], [])]
+        self._branches = [Branch(client.call("POST", "worlds", {"model": client.model(), **body})["id"], [])]
         self._now = 0
 
     @property
@@ -134,7 +65,7 @@ class Game:
         return f"world {self._now + 1}> "
 
     def command(self, line: str) -> None:
-        """Raises PlayError; the worlds are as before then."""
+        """Raises PlayError or WorldError; the worlds are as before then."""
         word, _, rest = line.strip().partition(" ")
         bare: dict[str, Callable[[], None]] = {
             "fork": self._fork, "worlds": self._worlds, "truth": self._truth, "help": self._help,
@@ -157,7 +88,7 @@ class Game:
         self._write(line + "\n")
 
     def _post(self, what: str, body: Json) -> Json:
-        return self._client.call(f"worlds/{self._branch.id}/{what}", body)
+        return self._client.call("POST", f"worlds/{self._branch.id}/{what}", body)
 
     def _act(self, text: str) -> None:
         """Shows the first observation as it comes, those after it when all are there."""
@@ -170,7 +101,7 @@ class Game:
                     piece = reply["delta"].get("observation", "")
                     self._write(piece)
                     shown += len(piece)
-        except PlayError:
+        except WorldError:
             self._write("\n" if shown else "")
             raise
         self._branch.actions += actions
@@ -264,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
             game = Game(Client(base, key), start, _write, input)
             _show(start)
             play(game)
-    except (PlayError, EOFError) as error:
+    except (PlayError, WorldError, InputError, EOFError) as error:
         print(f"error: {str(error) or 'the text has no end'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -286,7 +217,7 @@ def play(game: Game) -> None:
             return
         try:
             game.command(line)
-        except PlayError as error:
+        except (PlayError, WorldError) as error:
             print(f"error: {error}")
 
 

@@ -28,11 +28,11 @@ MAY_IMPORT = {
     "loopwm.pretrained": ("loopwm.text",),
     "data_prep": ("loopwm.records",),
     "eval.scores": ("loopwm.records",),
-    "eval.models": ("eval.scores", "loopwm.text", "loopwm.core", "loopwm.records"),
-    "eval.commands": ("eval.models", "eval.scores", "loopwm.records", "data_prep.environments"),
+    "eval.models": ("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records"),
+    "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records", "data_prep.environments"),
     "eval.studies": (
         *("eval.commands", "eval.models", "eval.scores"),
-        *("loopwm.text", "loopwm.pixel", "loopwm.core", "loopwm.records"),
+        *("loopwm.worlds", "loopwm.text", "loopwm.pixel", "loopwm.core", "loopwm.records"),
     ),
     "eval.reports": ("eval.commands", "eval.models", "eval.scores", "loopwm.records"),
     "eval.pixels": (
@@ -44,13 +44,17 @@ MAY_IMPORT = {
     "serve.engine": ("loopwm.text", "loopwm.core", "loopwm.machine"),
     "serve.words": ("serve.engine", "loopwm.text", "loopwm.core", "loopwm.records"),
     "serve.http": ("serve.words", "serve.engine", "serve.playground", "loopwm.core", "loopwm.records"),
-    "serve": ("loopwm.text", "loopwm.core", "loopwm.records", "loopwm.machine"),
+    "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.machine"),
 }
 """What of ours a package may import besides itself and what lies in it; the innermost package that is named counts."""
 
 WITHOUT = {
     "loopwm.records": ("torch", "transformers", "tokenizers", "gymnasium"),
     "loopwm.records.template": ("numpy",),
+    "loopwm.worlds.protocol": ("torch", "transformers", "tokenizers"),
+    "loopwm.worlds.http": ("torch", "transformers", "tokenizers"),
+    "loopwm.worlds.gym": ("torch", "transformers", "tokenizers"),
+    "loopwm.worlds.openenv": ("torch", "transformers", "tokenizers"),
     "loopwm.core": ("transformers", "tokenizers"),
 }
 SIMULATORS = (

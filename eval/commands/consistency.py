@@ -190,7 +190,8 @@ def play_batch(
 ) -> Plays:
     """Every game for real, in the model, and replayed: its line of plays.jsonl."""
     starts = start_all(world, games, settings.context)
-    imagined = play_imagined(agent, imagination, settings.env, starts, settings.max_steps)
+    worlds = imagination.worlds(settings.env)
+    imagined = play_imagined(agent, worlds, imagination.judges, starts, settings.max_steps)
     records: Plays = {}
     for game, wm in zip(games, imagined, strict=True):
         real = world.robustly(game, partial(play_real, agent, world, game, settings.max_steps))

@@ -8,9 +8,9 @@ from functools import partial
 
 from eval.commands.agents import Agent
 from eval.commands.real_world import Game, RealWorld
-from eval.models.imagination import Imagination, longer
 from loopwm.records.episodes import FULL_SCORE
 from loopwm.records.template import Context, Regime
+from loopwm.worlds.protocol import Worlds, longer
 
 ENDS_BELOW = 0.5
 """Predicted chance to go on below which an imagined world has ended."""
@@ -76,12 +76,14 @@ def _take(play: Play, world: RealWorld, action: str) -> None:
     play.score, play.done = step.score, step.done
 
 
-def play_imagined(
-    agent: Agent, imagination: Imagination, env: str, starts: Sequence[Context], max_steps: int
-) -> list[Play]:
-    """Plays from every start, all at once. The agent sees goal and texts alone; the model, all of the start."""
-    contexts = list(starts)
-    plays = [Play(score=0.0 if imagination.judges else None) for _ in starts]
+def play_imagined(agent: Agent, worlds: Worlds, judges: bool, starts: Sequence[Context], max_steps: int) -> list[Play]:
+    """Plays from every start, all at once. The agent sees goal and texts alone; the model, all of the start.
+
+    judges: whether the model predicts rewards and ends.
+    """
+    contexts, rows = list(starts), list(range(len(starts)))
+    plays = [Play(score=0.0 if judges else None) for _ in starts]
+    worlds.begin(starts)
     for _ in range(max_steps):
         chosen = {i: agent.act(_seen(contexts[i])) for i, play in enumerate(plays) if not play.over}
         taken = {i: action for i, action in chosen.items() if action is not None}
@@ -89,14 +91,18 @@ def play_imagined(
             plays[i].stopped = True
         if not taken:
             break
-        steps = imagination.imagine(env, [contexts[i] for i in taken], list(taken.values()))
+        if len(taken) < len(rows):
+            worlds, rows = worlds.fork([rows.index(i) for i in taken]), list(taken)
+        actions = list(taken.values())
+        steps = worlds.step(actions)
+        worlds.observe(actions, [step.observation for step in steps])
         for (i, action), step in zip(taken.items(), steps, strict=True):
             play = plays[i]
             play.actions.append(action)
             play.observations.append(step.observation)
-            if play.score is not None and step.reward is not None and step.goes_on is not None:
+            if play.score is not None and step.reward is not None and step.continuation is not None:
                 play.score += step.reward
-                play.done = step.goes_on < ENDS_BELOW
+                play.done = step.continuation < ENDS_BELOW
             contexts[i] = longer(contexts[i], action, step.observation)
     return plays
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
+from eval.models.imagination import Imagination, begin
 from eval.scores.predictions import Prediction
 from loopwm.core import ExitRule, format_rule, parse_rule
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.template import LONGEST_OBSERVATION, Regime
 from loopwm.records.windows import Window
-from loopwm.text.world import World, WorldModel
-
-MAX_NEW_TOKENS = 512
-"""Longest observation decoded; the longest room description of ScienceWorld seen has 370 tokens."""
+from loopwm.text.world import WorldModel
+from loopwm.worlds.local import LocalWorlds
 
 
 class CheckpointPredictor:
@@ -44,19 +43,34 @@ class CheckpointPredictor:
     def identity(self) -> Mapping[str, str | int]:
         return {"model_sha256": self._hash, "depth": format_rule(self.depth)}
 
+    @property
+    def judges(self) -> bool:
+        """Whether rewards and ends are predicted."""
+        return self.world_model.model.config.prediction_heads
+
+    def worlds(self) -> LocalWorlds:
+        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION)
+
+    def imagination(self) -> Imagination:
+        return Imagination(lambda env: self.worlds(), self.judges)
+
+    def begin(self, windows: Sequence[Window], regime: Regime) -> LocalWorlds:
+        """The windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
+        worlds = self.worlds()
+        begin(worlds, windows, regime)
+        return worlds
+
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        predictions: list[Prediction] = []
-        judges = self.world_model.model.config.prediction_heads
-        for k, world in self._imagine(windows, regime, max(horizons)):
-            predictions = predictions or [Prediction({}, cut) for cut in world.steps_cut]
-            if k in horizons and judges:
-                ahead = self.world_model.predictions(world)
-                for i, prediction in enumerate(predictions):
-                    prediction.rewards[k] = float(ahead.reward[i])
-                    prediction.ends[k] = float(ahead.continuation[i]) < 0.5
+        worlds = self.begin(windows, regime)
+        predictions = [Prediction({}, cut) for cut in worlds.steps_cut]
+        for k in range(1, max(horizons) + 1):
+            steps = worlds.step([window["actions"][k - 1] for window in windows], decode=k in horizons)
             if k in horizons:
-                for prediction, text in zip(predictions, self.world_model.decode(world, MAX_NEW_TOKENS), strict=True):
-                    prediction.texts[k] = text
+                for prediction, step in zip(predictions, steps, strict=True):
+                    prediction.texts[k] = step.observation
+                    if step.reward is not None and step.continuation is not None:
+                        prediction.rewards[k] = step.reward
+                        prediction.ends[k] = step.continuation < 0.5
         return predictions
 
     def nats(
@@ -64,35 +78,14 @@ class CheckpointPredictor:
     ) -> list[dict[int, tuple[float, int]]]:
         """Teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
         found: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
-        for k, world in self._imagine(windows, regime, max(horizons)):
+        worlds = self.begin(windows, regime)
+        for k in range(1, max(horizons) + 1):
+            worlds.step([window["actions"][k - 1] for window in windows], decode=False)
             if k in horizons:
-                nats, tokens = self.world_model.nats(world, [window["observations"][k - 1] for window in windows])
+                nats, tokens = worlds.nats([window["observations"][k - 1] for window in windows])
                 for row, loss, count in zip(found, nats.tolist(), tokens.tolist(), strict=True):
                     row[k] = (loss, count)
         return found
-
-    def encode(self, windows: Sequence[Window], contexts: Sequence[Context]) -> World:
-        """The windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
-        try:
-            return self.world_model.encode(contexts, self.depth)
-        except FormatError as error:
-            raise InputError(f"window {self._too_long(windows, contexts)}: {error}") from error
-
-    def _imagine(self, windows: Sequence[Window], regime: Regime, last: int) -> Iterator[tuple[int, World]]:
-        """(horizon, worlds) after each action up to `last`, nothing decoded."""
-        world = self.encode(windows, [window_context(window, regime) for window in windows])
-        for k in range(1, last + 1):
-            world = self.world_model.advance(world, [window["actions"][k - 1] for window in windows])
-            yield k, world
-
-    def _too_long(self, windows: Sequence[Window], contexts: Sequence[Context]) -> str:
-        """The id of the first window that cannot be encoded by itself."""
-        for window, context in zip(windows, contexts, strict=True):
-            try:
-                self.world_model.encode([context], self.depth)
-            except FormatError:
-                return window["id"]
-        return windows[0]["id"]
 
 
 def read_depth(text: str) -> ExitRule:

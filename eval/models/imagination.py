@@ -1,85 +1,112 @@
-"""Imagination step by step: what comes after each next action, where the text of every step is taken for observed.
+"""Imagination step by step: the text of every step is taken for observed before the next action.
 
 How it differs from deferral: `Predictor.predict` takes several actions in the latent and is shown no text between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from eval.models.base import Predictor
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, Regime, Transition, window_context
+from loopwm.records.template import Context, FormatError, Regime, window_context
 from loopwm.records.windows import Window
+from loopwm.worlds.protocol import Imagined, Worlds, longer
 
 
-@dataclass(frozen=True)
-class Imagined:
-    """One imagined step. reward: predicted points, goes_on: predicted chance; None where a model predicts none."""
+class PredictorWorlds:
+    """Worlds of any predictor, which is asked for the next observation of a history. Its texts stand for observed."""
 
-    observation: str
-    reward: float | None = None
-    goes_on: float | None = None
-
-
-class Imagination(Protocol):
-    """A world model as an agent meets it."""
+    def __init__(self, predictor: Predictor, env: str) -> None:
+        self._predictor, self._env = predictor, env
+        self._real: list[Context] = []
+        self._now: list[Context] = []
 
     @property
-    def judges(self) -> bool:
-        """Whether it predicts reward and continuation."""
-        ...
+    def steps_cut(self) -> tuple[int, ...]:
+        return (0,) * len(self._real)
 
-    def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
-        """What follows one action in each context. Raises InputError for a context it cannot take."""
-        ...
+    def begin(self, contexts: Sequence[Context]) -> None:
+        self._real, self._now = list(contexts), list(contexts)
+
+    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
+        windows = [next_window(self._env, *asked) for asked in zip(self._now, actions, strict=True)]
+        predictions = self._predictor.predict(windows, "observed", (1,))
+        if any(prediction.unanswered for prediction in predictions):
+            raise InputError("--model: a step was not answered within the limit of tokens, and none can follow it")
+        texts = [prediction.texts[1] for prediction in predictions]
+        self._now = [longer(*step) for step in zip(self._now, actions, texts, strict=True)]
+        return [Imagined(text) for text in texts]
+
+    def fork(self, rows: Sequence[int]) -> PredictorWorlds:
+        fork = PredictorWorlds(self._predictor, self._env)
+        fork._real, fork._now = ([contexts[row] for row in rows] for contexts in (self._real, self._now))
+        return fork
+
+    def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
+        self._real = [longer(*step) for step in zip(self._real, actions, observations, strict=True)]
+        self._now = list(self._real)
+
+    def close(self) -> None:
+        self._real, self._now = [], []
 
 
 @dataclass(frozen=True)
-class WindowImagination:
-    """Any predictor, asked for the next observation of a history."""
+class Imagination:
+    """A model as an agent meets it. worlds: of an environment, by its name. judges: it predicts reward and
+    continuation."""
 
-    predictor: Predictor
+    worlds: Callable[[str], Worlds]
     judges: bool = False
-
-    def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
-        windows = [next_window(env, context, action) for context, action in zip(contexts, actions, strict=True)]
-        predictions = self.predictor.predict(windows, "observed", (1,))
-        if any(prediction.unanswered for prediction in predictions):
-            raise InputError("--model: a step was not answered within the limit of tokens, and none can follow it")
-        return [Imagined(prediction.texts[1]) for prediction in predictions]
 
 
 @dataclass(frozen=True)
 class FedBack:
-    """A predictor that is asked step by step, each answer part of the history of the next question."""
+    """A predictor that imagines step by step, each answer part of the history of the next question."""
 
-    imagination: WindowImagination
+    predictor: Predictor
+    imagination: Imagination
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        return {**self.imagination.predictor.identity, "decode": "fed_back"}
+        return {**self.predictor.identity, "decode": "fed_back"}
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         """The windows are of one environment."""
-        contexts = [window_context(window, regime) for window in windows]
-        predictions = [Prediction({}) for _ in windows]
+        worlds = self.imagination.worlds(windows[0]["env"])
+        begin(worlds, windows, regime)
+        predictions = [Prediction({}, cut) for cut in worlds.steps_cut]
         for k in range(1, max(horizons) + 1):
             actions = [window["actions"][k - 1] for window in windows]
-            steps = self.imagination.imagine(windows[0]["env"], contexts, actions)
-            contexts = [longer(c, a, s.observation) for c, a, s in zip(contexts, actions, steps, strict=True)]
+            texts = [step.observation for step in worlds.step(actions)]
             if k in horizons:
-                for prediction, step in zip(predictions, steps, strict=True):
-                    prediction.texts[k] = step.observation
+                for prediction, text in zip(predictions, texts, strict=True):
+                    prediction.texts[k] = text
+            worlds.observe(actions, texts)
         return predictions
 
 
-def longer(context: Context, action: str, observation: str) -> Context:
-    return replace(context, history=(*context.history, Transition(action, observation)))
+def begin(worlds: Worlds, windows: Sequence[Window], regime: Regime) -> None:
+    """The windows' worlds. Raises InputError, from the FormatError, naming a window that cannot be encoded."""
+    contexts = [window_context(window, regime) for window in windows]
+    try:
+        worlds.begin(contexts)
+    except FormatError as error:
+        raise InputError(f"window {_refused(worlds, windows, contexts)}: {error}") from error
+
+
+def _refused(worlds: Worlds, windows: Sequence[Window], contexts: Sequence[Context]) -> str:
+    """The id of the first window that cannot be encoded by itself."""
+    for window, context in zip(windows, contexts, strict=True):
+        try:
+            worlds.begin([context])
+        except FormatError:
+            return window["id"]
+    return windows[0]["id"]
 
 
 def next_window(env: str, context: Context, action: str) -> Window:
@@ -95,27 +122,16 @@ def next_window(env: str, context: Context, action: str) -> Window:
 
 def fed_back(predictor: Predictor, model: str, regime: Regime) -> Predictor:
     """The same model imagining by text instead of latents."""
-    if Path(model).is_dir():
-        from eval.models.checkpoint import CheckpointPredictor
-        from eval.models.fed_back import FedBackPredictor  # torch, which the floors do without
-
-        if isinstance(predictor, CheckpointPredictor):
-            return FedBackPredictor(Path(model), predictor.depth)
-    return FedBack(_by_windows(predictor, model, regime))
+    return FedBack(predictor, make_imagination(predictor, model, regime))
 
 
 def make_imagination(predictor: Predictor, model: str, regime: Regime) -> Imagination:
-    """The model as an agent's world."""
+    """The model as an agent's world. Raises InputError for a regime that it is not shown."""
     if Path(model).is_dir():
-        from eval.models.checkpoint import CheckpointPredictor
-        from eval.models.fed_back import CheckpointImagination  # torch, which the floors do without
+        from eval.models.checkpoint import CheckpointPredictor  # torch, which the floors do without
 
         if isinstance(predictor, CheckpointPredictor):
-            return CheckpointImagination(predictor)
-    return _by_windows(predictor, model, regime)
-
-
-def _by_windows(predictor: Predictor, model: str, regime: Regime) -> WindowImagination:
+            return predictor.imagination()
     if regime != "observed":
         raise InputError(f"--context: {model!r} imagines step by step from what was 'observed' only, not {regime!r}")
-    return WindowImagination(predictor)
+    return Imagination(partial(PredictorWorlds, predictor))

@@ -17,7 +17,7 @@ from eval.scores.tables import table
 from eval.studies.differences import ALL, METRICS, Difference, Mean, differences, means
 from eval.studies.flops import forward_flops
 from eval.studies.report import differences_table, means_table
-from eval.studies.scores import read_scores, score
+from eval.studies.scores import add_losses, read_scores, score
 from eval.studies.summary import FLOPS_KEYS
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
@@ -36,7 +36,9 @@ def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Seque
     CheckpointPredictor(model, chosen[-1])  # refuses a depth over the limit before anything is written
     for depth in chosen:
         named = replace(settings, model=f"{settings.model} T={depth}")
-        score(CheckpointPredictor(model, depth), suite, windows, named, out / f"T-{depth}")
+        predictor = CheckpointPredictor(model, depth)
+        score(predictor, suite, windows, named, out / f"T-{depth}")
+        add_losses(predictor, windows, named, out / f"T-{depth}")
     games = [game_of(window) for window in windows]
     scores = {depth: read_scores(windows, settings.horizons, out / f"T-{depth}") for depth in chosen}
     found_means: list[Mean] = []

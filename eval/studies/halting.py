@@ -134,7 +134,7 @@ class _Study:
         for policy in policies:
             named = Settings(**{**vars(self.settings), "model": f"{self.settings.model} {policy.name}"})
             predictor = PolicyPredictor(self.model, policy, self._folder(policy))
-            score(predictor, self.suite, self.windows, named, self._folder(policy), teacher_forced=False)
+            score(predictor, self.suite, self.windows, named, self._folder(policy))
 
     def loops(self, policy: Policy) -> MeanLoops:
         return read_mean_loops(self._folder(policy))

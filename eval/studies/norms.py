@@ -9,7 +9,7 @@ import numpy as np
 
 from eval.models.checkpoint import CheckpointPredictor
 from eval.studies.scores import Values
-from loopwm.records.template import Regime, window_context
+from loopwm.records.template import Regime
 from loopwm.records.windows import Window
 
 
@@ -32,7 +32,7 @@ def latent_norms(
 
 def _batch_norms(predictor: CheckpointPredictor, windows: Sequence[Window], regime: Regime, last: int) -> Values:
     """(windows, last + 1)."""
-    world = predictor.encode(windows, [window_context(window, regime) for window in windows])
+    world = predictor.begin(windows, regime).world
     worlds = [world.latent]
     for step in range(last):
         world = predictor.world_model.advance(world, [w["actions"][step % len(w["actions"])] for w in windows])

@@ -46,8 +46,8 @@ from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines, write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.records.template import Context, FormatError, Transition
-from loopwm.text.world import World, WorldModel
+from loopwm.records.template import Context, Transition
+from loopwm.worlds.local import LocalWorlds
 
 Values = NDArray[np.float64]
 Plans = Sequence[Recalled]
@@ -101,11 +101,9 @@ class AnyPlan:
 class LookAhead:
     """Imagines the first `horizon` actions of each plan. For one play: real steps are added to the same world."""
 
-    def __init__(self, model: WorldModel, depth: int, horizon: int, weight: float) -> None:
-        self._model, self._depth = model, depth
-        self._horizon, self._weight = horizon, weight
-        self._world: World | None = None
-        self._history: tuple[Transition, ...] = ()
+    def __init__(self, worlds: LocalWorlds, horizon: int, weight: float) -> None:
+        self._worlds, self._horizon, self._weight = worlds, horizon, weight
+        self._history: tuple[Transition, ...] | None = None
 
     def choose(self, context: Context, plans: Plans, work: Work) -> int:
         agreements = self.agreements(context, plans, work)
@@ -113,40 +111,40 @@ class LookAhead:
 
     def agreements(self, context: Context, plans: Plans, work: Work) -> list[float]:
         """Of each plan, in [0, 1]."""
+        self._see(context)
         ahead = [plan.after[: self._horizon] for plan in plans]
         found, rows = [0.0] * len(ahead), list(range(len(ahead)))
-        world = self._now(context).select([0] * len(ahead))
+        worlds = self._worlds.fork([0] * len(ahead))
         for k in range(1, max(map(len, ahead)) + 1):
             going = [i for i, row in enumerate(rows) if len(ahead[row]) >= k]
             rows = [rows[i] for i in going]
-            world = self._model.advance(world.select(going), [ahead[row][k - 1].action for row in rows])
+            worlds = worlds.fork(going)
+            worlds.step([ahead[row][k - 1].action for row in rows], decode=False)
             work.advances += 1
             work.imagined_steps += len(rows)
             over = [i for i, row in enumerate(rows) if len(ahead[row]) == k]
             if over:
                 seen = [ahead[rows[i]][-1].observation for i in over]
-                for i, value in zip(over, self._agreements(world.select(over), seen), strict=True):
+                for i, value in zip(over, _agreements(worlds.fork(over), seen), strict=True):
                     found[rows[i]] = value
         work.plans += len(ahead)
         return found
 
-    def _agreements(self, world: World, seen: Sequence[str]) -> list[float]:
-        nats, tokens = self._model.nats(world, seen)
-        refused = sum(torch.exp(-self._model.nats(world, [text] * len(seen))[0]) for text in sorted(REFUSALS))
-        return ((1 - refused) * torch.exp(-nats / tokens)).tolist()
-
-    def _now(self, context: Context) -> World:
-        """The world of what was really seen, by one more step where that fits."""
+    def _see(self, context: Context) -> None:
+        """What was really seen, by one more step where only that is new."""
         last = context.history[-1:]
-        if self._world is None or not last or self._history != context.history[:-1]:
-            world = self._model.encode([context], self._depth)
+        if last and self._history == context.history[:-1]:
+            self._worlds.observe([last[0].action], [last[0].observation])
         else:
-            try:
-                world = self._model.observe(self._world, [last[0].action], [last[0].observation])
-            except FormatError:  # over the context limit: encoding drops the oldest steps
-                world = self._model.encode([context], self._depth)
-        self._world, self._history = world, context.history
-        return world
+            self._worlds.begin([context])
+        self._history = context.history
+
+
+def _agreements(worlds: LocalWorlds, seen: Sequence[str]) -> list[float]:
+    nats, tokens = worlds.nats(seen)
+    refused = sum(torch.exp(-worlds.nats([text] * len(seen))[0]) for text in sorted(REFUSALS))
+    agreements: list[float] = ((1 - refused) * torch.exp(-nats / tokens)).tolist()
+    return agreements
 
 
 def best_plan(similarities: Sequence[float], agreements: Sequence[float], weight: float) -> int:
@@ -195,13 +193,15 @@ Arms = Mapping[str, Callable[[Game], Chooser]]
 """By name, what makes an arm's chooser for a game. The first is the reference; the last, what is asked about."""
 
 
-def make_arms(model: WorldModel, depth: int, settings: Settings) -> Arms:
-    look_ahead = partial(LookAhead, model, depth, weight=settings.weight)
+def make_arms(make_worlds: Callable[[], LocalWorlds], settings: Settings) -> Arms:
+    def look_ahead(horizon: int) -> LookAhead:
+        return LookAhead(make_worlds(), horizon, settings.weight)
+
     return {
         "retrieval": lambda game: MostSimilar(),
         "random": lambda game: AnyPlan(f"{settings.seed}/{game.name}"),
-        "look-ahead-1": lambda game: look_ahead(horizon=1),
-        f"look-ahead-{settings.horizon}": lambda game: look_ahead(horizon=settings.horizon),
+        "look-ahead-1": lambda game: look_ahead(1),
+        f"look-ahead-{settings.horizon}": lambda game: look_ahead(settings.horizon),
     }
 
 
@@ -329,6 +329,6 @@ def run_planner(model: Path, train_episodes: Sequence[Path], settings: Settings,
     torch.set_num_threads(1)  # seconds are those of one core
     predictor = CheckpointPredictor(model)
     episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]
-    arms = make_arms(predictor.world_model, predictor.depth, settings)
+    arms = make_arms(predictor.worlds, settings)
     with RealWorld("scienceworld") as world:
         measure(RetrievalAgent(episodes), arms, world, settings, predictor.identity, out)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eval.models.checkpoint import MAX_NEW_TOKENS, CheckpointPredictor
+from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import RandomExit
 from loopwm.records.files import read_json_lines
-from loopwm.records.template import Regime, window_context
+from loopwm.records.template import LONGEST_OBSERVATION, Regime
 from loopwm.records.windows import Window
 
 LOOPS = "loops.jsonl"
@@ -51,14 +51,14 @@ class PolicyPredictor(CheckpointPredictor):
         return {**super().identity, "advance": repr(self._policy.advance), "decode": repr(self._policy.decode)}
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        world = self.encode(windows, [window_context(window, regime) for window in windows])
+        world = self.begin(windows, regime).world
         predictions = [Prediction({}, cut) for cut in world.steps_cut]
         decoded_loops: list[list[tuple[int, ...]]] = [[] for _ in windows]
         advance, decode = (_seeded(rule, windows) for rule in (self._policy.advance, self._policy.decode))
         for k in range(1, max(horizons) + 1):
             world = self.world_model.advance(world, [window["actions"][k - 1] for window in windows], advance)
             if k in horizons:
-                decoded = self.world_model.decode_traced(world, MAX_NEW_TOKENS, decode)
+                decoded = self.world_model.decode_traced(world, LONGEST_OBSERVATION, decode)
                 for prediction, loops, found in zip(predictions, decoded_loops, decoded, strict=True):
                     prediction.texts[k] = found.text
                     loops.append(found.loops)

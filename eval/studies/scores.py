@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.commands.harness import Settings, evaluate, plan_batches
+from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.metrics import exact_match, token_f1
 from eval.scores.predictions import append_lines, drop_torn_line, read_records
@@ -26,22 +27,13 @@ Scores = dict[str, Values]
 teacher-forced) and `tokens` (of it). The last two are absent where no such loss is defined."""
 
 
-def score(
-    predictor: CheckpointPredictor,
-    suite: Suite,
-    windows: Sequence[Window],
-    settings: Settings,
-    out: Path,
-    teacher_forced: bool = True,
-) -> None:
-    """Makes what `out` lacks of a model's scores: predictions, and the losses unless no such loss is defined.
+def score(predictor: Predictor, suite: Suite, windows: Sequence[Window], settings: Settings, out: Path) -> None:
+    """Makes the predictions that `out` lacks.
 
     Raises InputError naming a window that had to be refused: a study compares arms on the same windows.
     """
     for name, reason in evaluate(predictor, suite, windows, settings, out)["refused"].items():
         raise InputError(f"window {name}: {reason}")
-    if teacher_forced:
-        add_losses(predictor, windows, settings, out / NATS)
 
 
 def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -> Scores:
@@ -58,8 +50,9 @@ def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -
     return scores
 
 
-def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settings: Settings, path: Path) -> None:
-    """Appends to the file `path`, batch by batch, the teacher-forced losses of the windows it lacks."""
+def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settings: Settings, out: Path) -> None:
+    """Appends to `out`, batch by batch, the teacher-forced losses of the windows it lacks."""
+    path = out / NATS
     known = _read_losses(path)
     with tqdm(total=len(windows), initial=len(known), unit="window", desc=f"teacher-forced {settings.context}") as bar:
         for batch in plan_batches(windows, settings):

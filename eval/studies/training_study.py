@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from eval.commands.harness import Settings, select_windows
+from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.fed_back import FedBackPredictor
+from eval.models.imagination import FedBack
 from eval.scores.suites import load_suite
 from eval.studies.norms import latent_norms
 from eval.studies.protocol import Protocol
-from eval.studies.scores import score
+from eval.studies.scores import add_losses, score
 from eval.studies.summary import summarize, write_report
 from eval.studies.training import Job, best_run, locked, make_run, train
 from eval.studies.training_log import read_training_log
@@ -67,14 +68,17 @@ def complete(job: Job) -> None:
 
 def score_regimes(job: Job) -> None:
     protocol, fed_back = job.protocol, job.decode == "fed_back"
-    predictor = (FedBackPredictor if fed_back else CheckpointPredictor)(job.run.model, protocol.depth or None)
+    checkpoint = CheckpointPredictor(job.run.model, protocol.depth or None)
+    predictor: Predictor = FedBack(checkpoint, checkpoint.imagination()) if fed_back else checkpoint
     suite = load_suite(protocol.windows)
     for regime in protocol.regimes:
         settings = settings_for(protocol, f"{job.arm}/seed-{job.run.seed}", regime)
         windows = select_windows(suite, settings)
-        score(predictor, suite, windows, settings, job.scores(regime), teacher_forced=not fed_back)
+        score(predictor, suite, windows, settings, job.scores(regime))
+        if not fed_back:  # a text that is fed back has no loss of the true ones
+            add_losses(checkpoint, windows, settings, job.scores(regime))
         if job.follows_latents:
-            add_latents(predictor, windows, protocol, regime, job.latents(regime))
+            add_latents(checkpoint, windows, protocol, regime, job.latents(regime))
 
 
 def settings_for(protocol: Protocol, model: str, regime: Regime) -> Settings:

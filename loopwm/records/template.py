@@ -30,6 +30,9 @@ SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
 CONTEXT_LIMIT = 2048
 """Most tokens a context may have, the slots of h_0 included."""
 
+LONGEST_OBSERVATION = 512
+"""Most tokens of an observation that are decoded; the longest room description of ScienceWorld seen has 370."""
+
 
 @dataclass(frozen=True)
 class StateSlots:
@@ -76,6 +79,10 @@ class FormatError(InputError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class ContextTooLongError(FormatError):
+    """More tokens than the limit, even where old steps were dropped as far as they may."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +159,13 @@ def fit_context(
     """Drops the oldest steps after the first observation until the context has at most `limit` tokens.
 
     Returns the shortened context and the number of steps dropped.
-    Goal, first observation and what is known of its moment always stay. Raises FormatError if they alone exceed the
-    limit.
+    Goal, first observation and what is known of its moment always stay. Raises ContextTooLongError if they alone
+    exceed the limit.
     """
     head, steps = context_parts(context, slots)
     total = count_tokens(head)
     if total > limit:
-        raise FormatError("context", f"up to the first observation it has {total} tokens, the limit is {limit}")
+        raise ContextTooLongError("context", f"up to the first observation it has {total} tokens, the limit is {limit}")
     kept = 0
     for step in reversed(steps):
         total += count_tokens(step)

@@ -39,9 +39,9 @@ from loopwm.core import (
     quick_products,
 )
 from loopwm.core.state import LastPlaneState
-from loopwm.records import template as template
+from loopwm.records import template
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, FormatError, Transition
+from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
@@ -101,10 +101,13 @@ class World:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded observation, and the loops behind each of its tokens; that of the end mark comes last."""
+    """A decoded observation, and the loops behind each of its tokens; that of the end mark comes last.
+
+    ended: the end mark came; otherwise the text is cut at the most tokens that were asked for."""
 
     text: str
     loops: tuple[int, ...]
+    ended: bool
 
 
 class _Pass(NamedTuple):
@@ -204,7 +207,7 @@ class WorldModel:
         history as long as that fits the limit.
 
         Raises FormatError for a world with imagined steps (observe from the world before them) or that has ended, for a
-        wrong number of actions or observations, and when the context limit is reached.
+        wrong number of actions or observations; ContextTooLongError when the limit is reached.
         """
         if world.steps:
             raise FormatError("world", f"has {world.steps} imagined steps; observe from the world before them")
@@ -216,16 +219,18 @@ class WorldModel:
         self._feed(history, [template.render_transition(step, self.slots) for step in steps], Fixed(world.depth.limit))
         longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
-            raise FormatError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
+            raise ContextTooLongError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
         return self._at_slots(_shareable(history), world.depth, world.steps_cut)
 
-    def decode(self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None) -> list[str]:
+    def decode(
+        self, world: World, max_new_tokens: int = template.LONGEST_OBSERVATION, depth: int | ExitRule | None = None
+    ) -> list[str]:
         """The observation of each row, decoded greedily. `world` stays as it is. `depth`: as in `advance`."""
         return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth)]
 
     @torch.inference_mode()
     def decode_traced(
-        self, world: World, max_new_tokens: int = 256, depth: int | ExitRule | None = None
+        self, world: World, max_new_tokens: int = template.LONGEST_OBSERVATION, depth: int | ExitRule | None = None
     ) -> list[Decoded]:
         """As `decode`, with the loops that each token took.
 
@@ -254,7 +259,8 @@ class WorldModel:
             column = tokens[:, None]
             out = self._forward(state, column, torch.ones_like(column).bool(), rule.for_pass(step, rows))
         texts = self.tokenizer.batch_decode(tokens_of, skip_special_tokens=True)
-        return [Decoded(text, tuple(loops)) for text, loops in zip(texts, loops_of, strict=True)]
+        found = zip(texts, loops_of, strict=True)
+        return [Decoded(text, tuple(loops), row not in going) for row, (text, loops) in enumerate(found)]
 
     @torch.inference_mode()
     def nats(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:

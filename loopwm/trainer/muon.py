@@ -22,7 +22,7 @@ ITERATIONS = 5
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon with `match_rms_adamw` and Nesterov momentum; only the precision differs, and only off the GPU."""
+    """torch.optim.Muon with `match_rms_adamw` and Nesterov momentum; off the GPU its products are in float32."""
 
     def __init__(self, params: Any, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")

@@ -1,8 +1,2 @@
-"""Environments for agents whose step is the world model."""
-
-from __future__ import annotations
-
-from loopwm.worlds.gym import ImaginedTextEnv, read_starts
-from loopwm.worlds.worlds import HttpWorlds, Imagined, LocalWorlds, Worlds
-
-__all__ = ["HttpWorlds", "Imagined", "ImaginedTextEnv", "LocalWorlds", "Worlds", "read_starts"]
+"""Imagined worlds as an agent holds them: one protocol, in this process (`local`) or kept by a service (`http`), and
+environments on it (`gym`, `openenv`)."""

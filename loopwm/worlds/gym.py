@@ -18,7 +18,7 @@ import gymnasium
 from gymnasium import spaces
 
 from loopwm.records.template import Context, FormatError, Regime, window_context
-from loopwm.worlds.worlds import Worlds
+from loopwm.worlds.protocol import Worlds
 
 MAX_OBSERVATION = 100_000
 MAX_ACTION = 200
@@ -41,7 +41,8 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
     An episode starts in one of `starts`, drawn with the seed of `reset`, or in `options["context"]`. It terminates
     where the predicted chance to go on falls below one half, and is truncated after `max_steps` or where the world
     would grow over the model's limit (the last observation then stands again). Without prediction heads rewards are 0
-    and nothing terminates; `info["predicted"]` tells. `info` also has the goal, and after a step the `continuation`.
+    and nothing terminates; `info["predicted"]` tells. `info` also has the goal, and after a step the `continuation` and
+    how the observation ended (`finish`).
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - the base class declares it so
@@ -64,7 +65,7 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         chosen = self._starts[int(self.np_random.integers(len(self._starts)))]
         context: Context = (options or {}).get("context", chosen)
-        self._worlds.begin(context)
+        self._worlds.begin([context])
         self._observation = context.history[-1].observation if context.history else context.observation
         self._steps, self._over = 0, False
         return self._observation, {"goal": context.goal, "look": context.look, "inventory": context.inventory}
@@ -75,16 +76,20 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
             raise ValueError("step: the episode is over, call reset")
         if not self.action_space.contains(action) or not action.strip():
             raise ValueError(f"action: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
-        imagined = self._worlds.step(action)
-        if imagined is None:
+        (imagined,) = self._worlds.step([action])
+        if imagined.finish == "full":
             self._over = True
-            return self._observation, 0.0, False, True, {"predicted": False, "continuation": None}
+            return self._observation, 0.0, False, True, {"predicted": False, "continuation": None, "finish": "full"}
         self._steps += 1
         self._observation = imagined.observation
         terminated = imagined.continuation is not None and imagined.continuation < 0.5
         truncated = not terminated and self._steps >= self._max_steps
         self._over = terminated or truncated
-        info = {"predicted": imagined.reward is not None, "continuation": imagined.continuation}
+        info = {
+            "predicted": imagined.reward is not None,
+            "continuation": imagined.continuation,
+            "finish": imagined.finish,
+        }
         return self._observation, imagined.reward or 0.0, terminated, truncated, info
 
     def render(self) -> str | None:

@@ -25,9 +25,8 @@ from pydantic import Field
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import REGIMES, Context
-from loopwm.text.world import WorldModel
 from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
-from loopwm.worlds.worlds import HttpWorlds, LocalWorlds, Worlds
+from loopwm.worlds.protocol import Worlds
 
 
 class TextAction(Action):
@@ -36,7 +35,7 @@ class TextAction(Action):
 
 class TextObservation(Observation):
     """reward: predicted score difference in points, None where the checkpoint predicts none. metadata: the goal at a
-    reset; afterwards `truncated` and `continuation`."""
+    reset; afterwards `truncated`, `continuation` and how the text ended (`finish`)."""
 
     text: str
 
@@ -59,7 +58,7 @@ class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
     def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
         text, reward, terminated, truncated, info = self._env.step(action.text)
         self._state.step_count += 1
-        told = {"truncated": truncated, "continuation": info["continuation"]}
+        told = {"truncated": truncated, "continuation": info["continuation"], "finish": info["finish"]}
         predicted = reward if info["predicted"] else None
         return TextObservation(text=text, done=terminated or truncated, reward=predicted, metadata=told)
 
@@ -101,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         starts = read_starts(args.starts, args.context)
-        make = partial(HttpWorlds, args.url, args.model) if args.url else _local(args.model)
+        make = _kept(args.url, args.model) if args.url else _local(args.model)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -109,7 +108,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _kept(url: str, model: str) -> Callable[[], Worlds]:
+    from loopwm.worlds.http import Client, HttpWorlds
+
+    return partial(HttpWorlds, Client(url), model)
+
+
 def _local(path: str) -> Callable[[], Worlds]:
+    from loopwm.text.world import WorldModel
+    from loopwm.worlds.local import LocalWorlds  # torch, which a service in between does without
+
     return partial(LocalWorlds, WorldModel.from_pretrained(path))
 
 

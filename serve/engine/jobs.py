@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -37,7 +35,7 @@ class Job:
 
     def advance(self, result: Any) -> bool:
         """On to the next pass with the result of the last, or what it raised; whether there is a next one. What the
-        work raises is its result."""
+        work raises is its result, which whoever asked for it tells or logs."""
         self.begun = True
         if self.cancelled:
             return False
@@ -47,7 +45,6 @@ class Job:
             self.deliver(end.value)
             return False
         except Exception as error:
-            log.exception("work with the model failed")
             self.deliver(error)
             return False
         return True

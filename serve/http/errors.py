@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from loopwm.records.template import FormatError
+from loopwm.records.template import ContextTooLongError, FormatError
 from serve.engine.engine import EngineStoppedError, QueueFullError
 from serve.words.prompts import PromptTooLongError
 from serve.words.service import CompletionTooLongError, ModelNotFoundError
@@ -73,6 +73,7 @@ class ErrorBody(BaseModel):
 
 
 WRONG_FIELD: dict[type[FormatError], str] = {
+    ContextTooLongError: "context_length_exceeded",
     PromptTooLongError: "context_length_exceeded",
     FormatError: "invalid_value",
     UnsupportedError: "unsupported_by_model",

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.records import template as template
-from loopwm.records.template import FormatError, StateSlots
+from loopwm.records import template
+from loopwm.records.template import ContextTooLongError, FormatError, StateSlots
 
 
-class PromptTooLongError(FormatError):
+class PromptTooLongError(ContextTooLongError):
     """More tokens than a prompt may have. `field` names the part of the request."""
 
     def __init__(self, field: str, tokens: int, limit: int) -> None:
@@ -49,7 +49,7 @@ class PromptReader:
         room = self.limit - len(self.encode(self._slots.after_context + asked))
         try:
             context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._slots)
-        except FormatError as error:
+        except ContextTooLongError as error:
             shortest = template.render_prompt(replace(context, history=()), actions, self._slots)
             raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
         return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._slots))), cut)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from loopwm.core import ExitRule, SharedState
 from loopwm.records import template as template
-from loopwm.records.template import Context, FormatError
+from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request
@@ -166,11 +166,11 @@ class Sessions:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
 
     def _stream(self, world: World, max_tokens: int, top: int | None = None) -> TextStream:
-        """The observation of a world, as it is decoded. Raises FormatError if there is no room for one."""
+        """The observation of a world, as it is decoded. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
-            raise FormatError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
+            raise ContextTooLongError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
         start = start if isinstance(start, SharedState) else SharedState(start.alone(0), 1)
         request = Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start, top=top)
         return self.service.stream(request)

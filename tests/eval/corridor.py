@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.models.imagination import Imagined
+from eval.models.imagination import Imagination
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.template import Context
+from loopwm.worlds.protocol import Imagined, longer
 
 ROOMS = 6
 
@@ -70,32 +71,57 @@ def gold_episode(room: int, policy: str = "gold", split: str = "train") -> Episo
     return Episode("corridor", "ring", room, split, policy, world.goal(), tuple(steps))
 
 
-class TrueDream:
-    """An imagination that is right, with heads if asked for."""
+class Dream:
+    """Worlds that are imagined by `_next`, one row at a time."""
 
-    def __init__(self, judges: bool = False) -> None:
-        self.judges = judges
+    def __init__(self, contexts: Sequence[Context] = ()) -> None:
+        self._contexts = list(contexts)
+        self.steps_cut = (0,) * len(self._contexts)
 
-    def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
-        return [self._next(context, action) for context, action in zip(contexts, actions, strict=True)]
+    def begin(self, contexts: Sequence[Context]) -> None:
+        self._contexts = list(contexts)
+
+    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
+        return [self._next(*asked) for asked in zip(self._contexts, actions, strict=True)]
+
+    def fork(self, rows: Sequence[int]) -> Dream:
+        return type(self)([self._contexts[row] for row in rows])
+
+    def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
+        self._contexts = [longer(*step) for step in zip(self._contexts, actions, observations, strict=True)]
+
+    def close(self) -> None: ...
+
+    def _next(self, context: Context, action: str) -> Imagined:
+        raise NotImplementedError
+
+
+class TrueDream(Dream):
+    """One that is right."""
 
     def _next(self, context: Context, action: str) -> Imagined:
         world = Corridor()
         world.reset("ring", int(context.goal.split()[-1].rstrip(".")))
         for step in context.history:
             world.step(step.action)
-        found = world.step(action)
-        return (
-            Imagined(found.observation, found.score, 0.1 if found.done else 0.9)
-            if self.judges
-            else Imagined(found.observation)
-        )
+        return Imagined(world.step(action).observation)
 
 
-class FalseDream:
-    """An imagination where the bell rings everywhere."""
+class JudgedDream(TrueDream):
+    """One with reward and continuation."""
 
-    judges = False
+    def _next(self, context: Context, action: str) -> Imagined:
+        imagined = super()._next(context, action)
+        rings = imagined.observation == "It rings."
+        return Imagined(imagined.observation, 100.0 if rings else 0.0, 0.1 if rings else 0.9)
 
-    def imagine(self, env: str, contexts: Sequence[Context], actions: Sequence[str]) -> list[Imagined]:
-        return [Imagined("It rings." if action == "ring bell" else "You are in room 2.") for action in actions]
+
+class FalseDream(Dream):
+    """One where the bell rings everywhere."""
+
+    def _next(self, context: Context, action: str) -> Imagined:
+        return Imagined("It rings." if action == "ring bell" else "You are in room 2.")
+
+
+def dreaming(dream: type[Dream]) -> Imagination:
+    return Imagination(lambda env: dream())

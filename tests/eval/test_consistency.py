@@ -22,11 +22,11 @@ from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.fewshot import Message
 from eval.models.floors import Copy
-from eval.models.imagination import Imagination, WindowImagination, make_imagination
+from eval.models.imagination import PredictorWorlds, make_imagination
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
-from tests.eval.corridor import Corridor, FalseDream, TrueDream, gold_episode
+from tests.eval.corridor import Corridor, Dream, FalseDream, JudgedDream, TrueDream, dreaming, gold_episode
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
 SETTINGS = ConsistencySettings("model", "retrieval-agent", "corridor", ("ring",), "test", 3, "observed", 12, 0, 2)
@@ -149,7 +149,7 @@ def test_a_chat_agent_is_shown_the_nearest_example_and_can_stop() -> None:
 def test_in_a_true_dream_the_agent_plays_as_in_the_real_world(agent: RetrievalAgent, world: RealWorld) -> None:
     games = [Game("ring", room) for room in (3, 4, 5)]
     starts = [world.start(game, "observed") for game in games]
-    dreams = play_imagined(agent, TrueDream(), "corridor", starts, 12)
+    dreams = play_imagined(agent, TrueDream(), False, starts, 12)
     for game, dream in zip(games, dreams, strict=True):
         real = play_real(agent, world, game, 12)
         assert (dream.actions[: len(real.actions)], real.done) == (real.actions, True)
@@ -157,9 +157,9 @@ def test_in_a_true_dream_the_agent_plays_as_in_the_real_world(agent: RetrievalAg
 
 
 def test_success_in_a_dream_is_by_heads_where_there_are_any(agent: RetrievalAgent) -> None:
-    (judged,) = play_imagined(agent, TrueDream(judges=True), "corridor", [START], 12)
+    (judged,) = play_imagined(agent, JudgedDream(), True, [START], 12)
     assert (judged.done, judged.stopped, judged.score, won_as_imagined(judged)) == (True, False, 100, True)
-    (spoken,) = play_imagined(agent, TrueDream(), "corridor", [START], 12)
+    (spoken,) = play_imagined(agent, TrueDream(), False, [START], 12)
     assert (spoken.done, spoken.stopped, spoken.score, won_as_imagined(spoken)) == (False, True, None, True)
     assert not won_as_imagined(Play(score=20.0, done=True))
     assert not won_as_imagined(Play(score=100.0, stopped=True))
@@ -169,7 +169,7 @@ def test_success_in_a_dream_is_by_heads_where_there_are_any(agent: RetrievalAgen
 
 def test_plays_end_at_the_limit(agent: RetrievalAgent, world: RealWorld) -> None:
     assert len(play_real(agent, world, Game("ring", 5), 2).actions) == 2
-    (dream,) = play_imagined(agent, TrueDream(), "corridor", [START], 2)
+    (dream,) = play_imagined(agent, TrueDream(), False, [START], 2)
     assert (len(dream.actions), dream.over, won_as_imagined(dream)) == (2, False, False)
 
 
@@ -178,10 +178,10 @@ def test_a_replay_ends_where_the_world_does(world: RealWorld) -> None:
 
 
 def test_a_false_dream_is_found_out(agent: RetrievalAgent, world: RealWorld, tmp_path: Path) -> None:
-    true = measure(agent, Copy(), TrueDream(), world, SETTINGS, tmp_path / "true")["rows"][0]
+    true = measure(agent, Copy(), dreaming(TrueDream), world, SETTINGS, tmp_path / "true")["rows"][0]
     assert (true["real"]["success"]["mean"], true["consistency_ratio"]["value"]) == (1, 1)
     assert true["replay_em"]["mean"] == 1
-    false = measure(agent, Copy(), FalseDream(), world, SETTINGS, tmp_path / "false")["rows"][0]
+    false = measure(agent, Copy(), dreaming(FalseDream), world, SETTINGS, tmp_path / "false")["rows"][0]
     assert (false["wm"]["success"]["mean"], false["consistency_ratio"]["value"]) == (1, 0)
     assert false["replay_em"]["mean"] < 1
 
@@ -192,27 +192,25 @@ def test_a_stopped_measurement_goes_on_to_the_same_results(
     class Interrupted(TrueDream):
         calls = 0
 
-        def imagine(self, *question: Any) -> Any:
-            self.calls += 1
-            if self.calls == 14:
+        def step(self, *question: Any) -> Any:
+            Interrupted.calls += 1
+            if Interrupted.calls == 14:
                 raise KeyboardInterrupt
-            return super().imagine(*question)
+            return super().step(*question)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    expected = measure(agent, Copy(), TrueDream(), world, SETTINGS, whole)
+    expected = measure(agent, Copy(), dreaming(TrueDream), world, SETTINGS, whole)
     with pytest.raises(KeyboardInterrupt):
-        measure(agent, Copy(), Interrupted(), world, SETTINGS, killed)
+        measure(agent, Copy(), dreaming(Interrupted), world, SETTINGS, killed)
     assert 0 < len((killed / "plays.jsonl").read_text().splitlines()) < 3
     torn = (killed / "plays.jsonl").read_bytes()
     (killed / "plays.jsonl").write_bytes(torn[:-20])
-    assert measure(agent, Copy(), TrueDream(), world, SETTINGS, killed)["rows"] == expected["rows"]
-    assert measure(agent, Copy(), Unasked(), world, SETTINGS, killed)["rows"] == expected["rows"]
+    assert measure(agent, Copy(), dreaming(TrueDream), world, SETTINGS, killed)["rows"] == expected["rows"]
+    assert measure(agent, Copy(), dreaming(Unasked), world, SETTINGS, killed)["rows"] == expected["rows"]
 
 
-class Unasked:
-    judges = False
-
-    def imagine(self, *question: Any) -> Any:
+class Unasked(Dream):
+    def step(self, *question: Any) -> Any:
         raise AssertionError("everything is played")
 
 
@@ -247,14 +245,16 @@ def test_a_checkpoint_imagines_as_it_predicts_the_next_observation(
     checkpoint: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 6)
-    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 6)
     predictor = CheckpointPredictor(checkpoint)
     seen = replace(START, history=(Transition("go east", "You are in room 1."),))
-    ways: list[Imagination] = [make_imagination(predictor, str(checkpoint), "observed"), WindowImagination(predictor)]
-    once, again = (way.imagine("corridor", [START, seen], ["go east", "ring bell"]) for way in ways)
-    assert once == again
-    assert all(step.reward is None for step in once)
+    local = make_imagination(predictor, str(checkpoint), "observed").worlds("corridor")
+    steps = []
+    for worlds in (local, PredictorWorlds(predictor, "corridor")):
+        worlds.begin([START, seen])
+        steps.append([step.observation for step in worlds.step(["go east", "ring bell"])])
+    assert steps[0] == steps[1]
+    assert all(step.reward is None for step in local.step(["go east", "ring bell"]))
 
 
 def command(tmp_path: Path, *options: str, episodes: Sequence[Episode] = ()) -> list[str]:

@@ -20,7 +20,7 @@ import pytest
 from eval.__main__ import main
 from eval.models.endpoint import Address, Endpoint, Parameters, ReplyCache, read_reply, retry_after
 from eval.models.fewshot import Message, load_shots
-from eval.models.imagination import WindowImagination
+from eval.models.imagination import PredictorWorlds
 from eval.models.prompted import EndpointPredictor
 from eval.scores.predictions import read_records
 from loopwm.records.errors import InputError
@@ -191,12 +191,12 @@ def test_no_step_is_imagined_after_one_that_was_cut(
 ) -> None:
     window = make_window()
     shots = load_shots([window], None, 0, "observed", [1])
-    imagination = WindowImagination(EndpointPredictor(endpoint, shots))
-    context = window_context(window, "observed")
-    assert imagination.imagine("scienceworld", [context], ["wait"])[0].observation.endswith("ACTION: WAIT")
+    worlds = PredictorWorlds(EndpointPredictor(endpoint, shots), "scienceworld")
+    worlds.begin([window_context(window, "observed")])
+    assert worlds.step(["wait"])[0].observation.endswith("ACTION: WAIT")
     mock.thoughts = 600
     with pytest.raises(InputError, match="--model: a step was not answered within the limit of tokens"):
-        imagination.imagine("scienceworld", [context], ["look around"])
+        worlds.step(["look around"])
 
 
 def test_a_run_counts_what_was_not_answered_and_asks_again(

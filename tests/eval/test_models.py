@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_with_heads_predicts_rewards_and_ends(
     tmp_path: Path, make_window: MakeWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 2)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 2)
     folder = save_checkpoint(tmp_path, prediction_heads=True)
     windows = [make_window("a"), make_window("b", goal="another goal")]
     found = CheckpointPredictor(folder).predict(windows, "observed", [1, 3])
@@ -52,7 +52,7 @@ def test_a_checkpoint_with_heads_predicts_rewards_and_ends(
 def test_a_checkpoint_is_run_as_its_rollout(
     checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 6)
     long = [(None, "Start."), *[("look around", "a table, a chair and a stove. " * 20)] * 20]
     windows = [make_window("short"), make_window("long", long)]
     arguments = ["run", "--model", str(checkpoint), "--suite", str(write_suite(windows)), "--context", "observed"]

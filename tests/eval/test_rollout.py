@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from eval.__main__ import main
 from eval.commands.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.imagination import FedBack, WindowImagination, fed_back
+from eval.models.imagination import FedBack, Imagination, PredictorWorlds, fed_back
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Regime
@@ -98,8 +99,7 @@ def test_a_rollout_equals_single_predictions_at_depths_both_cover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Batches of ragged episodes are padded; that must not show."""
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 5)
-    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 5)
     predictor = CheckpointPredictor(checkpoint)
     chosen = predictor if way == "latent" else fed_back(predictor, str(checkpoint), "snapshot")
     records = imagine_batch(chosen, starts, "snapshot")
@@ -116,12 +116,11 @@ def test_a_checkpoint_feeds_back_as_any_predictor_does(
     starts: list[Window],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 5)
-    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 5)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 5)
     predictor = CheckpointPredictor(checkpoint)
     window = [starts[0]]
     one = fed_back(predictor, str(checkpoint), "observed").predict(window, "observed", (1, 2, 3))
-    other = FedBack(WindowImagination(predictor)).predict(window, "observed", (1, 2, 3))
+    other = FedBack(predictor, Imagination(partial(PredictorWorlds, predictor))).predict(window, "observed", (1, 2, 3))
     assert one[0].texts == other[0].texts
 
 

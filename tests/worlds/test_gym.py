@@ -15,8 +15,9 @@ from gymnasium.utils.env_checker import check_env
 
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
-from loopwm.worlds import HttpWorlds, ImaginedTextEnv, LocalWorlds, read_starts
-from loopwm.worlds.worlds import WorldError
+from loopwm.worlds.gym import ImaginedTextEnv, read_starts
+from loopwm.worlds.http import Client, HttpWorlds, WorldError
+from loopwm.worlds.local import LocalWorlds
 from tests.serve.conftest import serving  # noqa: F401 - a fixture
 from tests.text.conftest import random_model
 
@@ -63,7 +64,8 @@ def test_steps_are_those_of_the_world_model(model, worlds):
         assert observation == model.decode(world, TOKENS)[0]
         assert reward == pytest.approx(found.reward.item())
         assert terminated == (found.continuation.item() < 0.5)
-        assert info == {"predicted": True, "continuation": pytest.approx(found.continuation.item())}
+        assert info["predicted"]
+        assert info["continuation"] == pytest.approx(found.continuation.item())
         if terminated:
             with pytest.raises(ValueError, match="call reset"):
                 env.step("wait")
@@ -92,20 +94,17 @@ def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(tokenizer)
 
 
 def test_worlds_behind_the_service_are_the_same(url, model, worlds):
-    class Short(HttpWorlds):
-        def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-            return super()._post(path, {**body, "max_tokens": TOKENS})
-
-    local, remote = ImaginedTextEnv(worlds, [HALL]), ImaginedTextEnv(Short(url, "tiny"), [HALL])
+    kept = HttpWorlds(Client(url), "tiny", max_new_tokens=TOKENS)
+    local, remote = ImaginedTextEnv(worlds, [HALL]), ImaginedTextEnv(kept, [HALL])
     ours, theirs = ([step[0] for step in play(env, ["wait"])] for env in (local, remote))
     assert ours == theirs
     remote.close()
 
 
 def test_what_the_service_refuses_is_told_in_its_words(url):
-    worlds = HttpWorlds(url, "other")
+    worlds = HttpWorlds(Client(url), "other")
     with pytest.raises(WorldError, match="'other' does not exist"):
-        worlds.begin(HALL)
+        worlds.begin([HALL])
 
 
 @pytest.mark.parametrize("action", ["", "  ", "x" * 201, 3])

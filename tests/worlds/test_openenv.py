@@ -17,8 +17,8 @@ from openenv.core.generic_client import GenericEnvClient
 
 from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
+from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.openenv import create_app, main
-from loopwm.worlds.worlds import LocalWorlds
 from tests.text.conftest import random_model
 
 STARTS = [Context(f"find a tree in place {i}", f"This is the hall of place {i}.") for i in range(4)]

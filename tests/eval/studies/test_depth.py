@@ -20,7 +20,7 @@ def command(checkpoint: Path, windows_file: Path, out: Path, *options: str) -> l
 def test_depths_up_to_twice_the_mean_are_compared_with_the_default(
     checkpoint: Path, windows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
     arguments = command(checkpoint, windows_file, tmp_path / "out")
     assert main(arguments) == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text())

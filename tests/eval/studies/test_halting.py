@@ -40,7 +40,7 @@ def gated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_observations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.studies.policies.MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr("eval.studies.policies.LONGEST_OBSERVATION", 6)
 
 
 def command(model: Path, windows_file: Path, out: Path, *options: str) -> list[str]:

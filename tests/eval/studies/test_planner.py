@@ -32,6 +32,7 @@ from eval.studies.planner import (
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
+from loopwm.worlds.local import LocalWorlds
 from tests.eval.corridor import Corridor, gold_episode
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
@@ -67,7 +68,7 @@ def test_without_look_ahead_it_is_the_retrieval_agent(agent: RetrievalAgent, wor
 
 def test_agreement_of_no_weight_changes_nothing(agent: RetrievalAgent, world: RealWorld, model: WorldModel) -> None:
     game = Game("ring", 5)
-    weightless = PlanningAgent(agent, LookAhead(model, 2, horizon=2, weight=0.0), candidates=3)
+    weightless = PlanningAgent(agent, LookAhead(LocalWorlds(model, 2), horizon=2, weight=0.0), candidates=3)
     assert play_real(weightless, world, game, 12) == play_real(agent, world, game, 12)
 
 
@@ -89,7 +90,7 @@ def test_where_the_retrieval_agent_stops_there_is_nothing_to_plan(agent: Retriev
 
 def test_plans_of_a_batch_agree_as_each_alone(agent: RetrievalAgent, model: WorldModel) -> None:
     plans, work = candidate_plans(agent, FAR, 3), Work()
-    found = LookAhead(model, 2, horizon=3, weight=0.5).agreements(FAR, plans, work)
+    found = LookAhead(LocalWorlds(model, 2), horizon=3, weight=0.5).agreements(FAR, plans, work)
     lengths = [min(3, len(plan.after)) for plan in plans]
     assert len(set(lengths)) > 1
     assert (work.advances, work.imagined_steps, work.plans) == (max(lengths), sum(lengths), len(plans))
@@ -106,12 +107,12 @@ def _agreement_alone(model: WorldModel, steps: Sequence[Transition]) -> float:
 
 
 def test_real_steps_are_added_to_the_world_as_if_all_were_encoded(agent: RetrievalAgent, model: WorldModel) -> None:
-    going = LookAhead(model, 2, horizon=1, weight=0.5)
+    going = LookAhead(LocalWorlds(model, 2), horizon=1, weight=0.5)
     for steps in range(len(FAR.history) + 1):
         context = replace(FAR, history=FAR.history[:steps])
-        world = going._now(context)
+        going._see(context)
         whole = model.encode([context], 2)
-        assert (world.latent - whole.latent).abs().max() < 1e-4
+        assert (going._worlds.world.latent - whole.latent).abs().max() < 1e-4
 
 
 def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: RetrievalAgent, model: WorldModel) -> None:
@@ -128,7 +129,7 @@ def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: Retriev
 
     plans = [plan for plan in candidate_plans(agent, FAR, 3) if plan.action == "ring bell"]
     fits, refused, differs = (
-        LookAhead(Told(text), 2, horizon=2, weight=0.5).agreements(FAR, plans, Work())[0]
+        LookAhead(LocalWorlds(Told(text), 2), horizon=2, weight=0.5).agreements(FAR, plans, Work())[0]
         for text in ("It rings.", "Nothing happens.", "You are in room 3.")
     )
     assert fits == pytest.approx(math.exp(-0.01))
@@ -145,7 +146,7 @@ def test_a_plan_is_the_best_by_similarity_and_weighted_agreement() -> None:
 def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     agent: RetrievalAgent, world: RealWorld, model: WorldModel, tmp_path: Path
 ) -> None:
-    arms = make_arms(model, 2, SETTINGS)
+    arms = make_arms(lambda: LocalWorlds(model, 2), SETTINGS)
     results = measure(agent, arms, world, SETTINGS, {"model_sha256": "m"}, tmp_path)
     assert results["n"] == 3
     assert list(results["arms"]) == ["retrieval", "random", "look-ahead-1", "look-ahead-3"]

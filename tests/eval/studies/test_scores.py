@@ -10,13 +10,14 @@ import torch
 
 from eval.commands.harness import Settings, select_windows
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.fed_back import FedBackPredictor
-from eval.scores.suites import load_suite
+from eval.models.imagination import fed_back
+from eval.scores.suites import Suite, load_suite
 from eval.studies.differences import ALL, Difference, differences, means
 from eval.studies.norms import latent_norms
-from eval.studies.scores import Scores, read_scores, score
-from loopwm.records import template as template
+from eval.studies.scores import Scores, add_losses, read_scores, score
+from loopwm.records import template
 from loopwm.records.template import Regime, Transition, window_context
+from loopwm.records.windows import Window
 
 HORIZONS = (1, 3)
 
@@ -44,25 +45,30 @@ def test_window_losses_are_those_of_whole_prompts_without_a_cache(
             assert row[k][1] == len(wanted)
 
 
+def score_and_loss(predictor: CheckpointPredictor, suite: Suite, windows: list[Window], out: Path) -> None:
+    score(predictor, suite, windows, settings(), out)
+    add_losses(predictor, windows, settings(), out)
+
+
 def test_scoring_interrupted_anywhere_ends_with_the_same_scores(
     checkpoint: Path, windows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
     suite = load_suite(str(windows_file))
     windows = select_windows(suite, settings())
     predictor = CheckpointPredictor(checkpoint)
-    score(predictor, suite, windows, settings(), tmp_path)
+    score_and_loss(predictor, suite, windows, tmp_path)
     whole = read_scores(windows, HORIZONS, tmp_path)
     assert whole["nats"].shape == (5, 2)
     path = tmp_path / "nats.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    score(predictor, suite, windows, settings(), tmp_path)
+    score_and_loss(predictor, suite, windows, tmp_path)
     again = read_scores(windows, HORIZONS, tmp_path)
     np.testing.assert_allclose(again["nats"], whole["nats"], rtol=1e-5)
     before = path.read_bytes()
     monkeypatch.setattr(CheckpointPredictor, "nats", None)
     monkeypatch.setattr(CheckpointPredictor, "predict", None)
-    score(predictor, suite, windows, settings(), tmp_path)
+    score_and_loss(predictor, suite, windows, tmp_path)
     assert path.read_bytes() == before
 
 
@@ -107,10 +113,11 @@ def test_means_are_over_windows_and_seeds_and_horizons() -> None:
 def test_fed_back_text_is_imagined_as_if_it_had_been_observed(
     checkpoint: Path, windows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 5)
-    predictor = FedBackPredictor(checkpoint)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 5)
+    checkpointed = CheckpointPredictor(checkpoint)
+    predictor = fed_back(checkpointed, str(checkpoint), "observed")
     windows = list(load_suite(str(windows_file)).windows)[:2]
-    world_model = predictor.world_model
+    world_model = checkpointed.world_model
     for window, prediction in zip(windows, predictor.predict(windows, "observed", (1, 2)), strict=True):
         context = window_context(window, "observed")
         first = world_model.decode(world_model.advance(world_model.encode([context]), window["actions"][:1]), 5)[0]
@@ -124,11 +131,12 @@ def test_fed_back_text_is_imagined_as_if_it_had_been_observed(
 def test_fed_back_text_over_the_context_limit_drops_the_oldest_steps(
     checkpoint: Path, windows_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 30)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 30)
     monkeypatch.setattr(template, "CONTEXT_LIMIT", 100)
     monkeypatch.setattr(template.fit_context, "__defaults__", (100, 1))
     window = load_suite(str(windows_file)).windows[4]
-    predictions = FedBackPredictor(checkpoint).predict([window], "observed", (1, 2, 3, 4, 5))
+    predictor = fed_back(CheckpointPredictor(checkpoint), str(checkpoint), "observed")
+    predictions = predictor.predict([window], "observed", (1, 2, 3, 4, 5))
     assert sorted(predictions[0].texts) == [1, 2, 3, 4, 5]
 
 

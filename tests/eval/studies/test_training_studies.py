@@ -21,8 +21,7 @@ from tests.eval.studies.conftest import Pretend
 def quick(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> None:
     """Training stands still; observations are short."""
     monkeypatch.setattr("eval.studies.training_study.train", pretend)
-    monkeypatch.setattr("eval.models.checkpoint.MAX_NEW_TOKENS", 4)
-    monkeypatch.setattr("eval.models.fed_back.MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
 
 
 def study(protocol_file: Path, out: Path, *overrides: str) -> int:

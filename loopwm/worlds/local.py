@@ -1,0 +1,85 @@
+"""Imagined worlds in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from loopwm.core import ExitRule
+from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError
+from loopwm.text.world import World, WorldModel
+from loopwm.worlds.protocol import Imagined, longer
+
+
+class LocalWorlds:
+    """Worlds of a checkpoint. depth: loops of every pass or an exit rule, None for the checkpoint's default."""
+
+    def __init__(
+        self, model: WorldModel, depth: int | ExitRule | None = None, max_new_tokens: int = LONGEST_OBSERVATION
+    ) -> None:
+        self._model, self._depth, self._max_new_tokens = model, depth, max_new_tokens
+        self._contexts: list[Context] = []
+        self._real: World | None = None
+        self._now: World | None = None
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> LocalWorlds:
+        """Raises InputError (one line) for a folder that is no checkpoint."""
+        return cls(WorldModel.from_pretrained(path))
+
+    @property
+    def world(self) -> World:
+        """As it is now. Raises ValueError before `begin`."""
+        if self._now is None:
+            raise ValueError("step: begin a world first")
+        return self._now
+
+    @property
+    def steps_cut(self) -> tuple[int, ...]:
+        return self.world.steps_cut
+
+    def begin(self, contexts: Sequence[Context]) -> None:
+        self._contexts = list(contexts)
+        self._real = self._now = self._model.encode(contexts, self._depth)
+
+    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
+        self._now = world = self._model.advance(self.world, actions)
+        ahead = self._model.predictions(world) if self._model.model.config.prediction_heads else None
+        rewards = ahead.reward.tolist() if ahead else [None] * len(world)
+        continuations = ahead.continuation.tolist() if ahead else [None] * len(world)
+        longest = self._model.model.config.max_position_embeddings - self._max_new_tokens
+        full = (world.state.next_position > longest).tolist()
+        if not decode or all(full):
+            texts = [Imagined("")] * len(world)
+        else:
+            decoded = self._model.decode_traced(world, self._max_new_tokens)
+            texts = [Imagined(found.text, finish="stop" if found.ended else "length") for found in decoded]
+        return [
+            Imagined("", finish="full") if over else Imagined(text.observation, reward, continuation, text.finish)
+            for text, reward, continuation, over in zip(texts, rewards, continuations, full, strict=True)
+        ]
+
+    def fork(self, rows: Sequence[int]) -> LocalWorlds:
+        fork = LocalWorlds(self._model, self._depth, self._max_new_tokens)
+        fork._contexts = [self._contexts[row] for row in rows]
+        fork._now = self.world.select(rows)
+        fork._real = fork._now if self._now is self._real or self._real is None else self._real.select(rows)
+        return fork
+
+    def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
+        steps = zip(self._contexts, actions, observations, strict=True)
+        self._contexts = [longer(*step) for step in steps]
+        assert self._real is not None
+        try:
+            self._real = self._now = self._model.observe(self._real, actions, observations)
+        except ContextTooLongError:  # encoding drops the oldest steps
+            self.begin(self._contexts)
+
+    def nats(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Teacher-forced loss of each row's observation after its last step, and its tokens (`WorldModel.nats`)."""
+        return self._model.nats(self.world, observations)
+
+    def close(self) -> None:
+        self._real = self._now = None

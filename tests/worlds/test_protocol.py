@@ -1,0 +1,141 @@
+"""Worlds in this process and worlds behind a service are the same worlds, and keep the protocol's promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from loopwm.records import template
+from loopwm.records.errors import InputError
+from loopwm.records.template import Context, Transition
+from loopwm.text.world import WorldModel
+from loopwm.worlds.http import Client, HttpWorlds, WorldError
+from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.protocol import Worlds
+from tests.serve.conftest import serving  # noqa: F401 - a fixture
+from tests.text.conftest import random_model
+
+TOKENS = 12
+KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
+HALL = Context("find a tree", "This is the hall.", look="A hall.", inventory="An orange.")
+
+MakeWorlds = Callable[[], Worlds]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer) -> WorldModel:
+    return WorldModel(random_model(prediction_heads=True), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def client(serving, model) -> Iterator[Client]:  # noqa: F811
+    with serving(model.model, end_token=model._end) as service:
+        yield Client(str(service.base_url))
+
+
+@pytest.fixture
+def local(model) -> LocalWorlds:
+    return LocalWorlds(model, max_new_tokens=TOKENS)
+
+
+@pytest.fixture(params=["local", "http"])
+def make(request, model, client) -> MakeWorlds:
+    if request.param == "local":
+        return lambda: LocalWorlds(model, max_new_tokens=TOKENS)
+    return lambda: HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+
+
+def close_to(steps):
+    return [
+        (
+            step.observation,
+            step.finish,
+            pytest.approx(step.reward, rel=1e-4),
+            pytest.approx(step.continuation, rel=1e-4),
+        )
+        for step in steps
+    ]
+
+
+def told(steps):
+    return [(step.observation, step.finish, step.reward, step.continuation) for step in steps]
+
+
+def test_a_service_imagines_what_this_process_does(local, client):
+    remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    for worlds in (local, remote):
+        worlds.begin([KITCHEN, HALL])
+    for decode in (False, True):
+        assert told(remote.step(["wait", "look around"], decode)) == close_to(
+            local.step(["wait", "look around"], decode)
+        )
+    assert remote.steps_cut == local.steps_cut == (0, 0)
+    remote.close()
+
+
+def test_a_fork_goes_its_own_way(make):
+    worlds = make()
+    worlds.begin([KITCHEN, HALL])
+    fork = worlds.fork([1, 0, 1])
+    apart = fork.step(["wait", "wait", "look around"])
+    fresh = make()
+    fresh.begin([HALL, KITCHEN])
+    together = fresh.step(["wait", "wait"])
+    assert told(apart[:2]) == close_to(together)
+    assert told(worlds.step(["wait", "wait"])) == close_to(together[::-1])
+
+
+def test_what_was_observed_takes_the_place_of_what_was_imagined(make):
+    worlds, fresh = make(), make()
+    worlds.begin([HALL, KITCHEN])
+    worlds.step(["look around", "wait"])
+    worlds.observe(["open door", "wait"], ["It is open.", "Nothing."])
+    fresh.begin([
+        replace(HALL, history=(Transition("open door", "It is open."),)),
+        replace(KITCHEN, history=(*KITCHEN.history, Transition("wait", "Nothing."))),
+    ])  # fmt: skip
+    assert told(worlds.step(["wait", "wait"])) == close_to(fresh.step(["wait", "wait"]))
+
+
+def test_an_observation_over_the_limit_drops_the_oldest_steps(make, monkeypatch):
+    monkeypatch.setattr(template, "CONTEXT_LIMIT", 60)
+    worlds = make()
+    worlds.begin([HALL])
+    for _ in range(6):
+        worlds.observe(["go to the other room"], ["This is the hall again."])
+    assert worlds.steps_cut[0] > 0
+    assert worlds.step(["wait"])[0].finish == "length"
+
+
+def test_a_text_that_is_cut_and_a_world_that_is_full_are_told(make):
+    worlds, long = make(), "carry it on " * 150
+    worlds.begin([HALL])
+    steps = [worlds.step([long])[0] for _ in range(12)]
+    finishes = [step.finish for step in steps]
+    full = finishes.index("full")
+    assert set(finishes[:full]) <= {"stop", "length"}
+    assert all(finish == "full" for finish in finishes[full:])
+    assert steps[full].observation == ""
+
+
+def test_closed_worlds_are_gone_from_the_service(client):
+    worlds = HttpWorlds(client, "tiny")
+    worlds.begin([HALL, KITCHEN])
+    held = len(client.call("GET", "worlds")["data"])
+    worlds.close()
+    assert len(client.call("GET", "worlds")["data"]) == held - 2
+    with pytest.raises(ValueError, match="begin a world first"):
+        worlds.step(["wait", "wait"])
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "http://[::1"])
+def test_what_is_no_address_is_one_line(url):
+    with pytest.raises(InputError, match="--url: "):
+        Client(url)
+
+
+def test_a_service_that_is_not_there_is_told():
+    with pytest.raises(WorldError, match="http://127.0.0.1:1 does not answer"):
+        Client("http://127.0.0.1:1/v1").model()
