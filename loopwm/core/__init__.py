@@ -20,7 +20,8 @@ from loopwm.core.halting import (
     parse_rule,
 )
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.state import CoreState, Planes, SharedState, new_state
+from loopwm.core.shared_state import SharedState
+from loopwm.core.state import CoreState
 from loopwm.core.state_group import StateGroup
 from loopwm.machine import attention_products, quick_products
 
@@ -39,7 +40,6 @@ __all__ = [
     "Fixed",
     "Gate",
     "LoopedCore",
-    "Planes",
     "RandomExit",
     "SharedState",
     "StateGroup",
@@ -50,7 +50,6 @@ __all__ = [
     "format_rule",
     "make_rule",
     "name_of",
-    "new_state",
     "numbers_of",
     "parse_rule",
     "prefix_attention",

@@ -6,62 +6,13 @@ keeps rows of different length in one batch without moving keys.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SLACK = 64
-"""Columns allocated beyond what is needed, so that decoding does not copy a cache for every token."""
-
-
-class Planes(StrEnum):
-    """What is kept of finished columns: keys and values of every loop, which is exact, or of the last loop alone."""
-
-    PER_LOOP = "per_loop"
-    LAST = "last"
-
-
-def new_state(planes: Planes, batch: int, device: torch.device, loop_slots: Sequence[Sequence[int]]) -> CoreState:
-    """An empty state; loop_slots: for each layer of the block, its slots from the first loop to the deepest."""
-    if planes is Planes.LAST:
-        return LastPlaneState(batch, device, loop_slots)
-    return CoreState(batch, device)
-
-
-_claiming = threading.Lock()
-"""Forks of one state may go on in several threads."""
-
-
-class _Buffer:
-    """Keys and values (rows, H, columns, E) that forks share, with room for more of both.
-
-    rows: that are in use. used: columns that one of the forks has written.
-    """
-
-    def __init__(self, key: Tensor, value: Tensor, used: int, rows: int | None = None) -> None:
-        self.key, self.value, self.used = key, value, used
-        self.rows = len(key) if rows is None else rows
-
-    def claim(self, start: int, end: int) -> bool:
-        """Whether who sees the columns before `start` may write those up to `end`: the first who asks, if there is
-        room."""
-        with _claiming:
-            granted = self.used == start and end <= self.key.shape[2]
-            if granted:
-                self.used = end
-        return granted
-
-    def columns(self, length: int) -> tuple[Tensor, Tensor]:
-        return self.key[: self.rows, :, :length], self.value[: self.rows, :, :length]
-
-    def nbytes(self, length: int) -> int:
-        """Of these columns."""
-        _, heads, _, width = self.key.shape
-        return 2 * self.rows * heads * length * width * self.key.element_size()
+from loopwm.core.buffers import Buffer, moved, place_rows, room_like, with_room
 
 
 class CoreState:
@@ -72,7 +23,7 @@ class CoreState:
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, Buffer] = {}
         self._lengths: dict[int, int] = {}
         self._allocated: set[int] = set()
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
@@ -112,10 +63,10 @@ class CoreState:
         start = self._lengths.get(slot, 0)
         end = start + key.shape[2]
         if slot not in self._buffers:
-            self._buffers[slot] = _Buffer(key, value, end)
+            self._buffers[slot] = Buffer(key, value, end)
         elif key.requires_grad:
             old_key, old_value = self.columns(slot)
-            self._buffers[slot] = _Buffer(torch.cat((old_key, key), 2), torch.cat((old_value, value), 2), end)
+            self._buffers[slot] = Buffer(torch.cat((old_key, key), 2), torch.cat((old_value, value), 2), end)
         else:
             buffer = self._writable(slot, start, end)
             buffer.key[: buffer.rows, :, start:end], buffer.value[: buffer.rows, :, start:end] = key, value
@@ -126,7 +77,8 @@ class CoreState:
         """Ends a pass over the newest `columns`, whose rows left the loop after loops_B (B,) loops.
 
         A row's slots of the loops it did not run take its last keys and values, so that later columns may loop
-        deeper: up to `limit`, or as deep as earlier columns reach. loop_slots: as in `new_state`.
+        deeper: up to `limit`, or as deep as earlier columns reach. loop_slots: for each layer of the block, its slots
+        from the first loop to the deepest.
         """
         kept = max(limit, self.depth(loop_slots))
         if int(loops_B.min()) < kept:
@@ -153,12 +105,12 @@ class CoreState:
         """Keys and values of a used slot (B, H, S, E)."""
         return self._buffers[slot].columns(self._lengths[slot])
 
-    def _writable(self, slot: int, start: int, end: int) -> _Buffer:
+    def _writable(self, slot: int, start: int, end: int) -> Buffer:
         """The slot's buffer, or a larger copy where others have gone on in it or room is short."""
         buffer = self._buffers[slot]
         if not buffer.claim(start, end):
-            key, value = (_with_room(old, end, len(buffer.key)) for old in buffer.columns(start))
-            buffer = self._buffers[slot] = _Buffer(key, value, end, buffer.rows)
+            key, value = (with_room(old, end, len(buffer.key)) for old in buffer.columns(start))
+            buffer = self._buffers[slot] = Buffer(key, value, end, buffer.rows)
             self._allocated.add(slot)
         return buffer
 
@@ -176,8 +128,8 @@ class CoreState:
         """The state of the given rows (int64 (n,), repeats allowed)."""
         other = self.fork()
         for slot, length in self._lengths.items():
-            key, value = (_with_room(old[rows], length, len(rows)) for old in self.columns(slot))
-            other._buffers[slot] = _Buffer(key, value, length)
+            key, value = (with_room(old[rows], length, len(rows)) for old in self.columns(slot))
+            other._buffers[slot] = Buffer(key, value, length)
         other._allocated = set(other._buffers)
         other.valid, other.next_position = self.valid[rows], self.next_position[rows]
         return other
@@ -197,10 +149,10 @@ class CoreState:
         for slot, buffer in self._buffers.items():
             length = self._lengths[slot] - unused
             if slot in self._allocated:
-                key, value = (_moved(side, rows)[:, :, unused:] for side in (buffer.key, buffer.value))
+                key, value = (moved(side, rows)[:, :, unused:] for side in (buffer.key, buffer.value))
             else:
-                key, value = (_with_room(side[index, :, unused:], length, len(rows)) for side in self.columns(slot))
-            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length, len(rows)), length
+                key, value = (with_room(side[index, :, unused:], length, len(rows)) for side in self.columns(slot))
+            other._buffers[slot], other._lengths[slot] = Buffer(key, value, length, len(rows)), length
         other._allocated = set(other._buffers)
         other.valid, other.next_position = valid[:, unused:], self.next_position[index]
         return other
@@ -222,8 +174,8 @@ class CoreState:
         other.valid, other.next_position = _joined_rows((self, *others), columns)
         for slot, buffer in self._buffers.items():
             for side, *parts in zip((buffer.key, buffer.value), *(x.columns(slot) for x in others), strict=True):
-                _place_rows(side, parts, buffer.rows, self._lengths[slot])
-            other._buffers[slot] = _Buffer(buffer.key, buffer.value, self._lengths[slot], count)
+                place_rows(side, parts, buffer.rows, self._lengths[slot])
+            other._buffers[slot] = Buffer(buffer.key, buffer.value, self._lengths[slot], count)
         other._allocated = set(other._buffers)
         return other
 
@@ -237,7 +189,7 @@ class CoreState:
         length = int(real.sum())
         for slot in self._lengths:
             key, value = (side[row : row + 1, :, real] for side in self.columns(slot))
-            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length), length
+            other._buffers[slot], other._lengths[slot] = Buffer(key, value, length), length
         other._allocated = set(other._buffers)
         other.valid, other.next_position = self.valid[row : row + 1, real], self.next_position[row : row + 1]
         return other
@@ -256,10 +208,10 @@ class CoreState:
         joined.valid, joined.next_position = _joined_rows(states, columns)
         for slot in dict.fromkeys(slot for x in states for slot in x._lengths):
             key, value = (
-                _place_rows(_room_like(parts[0], room, columns), parts, 0, columns)
+                place_rows(room_like(parts[0], room, columns), parts, 0, columns)
                 for parts in zip(*(x.columns(slot) for x in states), strict=True)
             )
-            joined._buffers[slot] = _Buffer(key, value, columns, len(joined.valid))
+            joined._buffers[slot] = Buffer(key, value, columns, len(joined.valid))
             joined._lengths[slot] = columns
         joined._allocated = set(joined._buffers)
         return joined
@@ -283,7 +235,7 @@ class CoreState:
         other = self.fork()
         for slot, length in self._lengths.items():
             key, value = (side[:, :, dropped:] for side in self.columns(slot))
-            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length - dropped), length - dropped
+            other._buffers[slot], other._lengths[slot] = Buffer(key, value, length - dropped), length - dropped
         other.valid = self.valid[:, dropped:]
         return other
 
@@ -303,7 +255,7 @@ class CoreState:
         for name, key in named.items():
             if name.startswith("key."):
                 slot = int(name.removeprefix("key."))
-                state._buffers[slot] = _Buffer(key, named[f"value.{slot}"], key.shape[2])
+                state._buffers[slot] = Buffer(key, named[f"value.{slot}"], key.shape[2])
                 state._lengths[slot] = key.shape[2]
         return state
 
@@ -312,144 +264,11 @@ class CoreState:
         return sum(buffer.nbytes(self._lengths[slot]) for slot, buffer in self._buffers.items())
 
 
-class LastPlaneState(CoreState):
-    """Finished columns keep one plane of keys and values for all loops of a layer: that of their last loop.
-
-    Within a pass every loop sees the pass's own columns at its own depth, and one and the same plane before them. The
-    saving (Ouro, section 5.4.2: 1/T of the looped slots) is not exact beyond one loop, nor is a pass limited by the
-    depth of earlier ones. A plane lies in the slot of its layer's first loop.
-    """
-
-    def __init__(self, batch: int, device: torch.device, loop_slots: Sequence[Sequence[int]]) -> None:
-        super().__init__(batch, device)
-        self._loop_slots = loop_slots
-        self._plane = {slot: slots[0] for slots in loop_slots for slot in slots}
-        self._pass: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def _empty(self) -> CoreState:
-        return LastPlaneState(0, self.valid.device, self._loop_slots)
-
-    def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
-        """As in every state, but what loops write counts only once the pass is finished."""
-        if slot not in self._plane:
-            return super().update(key, value, slot)
-        self._pass[slot] = (key, value)
-        if self._plane[slot] not in self._buffers:
-            return key, value
-        old_key, old_value = self.columns(self._plane[slot])
-        return torch.cat((old_key, key), 2), torch.cat((old_value, value), 2)
-
-    def finish(self, loop_slots: Sequence[Sequence[int]], loops_B: Tensor, limit: int, columns: int) -> None:
-        """Ends a pass: each row's last keys and values go to the planes."""
-        for slots in loop_slots:
-            ran = [self._pass[slot] for slot in slots if slot in self._pass]
-            super().update(*_last_loops(ran, loops_B), slots[0])
-        self._pass.clear()
-
-
-class SharedState(CoreState):
-    """Rows that go on from one and the same row: its columns are kept once, beside each row's own.
-
-    A row here is what it would be had the prefix been repeated for it. `valid`, `columns`, `crop` and what `update`
-    returns speak of the rows' own columns; attention has to look at both (`prefix_attention`).
-    """
-
-    def __init__(self, prefix: CoreState, batch: int) -> None:
-        """prefix: one row, all of whose columns are real. It must not change any more. Raises ValueError otherwise."""
-        if len(prefix.valid) != 1 or not prefix.valid.all():
-            raise ValueError(f"prefix: expected one row without padding, got {tuple(prefix.valid.shape)} columns")
-        if type(prefix) is not CoreState:
-            raise ValueError(f"prefix: {type(prefix).__name__} cannot be shared, it keeps its columns in another way")
-        super().__init__(batch, prefix.valid.device)
-        self.prefix = prefix
-        self.next_position = prefix.next_position.expand(batch)
-
-    def _empty(self) -> CoreState:
-        return SharedState(self.prefix, 0)
-
-    def columns(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Own keys and values of a slot, none of a row that has not gone on yet."""
-        if slot in self._lengths:
-            return super().columns(slot)
-        key, value = (side[:, :, :0].expand(len(self.valid), -1, -1, -1) for side in self.prefix.columns(slot))
-        return key, value
-
-    @property
-    def length(self) -> int:
-        return self.prefix.length + super().length
-
-    def alone(self, row: int) -> CoreState:
-        own = self.trimmed(row)
-        assert isinstance(own, SharedState)
-        return own.whole()
-
-    def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
-        return max(super().depth(loop_slots), self.prefix.depth(loop_slots))
-
-    def join(self, *others: CoreState) -> CoreState:
-        """As in every state. Raises ValueError if one does not share the same prefix."""
-        self._check_prefix(others)
-        return super().join(*others)
-
-    def absorb(self, *others: CoreState) -> CoreState:
-        """As in every state. Raises ValueError if one does not share the same prefix."""
-        self._check_prefix(others)
-        return super().absorb(*others)
-
-    def _check_prefix(self, others: Sequence[CoreState]) -> None:
-        if any(not isinstance(other, SharedState) or other.prefix is not self.prefix for other in others):
-            raise ValueError("states can be joined only if they share one prefix")
-
-    def whole(self) -> CoreState:
-        """The same rows with the prefix repeated for each."""
-        rows = torch.zeros(len(self.valid), dtype=torch.long, device=self.valid.device)
-        state = self.prefix.select(rows)
-        for slot in self._lengths:
-            state.update(*self.columns(slot), slot)
-        state.valid = torch.cat((state.valid, self.valid), dim=1)
-        state.next_position = self.next_position
-        return state
-
-    def tail(self, columns: int) -> CoreState:
-        if columns > len(self.valid[0]):
-            return self.whole().tail(columns)
-        own = CoreState(0, self.valid.device)
-        own._buffers, own._lengths = dict(self._buffers), dict(self._lengths)
-        own.valid, own.next_position = self.valid, self.next_position
-        return own.tail(columns)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.whole().tensors()
-
-    def nbytes(self) -> int:
-        return super().nbytes() + self.prefix.nbytes()
-
-
 def _last_loops(loops: Sequence[tuple[Tensor, ...]], loops_B: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's keys and values (B, H, C, E) of its last loop, from those of all loops that ran."""
     rows = torch.arange(len(loops_B), device=loops_B.device)
     key, value = (torch.stack(side)[loops_B - 1, rows] for side in zip(*loops, strict=True))
     return key, value
-
-
-def _room_like(columns: Tensor, rows: int, length: int) -> Tensor:
-    """Memory for so many rows and columns like these (B, H, S, E), and SLACK columns more."""
-    return columns.new_empty(rows, columns.shape[1], length + SLACK, columns.shape[3])
-
-
-def _with_room(columns: Tensor, length: int, rows: int) -> Tensor:
-    """A copy of columns (B, H, S, E) with room for others."""
-    buffer = _room_like(columns, rows, length)
-    buffer[: len(columns), :, : columns.shape[2]] = columns
-    return buffer
-
-
-def _moved(buffer: Tensor, rows: Sequence[int]) -> Tensor:
-    """The buffer with these rows at its beginning."""
-    for place, row in enumerate(rows):
-        if place != row:
-            buffer[place] = buffer[row]
-    return buffer
 
 
 def _unused(valid_BS: Tensor) -> int:
@@ -462,16 +281,3 @@ def _joined_rows(states: Sequence[CoreState], columns: int) -> tuple[Tensor, Ten
     """`valid` and `next_position` of all rows, shorter ones padded on the left."""
     valid = torch.cat([F.pad(x.valid, (columns - x.valid.shape[1], 0)) for x in states])
     return valid, torch.cat([x.next_position for x in states])
-
-
-def _place_rows(buffer: Tensor, parts: Sequence[Tensor], row: int, columns: int) -> Tensor:
-    """Writes parts (B_i, H, S_i, E) into a buffer from this row on, each padded on the left to `columns`.
-
-    The padding is zeros: masked columns must not hold NaN, which zero weights would not erase.
-    """
-    for part in parts:
-        rows, start = buffer[row : row + len(part)], columns - part.shape[2]
-        rows[:, :, :start] = 0
-        rows[:, :, start:columns] = part
-        row += len(part)
-    return buffer

@@ -30,73 +30,22 @@ from loopwm.core import (
     CoreState,
     ExitRule,
     Fixed,
-    Planes,
-    SharedState,
     StateGroup,
     make_rule,
     name_of,
-    new_state,
     quick_products,
 )
-from loopwm.core.state import LastPlaneState
 from loopwm.records import template
-from loopwm.records.errors import InputError
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.tokenizer import special_ids
+from loopwm.text.world_batch import World, by_prefix, joined, row_of, shareable
 from loopwm.text.world_file import fingerprint, read_world, write_world
 
 FACTS = ("steps", "steps_cut", "ended", "loops")
 """Fields of a world that are saved as JSON."""
-
-
-@dataclass(frozen=True)
-class World:
-    """A batch of worlds at the same number of imagined steps.
-
-    history: keys and values of what was really seen. state: these and the imagined steps, all that the next step sees;
-    the slots of h_0 stand between them where the template has none in the trunk. latent: (B, M, D) h_k at the newest
-    slots. loop_state: (B, M, D) their h^(T). depth: the rule of every pass. steps: imagined since the last real
-    observation. steps_cut: old steps dropped from each row's context to fit the limit. ended: rows the caller marked as
-    over; no action can follow there. loops: those of each row's imagined steps.
-    """
-
-    history: CoreState
-    state: CoreState
-    latent: Tensor
-    loop_state: Tensor
-    depth: ExitRule
-    steps: int
-    steps_cut: tuple[int, ...]
-    ended: tuple[bool, ...]
-    loops: tuple[tuple[int, ...], ...]
-
-    def __len__(self) -> int:
-        return len(self.latent)
-
-    def select(self, rows: Sequence[int]) -> World:
-        """The worlds of these rows; repeats make independent copies.
-
-        What a world that was encoded by itself has really seen is kept once for all its copies, and read once in every
-        pass over them: the way to try many actions.
-        """
-        index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
-        return replace(
-            self,
-            history=self.history.select(index),
-            state=self.state.select(index),
-            latent=self.latent[index],
-            loop_state=self.loop_state[index],
-            steps_cut=tuple(self.steps_cut[i] for i in rows),
-            ended=tuple(self.ended[i] for i in rows),
-            loops=tuple(self.loops[i] for i in rows),
-        )
-
-    def end(self, rows: Sequence[int]) -> World:
-        """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
-        return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
 
 
 @dataclass(frozen=True)
@@ -135,10 +84,8 @@ class WorldModel:
         return cls(*load_checkpoint(Path(path)))
 
     @torch.inference_mode()
-    def encode(
-        self, contexts: Sequence[Context], depth: int | ExitRule | None = None, planes: Planes = Planes.PER_LOOP
-    ) -> World:
-        """Worlds at h_0. `depth` None takes the checkpoint's default. `planes`: what is kept of finished columns.
+    def encode(self, contexts: Sequence[Context], depth: int | ExitRule | None = None) -> World:
+        """Worlds at h_0. `depth` None takes the checkpoint's default.
 
         Raises FormatError for an empty list or a context whose head alone exceeds the limit, ValueError for a depth
         outside 1 .. max_loops or a gate rule for a checkpoint without gate.
@@ -149,10 +96,10 @@ class WorldModel:
         rule = core.check(self.model.config.default_depth if depth is None else depth)
         room = template.CONTEXT_LIMIT - self.state_slots
         fitted = [template.fit_context(c, self._count, room, self.slots) for c in contexts]
-        history = new_state(planes, len(fitted), self.model.device, core.config.loop_slots)
+        history = CoreState(len(fitted), self.model.device)
         texts = [template.render_context(context, self.slots) for context, _ in fitted]
         self._feed(history, texts, Fixed(rule.limit))
-        return self._at_slots(_shareable(history), rule, tuple(dropped for _, dropped in fitted))
+        return self._at_slots(shareable(history), rule, tuple(dropped for _, dropped in fitted))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -183,14 +130,16 @@ class WorldModel:
             raise ValueError("worlds: only those of one depth go together")
         for world in worlds:
             _not_ended(world)
-        families = _families([world.state for world in worlds])
+        families = by_prefix([world.state for world in worlds])
         order = [i for family in families for i in family]
-        states = [_joined([worlds[i].state for i in family]) for family in families]
+        states = [joined([worlds[i].state for i in family]) for family in families]
         texts = [template.render_step(actions[i], self.slots) for i in order]
         before = torch.cat([worlds[i].latent for i in order]), torch.cat([worlds[i].loop_state for i in order])
         out = self._feed(StateGroup(states), texts, rules.pop(), before)
         ends = {
-            i: _row(state, row) for family, state in zip(families, states, strict=True) for row, i in enumerate(family)
+            i: row_of(state, row)
+            for family, state in zip(families, states, strict=True)
+            for row, i in enumerate(family)
         }
         rows = {i: range(row, row + 1) for row, i in enumerate(order)}
         return [self._advanced(world, ends[i], out, rows[i]) for i, world in enumerate(worlds)]
@@ -220,7 +169,7 @@ class WorldModel:
         longest = int(history.next_position.max()) + self.state_slots
         if longest > template.CONTEXT_LIMIT:
             raise ContextTooLongError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
-        return self._at_slots(_shareable(history), world.depth, world.steps_cut)
+        return self._at_slots(shareable(history), world.depth, world.steps_cut)
 
     def decode(
         self, world: World, max_new_tokens: int = template.LONGEST_OBSERVATION, depth: int | ExitRule | None = None
@@ -333,12 +282,7 @@ class WorldModel:
         return summary
 
     def save(self, world: World, path: str | Path) -> None:
-        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from.
-
-        Raises InputError for worlds that keep one plane of keys and values for all loops.
-        """
-        if isinstance(world.state, LastPlaneState):
-            raise InputError(f"{path}: worlds with one plane of keys and values cannot be saved")
+        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from."""
         tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
         facts = {name: getattr(world, name) for name in FACTS}
         facts["history_columns"] = world.history.length
@@ -435,31 +379,6 @@ class WorldModel:
                 tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
             )
         return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
-
-
-def _shareable(history: CoreState) -> CoreState:
-    """A single history as something that copies of its world share."""
-    if len(history.valid) > 1 or isinstance(history, LastPlaneState):
-        return history
-    return SharedState(history.alone(0), 1)
-
-
-def _families(states: Sequence[CoreState]) -> list[list[int]]:
-    """Which of these go on from one prefix, and can read it together."""
-    families: dict[int, list[int]] = {}
-    for i, state in enumerate(states):
-        families.setdefault(id(state.prefix if isinstance(state, SharedState) else state), []).append(i)
-    return list(families.values())
-
-
-def _joined(states: Sequence[CoreState]) -> CoreState:
-    first, *others = states
-    return first.join(*others) if others else first.fork()
-
-
-def _row(state: CoreState, row: int) -> CoreState:
-    """The state of one row without padding: the state itself where that is all there is."""
-    return state if len(state.valid) == 1 and state.valid.all() else state.trimmed(row)
 
 
 def _same_length(name: str, values: Sequence[str], world: World) -> None:

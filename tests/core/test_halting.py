@@ -16,7 +16,6 @@ from loopwm.core import (
     Fixed,
     Gate,
     LoopedCore,
-    Planes,
     RandomExit,
     Trace,
     causal_attention,
@@ -24,7 +23,6 @@ from loopwm.core import (
     halting,
     make_rule,
     name_of,
-    new_state,
     parse_rule,
     rotary_angles,
 )
@@ -49,10 +47,10 @@ def gated_core() -> LoopedCore:
 
 
 def run_passes(
-    core: LoopedCore, x: torch.Tensor, rules: Sequence[ExitRule], planes: Planes = Planes.PER_LOOP
+    core: LoopedCore, x: torch.Tensor, rules: Sequence[ExitRule]
 ) -> tuple[torch.Tensor, torch.Tensor, CoreState]:
     """Outputs (B, L, D), loops (B, passes) and the state after the passes of ENDS."""
-    state = new_state(planes, len(x), x.device, core.config.loop_slots)
+    state = CoreState(len(x), x.device)
 
     def attend(slot, q, k, v, mask):
         k, v = state.update(k, v, slot)
@@ -75,36 +73,22 @@ def passes_of(trace: Trace) -> list[ExitRule]:
     return [Fixed(LIMIT), *(trace.for_pass(i, rows) for i in range(1, len(ENDS)))]
 
 
-@pytest.mark.parametrize("planes", list(Planes))
-def test_later_columns_see_what_a_slow_reference_says_of_rows_that_left_early(planes):
+def test_later_columns_see_what_a_slow_reference_says_of_rows_that_left_early():
     """A shallow pass between deep ones, a deep one after shallow ones, and slots that no row of a pass reached."""
     core, x = random_core(), random_input(3, ENDS[-1])
-    out, loops, _ = run_passes(core, x, passes_of(MIXED), planes)
+    out, loops, _ = run_passes(core, x, passes_of(MIXED))
     assert loops.tolist() == [list(row) for row in MIXED.loops]
     with torch.no_grad():
         for row in range(3):
             weights = dict(core.named_parameters())
             taken = MIXED.loops[row]
-            expected = reference.row_passes(weights, CONFIG, x[row], ENDS, taken, THETA, planes is Planes.LAST)
+            expected = reference.row_passes(weights, CONFIG, x[row], ENDS, taken, THETA)
             torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_one_plane_differs_from_a_plane_per_loop_and_takes_a_loops_share_of_the_memory():
-    core, x = random_core(), random_input(3, ENDS[-1])
-    exact, _, every = run_passes(core, x, passes_of(MIXED))
-    shared, _, one = run_passes(core, x, passes_of(MIXED), Planes.LAST)
-    first = slice(0, ENDS[0])
-    torch.testing.assert_close(shared[:, first], exact[:, first])
-    assert (shared - exact).abs().max() > 1e-2
-    outside = CONFIG.prelude_layers + CONFIG.coda_layers
-    slots = {state: state.nbytes() / (3 * ENDS[-1] * 2 * CONFIG.dim * 8) for state in (every, one)}
-    assert slots == {every: outside + LIMIT * CONFIG.block_layers, one: outside + CONFIG.block_layers}
-
-
-@pytest.mark.parametrize("planes", list(Planes))
-def test_a_single_loop_is_the_same_with_either_kind_of_planes(planes):
+def test_passes_of_a_single_loop_equal_one_pass():
     core, x = random_core(), random_input(2, ENDS[-1])
-    out, _, _ = run_passes(core, x, [Fixed(1)] * len(ENDS), planes)
+    out, _, _ = run_passes(core, x, [Fixed(1)] * len(ENDS))
     with torch.no_grad():
         whole = core(x, shared_inputs(2, ENDS[-1]), causal_attention, 1).h
     torch.testing.assert_close(out, whole, atol=1e-5, rtol=1e-4)
@@ -133,13 +117,12 @@ def test_a_replayed_trace_is_bitwise_what_it_was_taken_from():
 
 def test_states_of_mixed_depth_are_forked_selected_and_joined_like_any_other():
     core, x = random_core(), random_input(3, ENDS[-1])
-    for planes in Planes:
-        _, _, state = run_passes(core, x, passes_of(MIXED), planes)
-        joined = state.select(torch.tensor([2])).join(state.fork().select(torch.tensor([0, 1])))
-        assert type(joined) is type(state)
-        slot = CONFIG.loop_slots[1][0]
-        assert torch.equal(joined.columns(slot)[0], state.columns(slot)[0][[2, 0, 1]])
-        assert joined.nbytes() == state.nbytes()
+    _, _, state = run_passes(core, x, passes_of(MIXED))
+    joined = state.select(torch.tensor([2])).join(state.fork().select(torch.tensor([0, 1])))
+    assert type(joined) is type(state)
+    slot = CONFIG.loop_slots[1][0]
+    assert torch.equal(joined.columns(slot)[0], state.columns(slot)[0][[2, 0, 1]])
+    assert joined.nbytes() == state.nbytes()
 
 
 def test_a_row_that_leaves_has_the_output_and_states_of_its_own_depth():

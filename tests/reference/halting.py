@@ -49,12 +49,12 @@ def layer(
 
 
 def row_passes(
-    w: Weights, c: CoreConfig, x_LD: Tensor, ends: Sequence[int], loops: Sequence[int], theta: float, last_plane: bool
+    w: Weights, c: CoreConfig, x_LD: Tensor, ends: Sequence[int], loops: Sequence[int], theta: float
 ) -> Tensor:
     """coda(C h^(T)) (L, D) of a row cut after `ends` into pieces, the i-th of which takes loops[i] loops.
 
     What a later piece sees of an earlier one in its loop t is t's own keys and values, or those of the earlier
-    piece's last loop where that is less; with `last_plane` always those of the last.
+    piece's last loop where that is less.
     """
     past: dict[tuple[str, int], Past] = defaultdict(list)
     dt = torch.log(1 + torch.exp(w["injection.b"]))
@@ -74,7 +74,7 @@ def row_passes(
                 hs, fresh[i, t] = layer(w, f"block.{i}.", hs, past[f"block.{i}", t], c, theta)
         for i in range(c.block_layers):
             for t in range(c.max_loops):
-                past[f"block.{i}", t] += fresh[i, depth - 1 if last_plane else min(t, depth - 1)]
+                past[f"block.{i}", t] += fresh[i, min(t, depth - 1)]
         xs = [w["C.weight"] @ h for h in hs]
         for i in range(c.coda_layers):
             xs, own = layer(w, f"coda.{i}.", xs, past[f"coda.{i}", 0], c, theta)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from loopwm.core import CoreState, Fixed, SharedState
-from loopwm.core.state import SLACK
+from loopwm.core.buffers import SLACK
 from loopwm.text.tokenizer import load_tokenizer
 from serve.engine.batch import MAX_PREFILL, Batch, Passes, prefill_group
 from serve.engine.engine import Engine, EngineStoppedError, Limits, QueueFullError

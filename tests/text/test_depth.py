@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate, Planes, Trace
+from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate, Trace
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import Decoded, World, WorldModel
 from tests.text.conftest import random_model
@@ -49,13 +49,12 @@ def first_logits(model: WorldModel, world: World) -> torch.Tensor:
     return model.model.lm_head(hidden[:, -1])
 
 
-@pytest.mark.parametrize("planes", list(Planes))
 @pytest.mark.parametrize("rule", [Gate(0.5, LIMIT), CumulativeGate(0.9, LIMIT), Convergence(0.28, LIMIT)])
-def test_mixed_exits_in_a_batch_equal_the_same_worlds_alone(gated, rule, planes):
+def test_mixed_exits_in_a_batch_equal_the_same_worlds_alone(gated, rule):
     """Same loops of steps and tokens, same tokens, logits within 1e-4."""
 
     def roll(rows: list[int]) -> tuple[World, list[Decoded]]:
-        world = gated.encode([CONTEXTS[i] for i in rows], rule, planes)
+        world = gated.encode([CONTEXTS[i] for i in rows], rule)
         for k in range(3):
             world = gated.advance(world, [ACTIONS[i][k] for i in rows])
         return world, gated.decode_traced(world, 12)
@@ -117,20 +116,6 @@ def test_observing_runs_to_the_limit_and_starts_a_new_count(gated):
     longer = Context("find a tree", "You are in a room.", (Transition("wait", "Nothing happens."),))
     torch.testing.assert_close(observed.latent, gated.encode([longer], LIMIT).latent, atol=1e-4, rtol=1e-4)
     assert observed.loops == ((),)
-
-
-def test_one_plane_needs_less_memory_and_serves_several_steps(gated):
-    exact, one = (gated.encode(CONTEXTS, LIMIT, planes) for planes in (Planes.PER_LOOP, Planes.LAST))
-    core = gated.model.config.core
-    outside = core.copy_slot + 1
-    assert one.state.nbytes() / exact.state.nbytes() == (outside + core.block_layers) / core.num_slots
-    for row in zip(*ACTIONS, strict=True):
-        one = gated.advance(one, row)
-    assert len(gated.decode(one, 4)) == 4
-    single = [gated.encode(CONTEXTS, 1, planes) for planes in Planes]
-    for row in zip(*ACTIONS, strict=True):
-        single = [gated.advance(world, row) for world in single]
-    torch.testing.assert_close(single[0].latent, single[1].latent, atol=1e-4, rtol=1e-4)
 
 
 def test_a_refused_depth_is_one_line_and_leaves_the_world_as_it_was(gated, world_model):

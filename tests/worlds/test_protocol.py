@@ -137,5 +137,5 @@ def test_what_is_no_address_is_one_line(url):
 
 
 def test_a_service_that_is_not_there_is_told():
-    with pytest.raises(WorldError, match="http://127.0.0.1:1 does not answer"):
+    with pytest.raises(WorldError, match=r"http://127\.0\.0\.1:1 does not answer"):
         Client("http://127.0.0.1:1/v1").model()
