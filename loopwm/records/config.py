@@ -96,6 +96,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         raise InputError(f"{name}: expected a section, got {value!r}")
     origin = typing.get_origin(hint)
     if origin is Literal:
+        if isinstance(value, bool):  # YAML 1.1 reads no as False
+            value = "yes" if value else "no"
         if value in typing.get_args(hint):
             return value
         raise InputError(f"{name}: {value!r} is not one of {', '.join(map(str, typing.get_args(hint)))}")

@@ -168,24 +168,12 @@ def test_rewards_and_ends_come_from_the_shards(shards):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(config_file, finished, tmp_path):
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     arguments = command(config_file, tmp_path / "two")[1:]
     subprocess.run(
         [*launch, *arguments], check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
+    assert json.loads((tmp_path / "two" / "provenance.json").read_text())["processes"] == 2
     assert losses(tmp_path / "two") == pytest.approx(losses(finished), rel=2e-3)
 
 
