@@ -8,12 +8,13 @@
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
 # make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; goes on when killed
 # make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)
-# The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS.
+# The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS, TRAIN_ARGS.
 
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 PYTEST_ARGS ?=
+TRAIN_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -43,6 +44,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,envs,pixel,crafter,minatar,dask,dev]'
 	touch $@
+
+train-reference: $(VENV)/.installed
+	PYTHON=$(BIN)/python bash configs/reference.sh runs/reference $(TRAIN_ARGS)
 
 data: $(VENV)/.games
 	PYTHON=$(BIN)/python bash data_prep/collect_all.sh data/episodes

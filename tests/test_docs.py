@@ -68,3 +68,11 @@ def test_the_picture_is_well_formed_and_loads_nothing():
     for part in ElementTree.parse(ROOT / "docs/loopwm.svg").iter():
         assert not part.tag.endswith(("script", "image", "foreignObject"))
         assert not [name for name in part.attrib if name.endswith("href") or name.startswith("on")]
+
+
+def test_every_target_of_the_makefile_that_is_named_is_there():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
+    told = re.findall(r"make ([a-z-]+)  ", makefile)
+    for target in {*phony.split(), *told}:
+        assert re.search(rf"^{target}:", makefile, re.M), target

@@ -96,11 +96,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         raise InputError(f"{name}: expected a section, got {value!r}")
     origin = typing.get_origin(hint)
     if origin is Literal:
-        if isinstance(value, bool):  # YAML 1.1 reads no as False
-            value = "yes" if value else "no"
-        if value in typing.get_args(hint):
-            return value
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(map(str, typing.get_args(hint)))}")
+        return _one_of(typing.get_args(hint), value, name)
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
     if origin is dict and isinstance(value, dict):
@@ -113,6 +109,14 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
         return value
     raise InputError(f"{name}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+
+
+def _one_of(words: tuple[Any, ...], value: Any, name: str) -> Any:
+    if isinstance(value, bool):  # YAML 1.1 reads no as False
+        value = "yes" if value else "no"
+    if value not in words:
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(map(str, words))}")
+    return value
 
 
 def _float(value: float | str, name: str) -> float:

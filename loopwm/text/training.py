@@ -22,6 +22,7 @@ from loopwm.records import template as template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
 from loopwm.records.shards import read_shards
+from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.integers import start_with_fourier
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -79,6 +80,25 @@ def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
         raise InputError(f"model.overrides: {' '.join(str(error).split())}") from error
 
 
+def new_model(
+    model_config: LoopWMConfig, config: TrainingConfig, tokenizer: PreTrainedTokenizerFast
+) -> LoopWMForCausalLM:
+    """The model that a run begins with. Raises InputError for `model.weights` of another shape or tokenizer."""
+    model = LoopWMForCausalLM(model_config)
+    if config.model.weights:
+        given, known = load_checkpoint(Path(config.model.weights))
+        if known.get_vocab() != tokenizer.get_vocab():
+            raise InputError(f"model.weights: {config.model.weights} has another tokenizer")
+        try:
+            model.load_state_dict(given.state_dict())
+        except RuntimeError as error:
+            raise InputError(f"model.weights: {' '.join(str(error).split())[:200]}") from error
+    elif config.model.integers == "fourier":
+        generator = torch.Generator().manual_seed(config.run.seed)
+        start_with_fourier(model.model.embed_tokens.weight, tokenizer, generator)
+    return model
+
+
 class TextProgram:
     """Text worlds as a `Program`."""
 
@@ -94,10 +114,7 @@ class TextProgram:
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         self.learned_mean = self._learned_mean()
         self._check_exit_loss()
-        model = LoopWMForCausalLM(self.model_config)
-        if config.model.integers == "fourier":
-            generator = torch.Generator().manual_seed(config.run.seed)
-            start_with_fourier(model.model.embed_tokens.weight, self.tokenizer, generator)
+        model = new_model(self.model_config, config, self.tokenizer)
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)

@@ -34,6 +34,8 @@ class ModelConfig:
     overrides: dict[str, Any] = field(default_factory=dict)
     integers: Literal["random", "fourier"] = "random"
     """How the embeddings of the integers start: as all others, or from features of the number."""
+    weights: str = ""
+    """Folder of a model of the same shape that the run begins with, such as loopwm/pretrained. Empty: none."""
 
 
 @dataclass(frozen=True)

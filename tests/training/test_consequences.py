@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from loopwm.core import DepthPlan
+from loopwm.text.integers import fourier_features, integer_tokens
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
 from loopwm.text.rows import Cursor, PlannedRow
@@ -593,6 +594,50 @@ def test_the_model_is_the_preset_with_what_is_changed_in_it(config_file):
     assert sizes() == (64, 1)
     assert sizes("model.preset=small") == (384, 3)
     assert sizes("model.overrides={block_layers: 2}") == (64, 2)
+
+
+@shows("model.integers")
+def test_integers_start_from_features_of_the_number_and_other_tokens_as_ever(config_file):
+    tokenizer = load_tokenizer()
+    values = integer_tokens(tokenizer)
+    assert set(values.values()) >= set(range(101))
+    rows = torch.tensor(sorted((i for i in values if values[i] <= 100), key=lambda i: values[i]))
+
+    def embeddings(start: str) -> Tensor:
+        torch.manual_seed(0)
+        model = program_of(config_file, f"model.integers={start}").objective.model
+        return model.model.embed_tokens.weight.detach()
+
+    at_random, fourier = embeddings("random"), embeddings("fourier")
+    others = [i for i in range(len(tokenizer)) if i not in values]
+    assert torch.equal(at_random[others], fourier[others])
+    torch.testing.assert_close(at_random[rows].norm(dim=1), fourier[rows].norm(dim=1), atol=0.25, rtol=0)
+    number = torch.tensor([values[int(i)] for i in rows], dtype=torch.float32)
+    features = fourier_features(number)
+
+    def explained(embedding: Tensor) -> float:
+        """Share of the integers' embeddings that is a linear function of the features."""
+        found = features @ torch.linalg.lstsq(features, embedding[rows]).solution
+        return float((found.norm() / embedding[rows].norm()) ** 2)
+
+    assert explained(fourier) > 0.7 > 0.3 > explained(at_random)
+
+
+@shows("model.weights")
+def test_a_run_begins_with_the_weights_of_a_finished_one_of_the_same_shape(config_file, tmp_path, capsys):
+    Trainer(load_config(config_file, ["run.steps=2", "data.dev=[]"]), TextProgram, tmp_path / "run").run()
+    model = tmp_path / "run" / "model"
+    given = LoopWMForCausalLM.from_pretrained(model).state_dict()
+    begun = program_of(config_file, f"model.weights={model}", "run.seed=5").objective.model.state_dict()
+    assert all(torch.equal(begun[name], given[name]) for name in begun)
+    arguments = ["--config", str(config_file), "--out", str(tmp_path / "other"), f"model.weights={model}"]
+    assert main([*arguments, "model.overrides={block_layers: 2}"]) == 2
+    assert main([*arguments[:-1], "model.weights=nowhere"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line[:22] for line in told if line.startswith("error")] == [
+        "error: model.weights: ",
+        "error: nowhere/config.",
+    ]
 
 
 @shows("system")
