@@ -23,6 +23,7 @@ from eval.lm_eval import command as lm_eval_tasks
 from eval.models import markov
 from eval.pixels import command as pixels
 from eval.reports import command as report
+from eval.reports import ledger
 from eval.studies import command as study
 from eval.studies import plan
 from loopwm.records.errors import InputError
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "plan": (plan, "an agent that looks ahead in the model, against itself without"),
     "report": (report, "one page about several runs"),
+    "ledger": (ledger, "the page of all results that are kept"),
     "study": (study, "answer a question about the model by a written protocol"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "pixels": (pixels, "measure pixel worlds"),

@@ -77,7 +77,7 @@ def test_the_readmes_curl_prints_what_the_readme_shows(port):
 
 @pytest.mark.slow
 def test_the_readmes_agent_prints_what_the_readme_shows():
-    code, shown = block(README, "python", "WorldModel")
+    code, shown = block(README, "python", "LocalWorlds")
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == shown.strip()
