@@ -25,6 +25,7 @@ EXAMPLE = "python -m eval ledger docs/results --keep runs/eval/track runs/eval/s
 Kept = Mapping[str, Any]
 Row = Mapping[str, Any]
 
+SHIPPED = "loopwm-small"
 DATA = "data"
 PAGE = "README.md"
 
@@ -67,7 +68,7 @@ def keep(folder: Path, data: Path) -> None:
     results = read_results(path)
     if results["suite"] not in SUITES:
         raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITES)}")
-    model = Path(results["model"]).name
+    model = called(results["model"])
     kept = {
         **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
         "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},
@@ -78,6 +79,11 @@ def keep(folder: Path, data: Path) -> None:
     rows = ",\n".join(json.dumps(_rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
     text = f'{json.dumps(_rounded(kept), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
     write_atomic(data / f"{results['suite']}--{results['context']}--{model}.json", text + "\n")
+
+
+def called(model: str) -> str:
+    """The shipped checkpoint by its name in the service, others by their folders."""
+    return SHIPPED if model == "loopwm/pretrained" else Path(model).name
 
 
 def _slim(row: Row) -> dict[str, Any]:
@@ -124,7 +130,7 @@ def name_of(kept: Kept) -> str:
     """Model and context, and how many windows where it is not all of them."""
     counts = kept["windows"]
     whole = kept["provenance"]["limit"] is None and not counts["refused"]
-    return f"{Path(kept['model']).name}, {kept['context']}" + ("" if whole else f", {counts['scored']} windows")
+    return f"{called(kept['model'])}, {kept['context']}" + ("" if whole else f", {counts['scored']} windows")
 
 
 def render(kept: Sequence[Kept]) -> Iterator[tuple[str, str]]:
@@ -142,6 +148,28 @@ def render(kept: Sequence[Kept]) -> Iterator[tuple[str, str]]:
         parts.append(_fold("What is wrong", _errors(runs)))
         parts.append(_fold("Commands", "".join(f"    {run['provenance']['command']}\n" for run in runs)))
     yield PAGE, "\n".join(parts)
+
+
+def summary(kept: Sequence[Kept], model: str) -> str:
+    """A table of a checkpoint beside the opponent that counts, under `observed`: every suite in a line or two."""
+    lines = []
+    for suite, title in SUITES.items():
+        runs = [run for run in kept if (run["suite"], run["context"]) == (suite, "observed")]
+        ours = next((run for run in runs if called(run["model"]) == model), None)
+        rival = next((run for run in runs if _rank(run) == 1), None)
+        if ours is None or rival is None:
+            continue
+        sides = [run["pairs"] if run["pairs"] else last(run) for run in (ours, rival)]
+        name = "both" if ours["pairs"] else "em"
+        lines.append([title, *(_short(side, name) for side in sides), rival["model"]])
+        if "em_novel" in sides[0] and suite.endswith("-500"):
+            lines.append(["of these, novel windows", *(_short(side, "em_novel") for side in sides), rival["model"]])
+    return table(["Exact match after 5 actions, %", f"**{model}**", "opponent", "which is"], lines)
+
+
+def _short(row: Row, name: str) -> str:
+    low, high = row["ci95"][name]
+    return f"{percent(row[name])} ({percent(low)}-{percent(high)})"
 
 
 def overall(run: Kept, horizon: int) -> Row | None:

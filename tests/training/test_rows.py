@@ -13,8 +13,9 @@ import pytest
 from loopwm.records.errors import InputError
 from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import StateSlots
+from loopwm.text.epoch import EpochPlanner
 from loopwm.text.row_statistics import main, statistics
-from loopwm.text.rows import BatchStream, Cursor, EpochPlanner, make_sources, partition
+from loopwm.text.rows import BatchStream, Cursor, make_sources, partition
 from loopwm.text.training import TextProgram
 from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig, load_config
 from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, trunk_and_branches
