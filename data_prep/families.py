@@ -1,51 +1,9 @@
-"""Task families, as the paper groups them, and the paper's mix of windows."""
+"""The family of a task, and the paper's mix of windows over families."""
 
 from __future__ import annotations
 
+from data_prep.environments import ENVIRONMENTS
 from loopwm.records.errors import InputError
-
-FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
-    "scienceworld": {
-        "Boil": ("boil",),
-        "Chemistry": (
-            "chemistry-mix",
-            "chemistry-mix-paint-secondary-color",
-            "chemistry-mix-paint-tertiary-color",
-        ),
-        "Conductivity": ("test-conductivity", "test-conductivity-of-unknown-substances"),
-        "Find": ("find-animal", "find-living-thing", "find-non-living-thing", "find-plant"),
-        "Freeze": ("freeze",),
-        "Genetics": ("mendelian-genetics-known-plant", "mendelian-genetics-unknown-plant"),
-        "Grow": ("grow-fruit", "grow-plant"),
-        "Incline": (
-            "inclined-plane-determine-angle",
-            "inclined-plane-friction-named-surfaces",
-            "inclined-plane-friction-unnamed-surfaces",
-        ),
-        "LifeStages": ("identify-life-stages-1", "identify-life-stages-2"),
-        "Lifespan": (
-            "lifespan-longest-lived",
-            "lifespan-longest-lived-then-shortest-lived",
-            "lifespan-shortest-lived",
-        ),
-        "Melt": ("melt",),
-        "Power": ("power-component", "power-component-renewable-vs-nonrenewable-energy"),
-        "StateChange": ("change-the-state-of-matter-of",),
-        "Thermometer": (
-            "measure-melting-point-known-substance",
-            "measure-melting-point-unknown-substance",
-            "use-thermometer",
-        ),
-    },
-    "alfworld": {
-        "clean": ("pick_clean_then_place_in_recep",),
-        "cool": ("pick_cool_then_place_in_recep",),
-        "heat": ("pick_heat_then_place_in_recep",),
-        "look": ("look_at_obj_in_light",),
-        "pick": ("pick_and_place_simple", "pick_two_obj_and_place"),
-    },
-    "textworld": {"quest": ("quest-small", "quest-medium", "quest-large")},
-}
 
 PAPER_MIX: dict[str, dict[str, int]] = {
     "scienceworld": {
@@ -56,16 +14,15 @@ PAPER_MIX: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Windows of each family in the paper's 500, as its percentages reveal."""
 
-_FAMILY = {
-    (env, task): family for env, groups in FAMILIES.items() for family, tasks in groups.items() for task in tasks
-}
-
 
 def family_of(env: str, task: str) -> str:
-    """Raises InputError for a task that belongs to no family."""
-    if (env, task) not in _FAMILY:
-        raise InputError(f"task: {task!r} of {env!r} belongs to no family")
-    return _FAMILY[env, task]
+    """Raises InputError for an environment that is not known, or a task that belongs to none of its families."""
+    if env not in ENVIRONMENTS:
+        raise InputError(f"environment: unknown {env!r}, expected one of {', '.join(ENVIRONMENTS)}")
+    for family, tasks in ENVIRONMENTS[env].families.items():
+        if task in tasks:
+            return family
+    raise InputError(f"task: {task!r} of {env!r} belongs to no family")
 
 
 def scaled_mix(env: str, count: int) -> dict[str, int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from data_prep.environments.alfworld.environment import AlfWorld
 from data_prep.environments.base import Environment
 from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.environments.textworld import TextWorld
 from loopwm.records.errors import InputError
 
-ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
+ENVIRONMENTS: dict[str, type[Environment]] = {
     ScienceWorld.name: ScienceWorld,
     AlfWorld.name: AlfWorld,
     TextWorld.name: TextWorld,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from loopwm.records.episodes import Step
@@ -20,6 +21,9 @@ class Environment(Protocol):
 
     idles: tuple[str, ...]
     """Commands that do nothing but let time pass."""
+
+    families: Mapping[str, tuple[str, ...]]
+    """Tasks that are reported together, by the family's name; every task is in one."""
 
     solver: str
     """Name of the policy that plays the environment's own solution: gold, or expert if it searches as a player."""

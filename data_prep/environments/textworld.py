@@ -5,6 +5,7 @@ A variation is the number; splits are ranges of numbers. A game is compiled when
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ class TextWorld:
     name = "textworld"
     looks: tuple[str, ...] = ("look", "inventory")
     idles: tuple[str, ...] = ("wait",)
+    families: Mapping[str, tuple[str, ...]] = {"quest": ("quest-small", "quest-medium", "quest-large")}
     solver = "gold"
 
     def __init__(self) -> None:

@@ -12,7 +12,6 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, RowRegime
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
-Env = Literal["scienceworld", "alfworld", "textworld"]
 Policy = Literal["gold", "expert", "noisy-expert", "random", "fork"]
 """Of the episodes in the shards, as `data_prep` names them."""
 
@@ -56,7 +55,7 @@ class DataConfig:
     horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
     """Shares of the target tokens by horizon, from 1 to K_max, where trunks are supervised and have slots: they are
     horizon 1, branches the others. Otherwise branches hold horizons alike."""
-    envs: dict[Env, float] = field(default_factory=dict)
+    envs: dict[str, float] = field(default_factory=dict)
     """Shares of the target tokens by world. Empty: as many as the shards hold."""
     policies: dict[Policy, float] = field(default_factory=dict)
     """Shares of a world's target tokens by policy, among those that the shards hold of it. Empty: as `envs`."""

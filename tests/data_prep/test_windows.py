@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from data_prep.__main__ import main
+from data_prep.environments import ENVIRONMENTS
 from data_prep.environments.alfworld.environment import held_out
 from data_prep.environments.alfworld.games import SEEDS
 from data_prep.environments.scienceworld.environment import ScienceWorld
-from data_prep.families import FAMILIES, PAPER_MIX, scaled_mix
+from data_prep.families import PAPER_MIX, family_of, scaled_mix
 from data_prep.windows import SUITES, cut_any, cut_mix, cut_window
 from loopwm.records.episodes import Episode, write_episodes
+from loopwm.records.errors import InputError
 
 from .conftest import make_episode
+from .toy import Toy
 
 ROOT = Path(__file__).parents[2]
 EPISODES = [
@@ -70,9 +73,9 @@ def test_short_episodes_weigh_as_much_as_long_ones() -> None:
 
 def test_the_paper_mix_has_every_family_and_scales() -> None:
     for env, mix in PAPER_MIX.items():
-        assert set(mix) == set(FAMILIES[env])
+        assert set(mix) == set(ENVIRONMENTS[env].families)
     assert sum(PAPER_MIX["scienceworld"].values()) == sum(PAPER_MIX["alfworld"].values()) == 500
-    assert sum(len(tasks) for tasks in FAMILIES["scienceworld"].values()) == 30
+    assert sum(len(tasks) for tasks in ENVIRONMENTS["scienceworld"].families.values()) == 30
     assert scaled_mix("scienceworld", 1000) == {f: 2 * n for f, n in PAPER_MIX["scienceworld"].items()}
     assert sum(scaled_mix("scienceworld", 77).values()) == 77
 
@@ -183,3 +186,12 @@ def test_dev_windows_are_of_dev_variations(simulator: ScienceWorld) -> None:
 def test_an_episode_too_short_is_never_drawn() -> None:
     episodes: list[Episode] = [make_episode(variation=0, length=4), make_episode(variation=1, length=5)]
     assert {w["variation"] for w in windows_of(episodes, 1, seed=3)} == {1}
+
+
+def test_an_environment_from_outside_brings_its_families(monkeypatch):
+    monkeypatch.setitem(ENVIRONMENTS, "toy", Toy)
+    assert family_of("toy", "run") == "on foot"
+    with pytest.raises(InputError, match="'swim' of 'toy' belongs to no family"):
+        family_of("toy", "swim")
+    with pytest.raises(InputError, match="environment: unknown 'nowhere'"):
+        family_of("nowhere", "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ class Toy:
     name = "toy"
     looks: tuple[str, ...] = ("look around", "inventory")
     idles: tuple[str, ...] = ("wait",)
+    families: Mapping[str, tuple[str, ...]] = {"on foot": ("walk", "run")}
     solver = "gold"
     broke_before = False
     broken = 12

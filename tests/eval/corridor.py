@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from eval.models.imagination import Imagination
 from loopwm.records.episodes import Episode, Step
@@ -17,6 +17,7 @@ class Corridor:
 
     name = "corridor"
     looks: tuple[str, ...] = ("look",)
+    families: Mapping[str, tuple[str, ...]] = {"bells": ("ring", "ring-again")}
     solver = "gold"
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scienceworld.constants import ID2TASK
 
-from data_prep.families import FAMILIES
+from data_prep.environments.scienceworld.families import FAMILIES
 from eval.scores.suites import SELECTIONS, load_suite
 from loopwm.records.errors import InputError
 from loopwm.records.windows import NULLABLE, check_runnable, game_of, stratified_sample
@@ -138,7 +138,7 @@ def test_a_selection_is_a_suite_of_its_own(make_window: MakeWindow, write_suite:
 def test_word2world_leaves_out_the_tasks_that_its_simulator_does() -> None:
     tasks = {ID2TASK[number] for number in ("5-1", "5-2", "9-1", "9-2", "9-3", "10-1", "10-2")}
     left_out = SELECTIONS["word2world"].left_out["scienceworld"]
-    assert {task for family in left_out for task in FAMILIES["scienceworld"][family]} == tasks
+    assert {task for family in left_out for task in FAMILIES[family]} == tasks
 
 
 def test_a_selection_that_is_none_or_empty_is_refused(make_window: MakeWindow, write_suite: WriteSuite) -> None:

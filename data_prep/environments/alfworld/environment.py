@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -55,6 +55,13 @@ class AlfWorld:
     name = "alfworld"
     looks: tuple[str, ...] = ("look", "inventory")
     idles: tuple[str, ...] = ()
+    families: Mapping[str, tuple[str, ...]] = {
+        "clean": ("pick_clean_then_place_in_recep",),
+        "cool": ("pick_cool_then_place_in_recep",),
+        "heat": ("pick_heat_then_place_in_recep",),
+        "look": ("look_at_obj_in_light",),
+        "pick": ("pick_and_place_simple", "pick_two_obj_and_place"),
+    }
     solver = "expert"
 
     def __init__(self) -> None:

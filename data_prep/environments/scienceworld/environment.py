@@ -33,7 +33,7 @@ import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +41,7 @@ from typing import Any, TypeVar
 
 from data_prep.environments.base import SimulatorError
 from data_prep.environments.scienceworld.class_patch import add_hash_code, redirect
+from data_prep.environments.scienceworld.families import FAMILIES
 from data_prep.environments.scienceworld.repair import Arrangement, Thing, parse_doors, repair
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
@@ -114,6 +115,7 @@ class ScienceWorld:
     name = "scienceworld"
     looks: tuple[str, ...] = ("look around", "inventory")
     idles: tuple[str, ...] = ("wait1", "wait")
+    families: Mapping[str, tuple[str, ...]] = FAMILIES
     solver = "gold"
 
     def __init__(self, quick: bool = True) -> None:
