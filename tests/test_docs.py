@@ -14,7 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs/results/shipped-checkpoint.md").read_text(encoding="utf-8")
 CARD = (ROOT / "loopwm/pretrained/README.md").read_text(encoding="utf-8")
 HORIZONS = 5
 

@@ -150,28 +150,6 @@ def render(kept: Sequence[Kept]) -> Iterator[tuple[str, str]]:
     yield PAGE, "\n".join(parts)
 
 
-def summary(kept: Sequence[Kept], model: str) -> str:
-    """A table of a checkpoint beside the opponent that counts, under `observed`: every suite in a line or two."""
-    lines = []
-    for suite, title in SUITES.items():
-        runs = [run for run in kept if (run["suite"], run["context"]) == (suite, "observed")]
-        ours = next((run for run in runs if called(run["model"]) == model), None)
-        rival = next((run for run in runs if _rank(run) == 1), None)
-        if ours is None or rival is None:
-            continue
-        sides = [run["pairs"] if run["pairs"] else last(run) for run in (ours, rival)]
-        name = "both" if ours["pairs"] else "em"
-        lines.append([title, *(_short(side, name) for side in sides), rival["model"]])
-        if "em_novel" in sides[0] and suite.endswith("-500"):
-            lines.append(["of these, novel windows", *(_short(side, "em_novel") for side in sides), rival["model"]])
-    return table(["Exact match after 5 actions, %", f"**{model}**", "opponent", "which is"], lines)
-
-
-def _short(row: Row, name: str) -> str:
-    low, high = row["ci95"][name]
-    return f"{percent(row[name])} ({percent(low)}-{percent(high)})"
-
-
 def overall(run: Kept, horizon: int) -> Row | None:
     rows = (row for row in run["rows"] if row["family"] == OVERALL and row["horizon"] == horizon)
     return next(rows, None)
