@@ -617,7 +617,7 @@ def test_integers_start_from_features_of_the_number_and_other_tokens_as_ever(con
 
     def explained(embedding: Tensor) -> float:
         """Share of the integers' embeddings that is a linear function of the features."""
-        found = features @ torch.linalg.lstsq(features, embedding[rows]).solution
+        found = features @ (torch.linalg.pinv(features, rtol=1e-3) @ embedding[rows])  # the sine of period 2 is zero
         return float((found.norm() / embedding[rows].norm()) ** 2)
 
     assert explained(fourier) > 0.7 > 0.3 > explained(at_random)
