@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains the checkpoint that ships, from the episodes packed with the project, on a plateau of the learning rate that goes
+# Trains the checkpoint that is to ship, from the episodes packed with the project, on a plateau of the learning rate that goes
 # on until it is stopped. Killed and started again, it goes on. PROCESSES: 1 (the default), 2 or 4.
 #
 #   bash configs/reference.sh RUN [section.key=value ..]     RUN: the run's folder; beside it reference-data
 #
-# From what ships already in place of from nothing: model.weights=loopwm/pretrained
+# From what an earlier run came to, in place of from nothing: model.weights=configs/reference-start
 set -euo pipefail
 run=$1
 shift

@@ -34,7 +34,7 @@ class ModelConfig:
     integers: Literal["random", "fourier"] = "random"
     """How the embeddings of the integers start: as all others, or from features of the number."""
     weights: str = ""
-    """Folder of a model of the same shape that the run begins with, such as loopwm/pretrained. Empty: none."""
+    """Folder of a model of the same shape and vocabulary whose weights the run begins with. Empty: none."""
 
 
 @dataclass(frozen=True)
