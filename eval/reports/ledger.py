@@ -44,7 +44,8 @@ LEAD = (
     "Made by `python -m eval ledger` of what each run came to, which lies beside this page in `data/`. Exact match in "
     "per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 % intervals "
     "over games. Novel: windows whose last observation, actions and answer stand in no train episode. A verdict sets "
-    "a checkpoint's interval beside a floor's mean, which may be of more windows; `eval report` pairs those that both have.\n"
+    "a checkpoint's interval beside a floor's mean, which may be of more windows; `eval report` pairs those that both "
+    "have.\n"
 )
 
 
