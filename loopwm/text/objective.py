@@ -42,10 +42,12 @@ ExitLoss = Literal["none", "entropy", "expected"]
 """What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
 
 
-def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, starts_N: Tensor, normaliser: float) -> Term:
-    """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), summed and divided by `normaliser`.
+def observation_loss(
+    loss_N: Tensor, weight_N: Tensor, right_N: Tensor, horizon_N: Tensor, starts_N: Tensor, normaliser: float
+) -> Term:
+    """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), weighted, summed and divided by `normaliser`.
 
-    loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
+    loss_N: of each target, in nats; diagnostics hold it unweighted. right_N: whether it was the likeliest token. starts_N: whether an observation
     starts there, whose targets are all those before the next start. Diagnostics, each (MAX_HORIZON + 1,) by horizon
     with the trunk at 0: summed loss in nats, targets, right tokens, observations, and those of them whose tokens are
     all right: `exact`, what greedy decoding would match.
@@ -63,7 +65,7 @@ def observation_loss(loss_N: Tensor, right_N: Tensor, horizon_N: Tensor, starts_
         "observations": by_horizon(horizon_N[first], torch.ones_like(wrong)),
         "exact": by_horizon(horizon_N[first], wrong == 0),
     }
-    return loss_N.sum() / normaliser, sums
+    return (weight_N * loss_N).sum() / normaliser, sums
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class TextObjective(nn.Module):
         loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
         starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
         right_N = logits.argmax(-1) == target_N
-        loss, diagnostics = observation_loss(loss_N, right_N, batch.horizon[wanted], starts_N, normaliser)
+        loss, diagnostics = observation_loss(loss_N, batch.weight[wanted], right_N, batch.horizon[wanted], starts_N, normaliser)
         if isinstance(depth, DepthPlan):
             diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
         if out.gate_logits is not None:
@@ -227,8 +229,9 @@ class TextObjective(nn.Module):
             term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
             return loss + term / normaliser, numbers
         if self.exit_loss == "expected":
-            losses_NS, wanted = self._losses_by_exit(batch, out, loss_N), batch.label != IGNORED
-            term, numbers = expected_exit_loss(out.gate_logits[wanted], losses_NS, self.exit_entropy_coef)
+            wanted = batch.label != IGNORED
+            weighted_NS = batch.weight[wanted][:, None] * self._losses_by_exit(batch, out, loss_N)
+            term, numbers = expected_exit_loss(out.gate_logits[wanted], weighted_NS, self.exit_entropy_coef)
             return term / normaliser, numbers
         return loss, {}
 

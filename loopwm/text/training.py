@@ -24,7 +24,7 @@ from loopwm.records.files import publish
 from loopwm.records.shards import read_shards
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.integers import start_with_fourier
+from loopwm.text.integers import integer_tokens, start_with_fourier
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
@@ -143,10 +143,15 @@ class TextProgram:
         return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef)
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
-        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots)
+        episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
+        integers = integer_tokens(self.tokenizer)
+        worlds = {episode.env for episode in episodes}
+        if unknown := sorted(set(self.config.objective.integer_weights) - worlds):
+            raise InputError(f"objective.integer_weights.{unknown[0]}: the shards hold {', '.join(sorted(worlds))}")
+        weights = {env: dict.fromkeys(integers, x) for env, x in self.config.objective.integer_weights.items()}
+        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots, weights)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
         layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage
-        episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
         sources = make_sources(episodes, self.config.data, self.config.objective, builder, seed)
         return BatchStream(sources, builder, self.config.batch, pad, layout)
 

@@ -91,6 +91,8 @@ class ObjectiveConfig:
 
     supervise: Literal["terminal", "all", "every"] = "every"
     """terminal: the deepest horizon of a branch; all: every horizon of a branch; every: also the trunk."""
+    integer_weights: dict[str, float] = field(default_factory=dict)
+    """How many tokens an integer that is a target counts for, by world; 1 where none is given."""
     reward_coef: float = 0.0
     continue_coef: float = 0.0
     """These two need model.overrides.prediction_heads."""
@@ -174,6 +176,7 @@ class TrainingConfig:
                 if not value >= 0:
                     raise InputError(f"{section}.{key}: {value} is below zero")
         self.data.check()
+        require_shares("objective.integer_weights", self.objective.integer_weights)
         if self.optimizer.average >= 1:
             raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
         if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):

@@ -16,8 +16,9 @@ Where the template has no slots in the trunk (`StateSlots`), those of h_0 open t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import RowRegime, StateSlots
@@ -107,7 +108,7 @@ class TreeRow:
 
     limit: trunk tokens a position may see; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
     decoded there, or START; stage: the horizon a token belongs to, 0 for the trunk and the slots of h_0; label: the
-    next token where it is a target; horizon: that target's horizon, 0 in the trunk.
+    next token where it is a target; horizon: that target's horizon, 0 in the trunk; weight: of that target in the loss.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -118,6 +119,7 @@ class TreeRow:
     stage: list[int] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
     horizon: list[int] = field(default_factory=list)
+    weight: list[float] = field(default_factory=list)
     steps: list[BranchStep] = field(default_factory=list)
     trunk_steps: list[BranchStep] = field(default_factory=list)
 
@@ -150,11 +152,17 @@ class TreeRow:
 
 
 class RowBuilder:
-    """Lays out rows of episodes by their plans."""
+    """Lays out rows of episodes by their plans.
 
-    def __init__(self, ids: TemplateIds, slots: StateSlots) -> None:
+    weights: of targets in the loss, by world and token id; those it does not name weigh 1.
+    """
+
+    def __init__(
+        self, ids: TemplateIds, slots: StateSlots, weights: Mapping[str, Mapping[int, float]] = MappingProxyType({})
+    ) -> None:
         self.ids = ids
         self.slots = slots
+        self.weights = weights
         self._state = [ids.state] * slots.count
 
     def build(self, episode: TokenEpisode, plan: RowPlan) -> TreeRow:
@@ -162,6 +170,8 @@ class RowBuilder:
         ends = self._trunk(row, episode, plan)
         for number, branch in enumerate(plan.branches, start=1):
             self._branch(row, episode, ends[branch.step], number, branch)
+        weights = self.weights.get(episode.env, {})
+        row.weight = [weights.get(label, 1.0) for label in row.label]
         return row
 
     def head(self, episode: TokenEpisode, step: int, regime: RowRegime) -> list[int]:

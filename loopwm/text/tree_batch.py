@@ -35,6 +35,7 @@ class TreeBatch:
     stage: Tensor
     label: Tensor
     horizon: Tensor
+    weight: Tensor
     place: Tensor
     steps: BranchSteps
     trunk_steps: BranchSteps
@@ -56,8 +57,8 @@ class TreeBatch:
 
         slots = max((len(s.places) for row in rows for s in (*row.steps, *row.trunk_steps)), default=0)
 
-        def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
-            out = np.full((len(rows), ends[-1]), fill, dtype=np.int64)
+        def padded(values: Sequence[Sequence[float]], fill: float) -> Tensor:
+            out = np.full((len(rows), ends[-1]), fill, dtype=np.float32 if isinstance(fill, float) else np.int64)
             for line, places, row in zip(out, columns, values, strict=True):
                 line[places] = row
             return torch.from_numpy(out)
@@ -71,6 +72,7 @@ class TreeBatch:
             stage=padded([row.stage for row in rows], 0),
             label=padded([row.label for row in rows], IGNORED),
             horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
+            weight=padded([row.weight for row in rows], 1.0),
             place=padded([range(len(row)) for row in rows], 0),
             steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),
             trunk_steps=BranchSteps.collate([row.trunk_steps for row in rows], columns, slots, pad_id),
