@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from loopwm.core.block import causal_attention, training_attention
+from loopwm.core.block import causal_attention
+from loopwm.core.training_attention import training_attention
 
 TOKENS, HEADS, WIDTH = 4096, 4, 64
 LENGTHS = (128, 256, 512, 1024, 2048)

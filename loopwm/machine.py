@@ -107,6 +107,17 @@ def _onednn_is_quicker() -> bool:
     return "AuthenticAMD" in text and "amx" not in text
 
 
+def compiler_found() -> bool:
+    """Whether torch finds a C++ compiler, which it needs to compile for a processor."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # two seconds, for training alone
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError:  # torch's InvalidCxxCompiler
+        return False
+    return True
+
+
 Precision = Literal["no", "bf16"]
 
 ROWS, LENGTH, WIDTH, HEADS = 4, 512, 256, 4

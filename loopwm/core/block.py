@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from loopwm.core.training_attention import for_queries
 from loopwm.machine import quick_products
 
 
@@ -65,54 +66,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + swapped * sin.to(x.dtype)
 
 
-def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it: (B, heads, S, E)."""
-    groups = x_BGSE.shape[1]
-    if groups == heads:
-        return x_BGSE
-    return x_BGSE[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
-
-
 def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """The plain `Attend`: no cache, every slot alike. mask: (B, 1, L, L) bool or additive, None for causal."""
     k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     return out.transpose(1, 2).flatten(2)
-
-
-QUERY_BLOCK = 128
-"""Queries that look at their keys together in `training_attention`."""
-
-
-def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Attention of whole rows, with gradients: (B, H, L, E). seen: (L, S) bool, who sees whom; None: plainly causal.
-
-    In bfloat16 on a processor, two plain products and a softmax for every block of queries take less time than the
-    fused kernel, half of it in short rows (benchmarks/training_attention.py), whose own products are slower. In float32
-    and elsewhere the kernel is the faster one.
-    """
-    if q.dtype != torch.bfloat16 or q.device.type != "cpu":
-        k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
-    q, outs = q * q.shape[-1] ** -0.5, []
-    for start in range(0, q.shape[2], QUERY_BLOCK):
-        block = q[:, :, start : start + QUERY_BLOCK]
-        if seen is None:
-            end = start + block.shape[2]
-            visible = torch.ones(block.shape[2], end, dtype=torch.bool, device=q.device).tril(start)
-            outs.append(_looked_up(block, k[:, :, :end], v[:, :, :end], visible))
-        else:
-            outs.append(_looked_up(block, k, v, seen[start : start + QUERY_BLOCK]))
-    return torch.cat(outs, dim=2)
-
-
-def _looked_up(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """(B, H, L, E) of scaled queries; those that share keys and values are multiplied with them at once."""
-    heads, length = q.shape[1:3]
-    together = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
-    scores_BHLS = (together @ k.mT).view(-1, heads, length, k.shape[2]).masked_fill_(~visible, -math.inf)
-    weights = scores_BHLS.softmax(-1).view(*together.shape[:3], k.shape[2])
-    return (weights @ v).view(q.shape)
 
 
 def prefix_attention(
@@ -165,10 +123,14 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(head_dim, eps=eps)
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
-        q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), shared.cos, shared.sin)
-        k = rotate(self.k_norm(split_heads(self.k_proj(x_BLD), self.head_dim)), shared.cos, shared.sin)
+        return self.o_proj(attend(slot, *self.project(x_BLD, shared.cos, shared.sin), shared.mask))
+
+    def project(self, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, L, E), keys and values (B, G, L, E)."""
+        q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), cos, sin)
+        k = rotate(self.k_norm(split_heads(self.k_proj(x_BLD), self.head_dim)), cos, sin)
         v = split_heads(self.v_proj(x_BLD), self.head_dim)
-        return self.o_proj(attend(slot, q.to(v.dtype), k.to(v.dtype), v, shared.mask))
+        return q.to(v.dtype), k.to(v.dtype), v
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
@@ -195,6 +157,7 @@ class Block(nn.Module):
         self.attention = Attention(dim, heads, kv_heads, head_dim, eps)
         self.mlp_norm = RMSNorm(dim, eps=eps)
         self.mlp = MLP(dim, mlp_dim)
+        self.before, self.after = before_attention, after_attention
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -207,5 +170,25 @@ class Block(nn.Module):
             nn.init.ones_(norm.weight)
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
-        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), shared, attend, slot)
-        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
+        q, k, v = self.before(self, x_BLD, shared.cos, shared.sin)
+        return self.after(self, x_BLD, attend(slot, q, k, v, shared.mask))
+
+
+def before_attention(block: Block, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return block.attention.project(block.attention_norm(x_BLD), cos, sin)
+
+
+def after_attention(block: Block, x_BLD: Tensor, attended: Tensor) -> Tensor:
+    x_BLD = x_BLD + block.attention.o_proj(attended)
+    return x_BLD + block.mlp(block.mlp_norm(x_BLD))
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Has Inductor compile what a model's layers do before and after attention, once for all of them and all lengths.
+
+    Needs a C++ compiler on a processor. The first passes, there and back, take half a minute longer.
+    """
+    before, after = (torch.compile(part, dynamic=True) for part in (before_attention, after_attention))
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.before, module.after = before, after

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.core.block import for_queries, training_attention
+from loopwm.core.training_attention import for_queries, training_attention
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,14 @@ class TreeMask:
         return torch.cat(parts, dim=2)
 
 
+KEYS_MULTIPLE, QUERIES_MULTIPLE = 64, 16
+"""Branches look at so many trunk columns and take so many of their own at a time, so that few shapes come up."""
+
+
 @dataclass(frozen=True)
 class BranchSpan:
-    """Columns start .. end of a branch, counted from the trunk's end, and what they see: trunk columns before `limit`
-    and, of the branch itself, what `visible` (end - start, limit + end - start) says, bool over both."""
+    """Columns start .. end of a branch, counted from the trunk's end, and what they see of the trunk's columns before
+    `limit` and of the branch itself: `visible` (end - start, limit + end - start), bool over both."""
 
     start: int
     end: int
@@ -91,8 +95,18 @@ def _attend_branches(
     for span, q_HLE, *own_kv in own:
         count = limits.index(span.limit) + 1
         keys, values = (torch.cat((*trunk[:count], x), dim=1) for trunk, x in zip(seen, own_kv, strict=True))
-        outs.append(training_attention(q_HLE[None], keys[None], values[None], span.visible)[0])
+        outs.append(_looked_up_evenly(q_HLE, keys, values, span.visible))
     return torch.cat((*outs, q.new_zeros(q.shape[0], padding, q.shape[2])), dim=1)
+
+
+def _looked_up_evenly(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Attention of one branch (H, L, E), computed as a branch of the next multiple of columns."""
+    length = q.shape[1]
+    more = -length % QUERIES_MULTIPLE
+    q, k, v = (F.pad(x, (0, 0, 0, more))[None] for x in (q, k, v))
+    visible = F.pad(visible, (0, more, 0, more))
+    visible[length:, 0] = True  # a query that saw nothing would be not a number
+    return training_attention(q, k, v, visible)[0, :, :length]
 
 
 def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask) -> Tensor:

@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwm.text.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
-from loopwm.text.tree_attention import BranchMask, BranchSpan, TreeMask
+from loopwm.text.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
+
+
+WIDTH_MULTIPLE = 64
+"""Blocks of columns are as wide as a multiple of this, so that few shapes come up: oneDNN writes itself a program for
+every new shape of a product, which took as long as a third of what was computed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class TreeBatch:
         pad_id: int,
         layout: Layout = trunk_and_branches,
     ) -> TreeBatch:
-        widths = row_widths(rows, layout).max(0)
+        widths = -(-row_widths(rows, layout).max(0) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
         ends = widths.cumsum()
         columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
 
@@ -122,7 +127,7 @@ def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
         for number, columns in itertools.groupby(branch):
             end = start + len(list(columns))
             if number > 0:
-                limit = int(batch.limit[row, t + start])
+                limit = min(-(-int(batch.limit[row, t + start]) // KEYS_MULTIPLE) * KEYS_MULTIPLE, t)
                 seen = mask.branches[row, 0, start:end]
                 visible = torch.cat((seen[:, :limit], seen[:, t + start : t + end]), dim=1)
                 spans.append(BranchSpan(start, end, limit, visible))

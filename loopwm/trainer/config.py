@@ -34,6 +34,9 @@ class RunConfig:
     seed: int = 0
     mixed_precision: Literal["no", "bf16", "auto"] = "bf16"
     """auto: whichever a layer is faster in on this processor, measured when the run starts or goes on."""
+    compile_layers: bool = False
+    """Whether layers are compiled, where there is a C++ compiler: half a minute more at the start, and less for every
+    step afterwards (docs/results.md)."""
     log_every: int = 10
     eval_every: int = 200
     eval_batches: int = 8

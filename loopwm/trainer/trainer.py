@@ -22,7 +22,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from loopwm.machine import faster_precision
+from loopwm.core.block import compile_blocks
+from loopwm.machine import compiler_found, faster_precision
 from loopwm.records.errors import InputError
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
@@ -56,6 +57,8 @@ class Trainer(Generic[Config]):
                 f"batch.micro_batches: {self.program.micro_batches} cannot be shared by "
                 f"{self.accelerator.num_processes} processes"
             )
+        if config.run.compile_layers and compiler_found():
+            compile_blocks(self.program.objective)
         optimizers = build_optimizers(self.program.objective, config.optimizer)
         prepared = self.accelerator.prepare(self.program.objective, *optimizers)
         self.objective, self.optimizers = prepared[0], list(prepared[1:])

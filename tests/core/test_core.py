@@ -22,7 +22,7 @@ from loopwm.core import (
     prefix_attention,
     rotary_angles,
 )
-from loopwm.core.block import QUERY_BLOCK, training_attention
+from loopwm.core.training_attention import QUERY_BLOCK, training_attention
 from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from tests.reference import looped as reference
 
