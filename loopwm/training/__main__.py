@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--start-from", type=Path, help="checkpoint of another run that a fresh one goes on from")
     parser.add_argument("--max-minutes", type=float, help="save, export and stop after this time")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     try:
         sections = read_sections(arguments.config, arguments.overrides)
         system = sections.get("system", "text")

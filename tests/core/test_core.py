@@ -22,7 +22,6 @@ from loopwm.core import (
     prefix_attention,
     rotary_angles,
 )
-from loopwm.core.training_attention import QUERY_BLOCK, training_attention
 from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from tests.reference import looped as reference
 
@@ -258,34 +257,6 @@ def test_states_that_share_a_buffer_never_see_each_others_columns():
     for state, expected in states:
         assert keys(state).flatten().tolist() == expected
         assert state.valid.shape[1] == len(expected)
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("seen", [None, "some"])
-def test_attention_in_blocks_of_queries_is_attention_with_its_gradients(kv_heads, seen):
-    length, generator = 2 * QUERY_BLOCK + 9, torch.Generator().manual_seed(0)
-    mask = torch.rand(length, length, generator=generator) < 0.3 if seen else torch.ones(length, length).tril() > 0
-    mask |= torch.eye(length, dtype=torch.bool)
-    q, k, v = (torch.randn(2, heads, length, 8, generator=generator) for heads in (4, kv_heads, kv_heads))
-    weight = torch.randn(2, 4, length, 8, generator=generator)
-
-    def run(attention, dtype):
-        inputs = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
-        out = attention(*inputs)
-        (out.float() * weight).sum().backward()
-        return [out, *(x.grad for x in inputs)]
-
-    def plain(q, k, v):
-        k, v = (x.repeat_interleave(4 // kv_heads, 1) for x in (k, v))
-        return ((q @ k.mT) / 8**0.5).masked_fill(~mask, -math.inf).softmax(-1) @ v
-
-    expected = run(plain, torch.float64)
-    for dtype, close in ((torch.float32, 1e-4), (torch.bfloat16, 0.06)):
-        for found, exact in zip(
-            run(lambda *x: training_attention(*x, mask if seen else None), dtype), expected, strict=True
-        ):
-            assert found.dtype == dtype
-            torch.testing.assert_close(found.double(), exact.double(), atol=close, rtol=close)
 
 
 def test_gradients_flow_through_a_state():

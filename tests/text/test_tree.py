@@ -88,11 +88,12 @@ def test_trunk_costs_what_the_plain_history_costs(model, tokenizer, builder, epi
     steps = tuple(Transition(a, o) for a, o in zip(ACTIONS[1:], OBSERVATIONS[1:], strict=True))
     text = template.render_context(Context("find a tree", OBSERVATIONS[0], steps))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert batch.tokens[0, : batch.trunk].tolist() == ids
+    assert batch.tokens[0, : len(ids)].tolist() == ids
+    assert set(batch.branch[0, len(ids) : batch.trunk].tolist()) <= {-1}
     with torch.no_grad():
         logits = model(torch.tensor([ids]), depth=2).logits[0]
-    trunk = target_losses(model, batch, depth=2)[0, : batch.trunk]
-    targets = batch.label[0, : batch.trunk] != IGNORED
+    trunk = target_losses(model, batch, depth=2)[0, : len(ids)]
+    targets = batch.label[0, : len(ids)] != IGNORED
     expected = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none")
     torch.testing.assert_close(trunk[targets], expected[targets[:-1]], atol=1e-4, rtol=1e-4)
     assert int(targets.sum()) == sum(len(o) + 1 for o in episode.observations[1:])

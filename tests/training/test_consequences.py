@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from loopwm.core import DepthPlan
+from loopwm.records.errors import InputError
+from loopwm.text import objective
 from loopwm.text.integers import fourier_features, integer_tokens
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
@@ -404,6 +406,22 @@ def test_products_run_in_the_precision_asked_for_and_weights_stay_whole(
     assert all(after.dtype == torch.float32 for update in run.updates for after in update.after.values())
 
 
+@shows("run.compile_layers")
+@pytest.mark.parametrize(("wanted", "compiler"), [(True, True), (True, False), (False, True)])
+def test_layers_are_compiled_where_that_is_asked_for_and_possible(config_file, tmp_path, monkeypatch, wanted, compiler):
+    calls: Counter[str] = Counter()
+
+    def compiled(function, dynamic):
+        assert dynamic
+        return lambda *arguments: calls.update([function.__name__]) or function(*arguments)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("loopwm.trainer.trainer.compiler_found", lambda: compiler)
+    run = briefly(config_file, tmp_path, f"run.compile_layers={str(wanted).lower()}", "run.steps=1")
+    assert len(run.updates) > 0
+    assert set(calls) == ({"before_attention", "after_attention"} if wanted and compiler else set())
+
+
 def test_a_resumed_run_goes_on_with_the_rows_and_depths_after_its_checkpoint(
     watched, config_file, dev_shards, tmp_path
 ):
@@ -706,6 +724,29 @@ def test_a_term_is_added_as_often_as_its_coefficient_says(config_file, key, term
     for coefficient in (1.0, 3.0):
         loss, _, _ = loss_of(config_file, [HEADS, f"objective.{key}={coefficient}"])
         assert loss - plain == pytest.approx(coefficient * summed / 100, rel=1e-3, abs=1e-5)
+
+
+@shows("objective.integer_weights")
+def test_an_integer_to_be_told_counts_as_often_as_its_world_says(config_file, monkeypatch):
+    nats: list[Tensor] = []
+    plain_loss = objective.observation_loss
+
+    def watching(loss_N, weight_N, *rest):
+        nats.append(loss_N)
+        return plain_loss(loss_N, weight_N, *rest)
+
+    monkeypatch.setattr(objective, "observation_loss", watching)
+    plain, _, batch = loss_of(config_file, [])
+    weighted, measured, heavier = loss_of(config_file, ["objective.integer_weights={scienceworld: 4.0}"])
+    tokenizer = load_tokenizer()
+    labels = batch.label[batch.label != IGNORED]
+    integers = torch.tensor([tokenizer.decode([label]).strip().isdigit() for label in labels.tolist()])
+    assert 0 < integers.sum() < len(integers)
+    assert heavier.weight[batch.label != IGNORED].tolist() == [4.0 if i else 1.0 for i in integers]
+    assert weighted - plain == pytest.approx(3 * nats[0][integers].sum().item() / 100, rel=1e-4)
+    assert measured["loss"].sum().item() == pytest.approx(nats[0].sum().item(), rel=1e-5)
+    with pytest.raises(InputError, match=r"objective.integer_weights.alfworld: the shards hold scienceworld"):
+        program_of(config_file, "objective.integer_weights={alfworld: 2.0}")
 
 
 @shows("objective.exit_entropy_coef")
