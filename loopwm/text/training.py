@@ -46,6 +46,9 @@ SAMPLERS = {
 }
 """How `depth.sampling` draws."""
 
+DEV_SEED = 0
+"""Of every run, whatever its own: dev rows are the same for all."""
+
 BY_HORIZON = ("loss", "targets", "right", "observations", "exact")
 SUMS = {*BY_HORIZON, "tokens", "rows", "loops"}
 """Measurements that are no pairs of sum and count."""
@@ -118,7 +121,7 @@ class TextProgram:
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
-        self.dev_stream = self._stream(config.data.dev, config.run.seed) if config.data.dev else None
+        self.dev_stream = self._stream(config.data.dev, DEV_SEED) if config.data.dev else None
 
     def _learned_mean(self) -> LearnedMean | None:
         depth, model = self.config.depth, self.model_config

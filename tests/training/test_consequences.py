@@ -368,6 +368,16 @@ def test_another_seed_is_another_run_and_the_same_one_is_not(config_file):
     assert not any(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True))
 
 
+def test_dev_rows_are_the_same_for_every_seed(config_file, dev_shards):
+    one, other = (
+        [batch.rows.tokens for batch in program_of(config_file, f"run.seed={seed}", f"data.dev=[{dev_shards}]")
+         .evaluation_batches()]
+        for seed in (1, 2)
+    )  # fmt: skip
+    assert one
+    assert all(map(torch.equal, one, other))
+
+
 @pytest.fixture
 def new_accelerator() -> Iterator[None]:
     """A process has one precision for good, unless it forgets."""
