@@ -15,7 +15,7 @@ import torch
 from loopwm.machine import give_back
 from loopwm.text.modeling import LoopWMForCausalLM
 from serve.engine.batch import Batch, Passes, prefill_group
-from serve.engine.jobs import Job, Steps
+from serve.engine.jobs import Job, SharedPass, Steps
 from serve.engine.outbox import Outbox
 from serve.engine.requests import Event, Request, Ticket
 
@@ -182,12 +182,7 @@ class Engine:
         return [job for job in line if job.asked is not None and job.asked.key == first.key][: self.limits.max_batch]
 
     def _pass(self, together: Sequence[Job]) -> None:
-        first, *others = (job.asked for job in together)
-        try:
-            results = [None] if first is None else first.run(others)
-        except Exception as error:
-            results = [error] * len(together)
-        for job, result in zip(together, results, strict=True):
+        for job, result in zip(together, _results([job.asked for job in together]), strict=True):
             self._go_on(job, result)
 
     def _go_on(self, job: Job, result: Any) -> bool:
@@ -228,3 +223,13 @@ class Engine:
         for ticket in tickets:
             ticket.deliver(Event(error=error))
         self.outbox.send()
+
+
+def _results(passes: Sequence[SharedPass | None]) -> list[Any]:
+    """What each of these passes, taken together, came to, or what it raised: where together they fail, each by itself,
+    so that nobody gets another's error."""
+    first, *others = passes
+    try:
+        return [None] if first is None else list(first.run(others))
+    except Exception as error:
+        return [error] if not others else [result for one in passes for result in _results([one])]

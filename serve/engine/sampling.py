@@ -56,4 +56,5 @@ def nucleus(probabilities_V: Tensor, top_p: float) -> Tensor:
     """The most probable tokens that together reach the share top_p, the others zero: (V,), not normalised."""
     ordered, index = probabilities_V.sort(descending=True)
     before = (ordered.cumsum(-1) - ordered) / ordered.sum()
+    before[0] = -1.0  # the first always counts: a top_p that rounds to zero would leave nothing
     return torch.zeros_like(probabilities_V).scatter(-1, index, ordered.where(before < top_p, 0.0))

@@ -110,7 +110,7 @@ class WorldStore:
         """Raises WorldNotFoundError or WorldGoneError."""
         self._expire()
         session = self._sessions.get(name)
-        if session is None or not secrets.compare_digest(session.owner, owner):
+        if session is None or not secrets.compare_digest(session.owner.encode(), owner.encode()):
             raise self._absence(name, owner)
         self._touch(session)
         return session

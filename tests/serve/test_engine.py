@@ -211,7 +211,8 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     probabilities = torch.tensor([0.1, 0.5, 0.15, 0.25])
     assert nucleus(probabilities, 0.7).tolist() == pytest.approx([0, 0.5, 0, 0.25])
     assert nucleus(probabilities, 0.75).tolist() == pytest.approx([0, 0.5, 0, 0.25])
-    assert nucleus(probabilities, 0.01).tolist() == pytest.approx([0, 0.5, 0, 0])
+    for tiny in (0.01, 1e-46):  # the second is zero in float32
+        assert nucleus(probabilities, tiny).tolist() == pytest.approx([0, 0.5, 0, 0])
 
 
 def test_sampling_follows_the_distribution():
@@ -291,7 +292,7 @@ class Sum:
         return [sum(numbers) + number for number in numbers]
 
 
-def test_work_of_one_key_takes_its_passes_together_and_shares_its_failures(tiny_model):
+def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_error(tiny_model):
     taken: list[int] = []
     blocked, results, over = threading.Event(), [], threading.Event()
 
@@ -317,13 +318,14 @@ def test_work_of_one_key_takes_its_passes_together_and_shares_its_failures(tiny_
         engine.work(work("a", 4), deliver).cancel()
         blocked.set()
         assert over.wait(30)
-    assert sorted(taken) == [1, 1, 2, 2]
+    assert sorted(taken) == [1, 1, 1, 1, 2, 2]  # those of c once more, each by itself
     assert sorted(result for result in results if isinstance(result, tuple)) == [
         ("a", [4, 20]),
         ("a", [5]),
         ("b", [10]),
+        ("c", [2]),
     ]
-    assert [str(result) for result in results if not isinstance(result, tuple)] == ["no such number"] * 2
+    assert [str(result) for result in results if not isinstance(result, tuple)] == ["no such number"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, and only glibc keeps it")

@@ -51,12 +51,14 @@ def test_what_is_no_number_no_text_or_no_token_is_refused_while_others_go_on(cli
         assert other.result() | {"id": "", "created": 0} == completion(client, max_tokens=40) | {"id": "", "created": 0}
 
 
-def test_a_temperature_near_zero_harms_nobody(client):
+@pytest.mark.parametrize("fields", [{"temperature": 1e-300}, {"temperature": 1, "top_p": 1e-46}])
+def test_what_rounds_to_zero_harms_nobody(client, fields):
     expected = completion(client, max_tokens=40)["choices"]
     with ThreadPoolExecutor(4) as pool:
-        tiny = pool.submit(completion, client, temperature=1e-300, max_tokens=40)
+        tiny = pool.submit(completion, client, max_tokens=40, **fields)
         others = [pool.submit(completion, client, max_tokens=40) for _ in range(3)]
-        assert all(answer.result()["choices"] == expected for answer in (tiny, *others))
+        assert all(answer.result()["choices"] == expected for answer in others)
+        assert tiny.result()["choices"] == expected
 
 
 def test_thirty_megabytes_are_refused_before_they_are_kept(client):

@@ -359,13 +359,15 @@ def test_what_the_store_holds_is_what_its_worlds_hold_after_any_changes(library,
         assert store.nbytes() == own + sum(prefixes.values())
 
 
-def test_a_world_is_invisible_to_another_key(worlds):
+@pytest.mark.parametrize("owner", ["me", "zo\u00eb"])
+def test_a_world_is_invisible_to_another_key(worlds, owner):
     store = WorldStore(WorldLimits())
-    mine = store.add("me", worlds[0], worlds[0]).id
+    mine = store.add(owner, worlds[0], worlds[0]).id
+    assert store.get(mine, owner).id == mine
     for attempt in (store.get, store.remove):
         with pytest.raises(WorldNotFoundError):
             attempt(mine, "you")
-    store.remove(mine, "me")
+    store.remove(mine, owner)
     with pytest.raises(WorldNotFoundError):
         store.get(mine, "you")
     assert store.of("you") == []
