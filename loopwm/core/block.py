@@ -188,7 +188,8 @@ def compile_blocks(model: nn.Module) -> None:
 
     Needs a C++ compiler on a processor. The first passes, there and back, take half a minute longer.
     """
-    before, after = (torch.compile(part, dynamic=True) for part in (before_attention, after_attention))
+    before = torch.compile(before_attention, dynamic=True)
+    after = torch.compile(after_attention, dynamic=True)
     for module in model.modules():
         if isinstance(module, Block):
             module.before, module.after = before, after

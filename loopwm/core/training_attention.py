@@ -61,7 +61,7 @@ class _Blockwise(Function):
         return out_BGRLE.flatten(1, 2)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: FunctionCtx, grad_BHLE: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q_BGRLE, k_BGSE, v_BGSE, *weights = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_BGRLE, grad_q = grad_BHLE.unflatten(1, q_BGRLE.shape[1:3]), torch.empty_like(q_BGRLE)

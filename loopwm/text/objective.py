@@ -47,10 +47,10 @@ def observation_loss(
 ) -> Term:
     """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), weighted, summed and divided by `normaliser`.
 
-    loss_N: of each target, in nats; diagnostics hold it unweighted. right_N: whether it was the likeliest token. starts_N: whether an observation
+    loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
     starts there, whose targets are all those before the next start. Diagnostics, each (MAX_HORIZON + 1,) by horizon
-    with the trunk at 0: summed loss in nats, targets, right tokens, observations, and those of them whose tokens are
-    all right: `exact`, what greedy decoding would match.
+    with the trunk at 0: summed loss in nats without weights, targets, right tokens, observations, and those of them
+    whose tokens are all right: `exact`, what greedy decoding would match.
     """
 
     def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
@@ -211,7 +211,9 @@ class TextObjective(nn.Module):
         loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
         starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
         right_N = logits.argmax(-1) == target_N
-        loss, diagnostics = observation_loss(loss_N, batch.weight[wanted], right_N, batch.horizon[wanted], starts_N, normaliser)
+        loss, diagnostics = observation_loss(
+            loss_N, batch.weight[wanted], right_N, batch.horizon[wanted], starts_N, normaliser
+        )
         if isinstance(depth, DepthPlan):
             diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
         if out.gate_logits is not None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from loopwm.text.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
 from loopwm.text.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
 
-
 WIDTH_MULTIPLE = 64
 """Blocks of columns are as wide as a multiple of this, so that few shapes come up: oneDNN writes itself a program for
 every new shape of a product, which took as long as a third of what was computed."""

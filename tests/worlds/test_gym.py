@@ -6,18 +6,21 @@ import gzip
 import json
 import runpy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.spaces.utils import flatten, flatten_space, unflatten
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
 from loopwm.worlds.http import Client, HttpWorlds, WorldError
 from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.protocol import Imagined
 from tests.serve.conftest import serving  # noqa: F401 - a fixture
 from tests.text.conftest import random_model
 
@@ -50,6 +53,43 @@ def test_gymnasiums_own_checker_finds_no_fault(worlds):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(ImaginedTextEnv(worlds, [KITCHEN, HALL], render_mode="ansi"), skip_render_check=True)
+
+
+class Echoes:
+    """Worlds that answer every action with itself, without a model."""
+
+    def begin(self, contexts: Sequence[Context]) -> None:
+        pass
+
+    def step(self, actions: Sequence[str]) -> list[Imagined]:
+        return [Imagined(f"You said:\n\t{action} \u2603", 1.0, 0.9, "stop") for action in actions]
+
+    def close(self) -> None:
+        pass
+
+
+def echoing() -> ImaginedTextEnv:
+    return ImaginedTextEnv(Echoes(), [HALL])
+
+
+@pytest.mark.parametrize("kind", [AsyncVectorEnv, SyncVectorEnv])
+def test_vector_environments_pass_any_text_on_with_their_defaults(kind):
+    envs = kind([echoing] * 3)
+    try:
+        assert envs.reset(seed=0)[0] == (HALL.observation,) * 3
+        observations, rewards, *_ = envs.step(["wait", "caf\u00e9", "look around"])
+        assert observations == tuple(f"You said:\n\t{said} \u2603" for said in ("wait", "caf\u00e9", "look around"))
+        assert rewards.tolist() == [1.0] * 3
+    finally:
+        envs.close()
+
+
+def test_texts_are_arrays_of_code_points_and_back():
+    space = echoing().observation_space
+    for text in ("", "a\tb\n", "\u2603 \U0001f600"):
+        array = flatten(space, text)
+        assert flatten_space(space).contains(array)
+        assert unflatten(space, array) == text
 
 
 def test_steps_are_those_of_the_world_model(model, worlds):
