@@ -4,7 +4,7 @@
 #
 #   bash configs/reference.sh RUN [section.key=value ..]     RUN: the run's folder; beside it reference-data
 #
-# From what an earlier run came to, in place of from nothing: model.weights=configs/reference-start
+# From what an earlier run came to, in place of from nothing: model.weights=loopwm/pretrained
 set -euo pipefail
 run=$1
 shift

@@ -13,7 +13,7 @@ from loopwm.worlds.protocol import Worlds
 REFUSED = ("No known action", "Nothing happens", "The door is not open", "The door is already", "It's not clear")
 HALL = "This room is called the hallway. In it, you see: \n\tthe agent\n\ta substance called air\n\ta painting\n"
 HALL += "You also see:\n\tA door to the kitchen (that is closed)\n\tA door to the workshop (that is closed)"
-IDEAS = ["go to kitchen", "open door to kitchen"]
+IDEAS = ["pick up dragon", "open door to kitchen"]
 
 if sys.argv[1:]:
     worlds: Worlds = HttpWorlds(Client(sys.argv[1]), "loopwm-small")

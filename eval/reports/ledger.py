@@ -138,6 +138,8 @@ def name_of(kept: Kept) -> str:
 def render(kept: Sequence[Kept]) -> Iterator[tuple[str, str]]:
     """(file name, content) of the page and its plots."""
     parts = [f"# All results\n\n{LEAD}"]
+    if any(called(run["model"]) == SHIPPED for run in kept):
+        parts.append(f"## The checkpoint that ships\n\n{in_short(kept)}")
     for suite, title in SUITES.items():
         runs = [run for run in kept if run["suite"] == suite]
         if not runs:
@@ -150,6 +152,32 @@ def render(kept: Sequence[Kept]) -> Iterator[tuple[str, str]]:
         parts.append(_fold("What is wrong", _errors(runs)))
         parts.append(_fold("Commands", "".join(f"    {run['provenance']['command']}\n" for run in runs)))
     yield PAGE, "\n".join(parts)
+
+
+def in_short(kept: Sequence[Kept]) -> str:
+    """The table of the shipped checkpoint, as an agent would ask it, that the README and its card show too."""
+    header = ["Exact match, %", "windows", "1 action", "5 actions", "novel", "without learning"]
+    rows = []
+    for suite, title in SUITES.items():
+        runs = [run for run in kept if run["suite"] == suite and run["context"] == "observed"]
+        for run in (run for run in runs if called(run["model"]) == SHIPPED):
+            rivals = (other for other in runs if other["model"] == OPPONENTS[_environment(run)])
+            rows.append([title, str(run["windows"]["scored"]), *_in_short(run), *(_in_short(o)[1] for o in rivals)])
+    return table(header, rows)
+
+
+def _in_short(run: Kept) -> list[str]:
+    """At horizon 1, at the farthest one with its interval, and of novel windows there; of pairs: both right."""
+    if run["pairs"]:
+        return ["-", _bounded(run["pairs"]["both"], run["pairs"]["ci95"]["both"]), "-"]
+    row, first = last(run), overall(run, 1)
+    novel = "-" if row.get("em_novel") is None else percent(row["em_novel"])
+    return [percent(first["em"]) if first else "-", _bounded(row["em"], row["ci95"]["em"]), novel]
+
+
+def _bounded(value: float, bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return f"{percent(value)} ({percent(low)}-{percent(high)})"
 
 
 def overall(run: Kept, horizon: int) -> Row | None:

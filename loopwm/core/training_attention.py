@@ -19,7 +19,8 @@ QUERY_BLOCK = 256
 
 
 def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it: (B, heads, S, E)."""
+    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it (Ainslie et al. 2023): (B,
+    heads, S, E)."""
     groups = x_BGSE.shape[1]
     if groups == heads:
         return x_BGSE

@@ -86,14 +86,22 @@ def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
 def new_model(
     model_config: LoopWMConfig, config: TrainingConfig, tokenizer: PreTrainedTokenizerFast
 ) -> LoopWMForCausalLM:
-    """The model that a run begins with. Raises InputError for `model.weights` of another shape or tokenizer."""
+    """The model that a run begins with. Raises InputError for `model.weights` of another shape or tokenizer.
+
+    A gate among the weights stays behind where the new model has none: it was fitted to what they were.
+    """
     model = LoopWMForCausalLM(model_config)
     if config.model.weights:
         given, known = load_checkpoint(Path(config.model.weights))
         if known.get_vocab() != tokenizer.get_vocab():
             raise InputError(f"model.weights: {config.model.weights} has another tokenizer")
         try:
-            model.load_state_dict(given.state_dict())
+            known_weights = given.state_dict()
+            if not model_config.exit_gate:
+                known_weights = {
+                    name: w for name, w in known_weights.items() if not name.startswith("model.core.gate.")
+                }
+            model.load_state_dict(known_weights)
         except RuntimeError as error:
             raise InputError(f"model.weights: {' '.join(str(error).split())[:200]}") from error
     elif config.model.integers == "fourier":

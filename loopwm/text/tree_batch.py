@@ -55,7 +55,7 @@ class TreeBatch:
         pad_id: int,
         layout: Layout = trunk_and_branches,
     ) -> TreeBatch:
-        widths = -(-row_widths(rows, layout).max(0) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        widths = row_widths(rows, layout).max(0)
         ends = widths.cumsum()
         columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
 
@@ -209,7 +209,9 @@ class BranchSteps:
 
 
 def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
-    """Columns that each row has in each block, (rows, blocks): at least two blocks."""
+    """Columns that each row takes in each block, with those up to the next multiple, (rows, blocks): at least two
+    blocks."""
     counts = [np.bincount(layout(row), minlength=2) for row in rows]
     blocks = max(map(len, counts))
-    return np.array([np.pad(count, (0, blocks - len(count))) for count in counts])
+    widths = np.array([np.pad(count, (0, blocks - len(count))) for count in counts])
+    return -(-widths // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

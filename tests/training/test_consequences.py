@@ -24,12 +24,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from loopwm.core import DepthPlan
 from loopwm.records.errors import InputError
 from loopwm.text import objective
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.integers import fourier_features, integer_tokens
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
 from loopwm.text.rows import Cursor, PlannedRow
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram
+from loopwm.text.training import TextProgram, export_model
 from loopwm.text.training_config import TrainingConfig, load_config
 from loopwm.text.tree import IGNORED
 from loopwm.text.tree_batch import TreeBatch
@@ -657,6 +658,11 @@ def test_a_run_begins_with_the_weights_of_a_finished_one_of_the_same_shape(confi
     model = tmp_path / "run" / "model"
     given = LoopWMForCausalLM.from_pretrained(model).state_dict()
     begun = program_of(config_file, f"model.weights={model}", "run.seed=5").objective.model.state_dict()
+    assert all(torch.equal(begun[name], given[name]) for name in begun)
+    with_gate = LoopWMForCausalLM(LoopWMConfig(**LoopWMConfig.from_pretrained(model).to_dict() | {"exit_gate": True}))
+    with_gate.load_state_dict(given, strict=False)
+    export_model(with_gate, load_tokenizer(), tmp_path / "gated")
+    begun = program_of(config_file, f"model.weights={tmp_path / 'gated'}").objective.model.state_dict()
     assert all(torch.equal(begun[name], given[name]) for name in begun)
     arguments = ["--config", str(config_file), "--out", str(tmp_path / "other"), f"model.weights={model}"]
     assert main([*arguments, "model.overrides={block_layers: 2}"]) == 2

@@ -172,5 +172,5 @@ def test_the_example_does_what_its_world_does_not_refuse(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["agent_with_world.py"])
     runpy.run_path(str(root / "examples" / "agent_with_world.py"))
     *tried, done = capsys.readouterr().out.splitlines()
-    assert tried[::2] == ["> go to kitchen", "> open door to kitchen"]
+    assert tried[::2] == ["> pick up dragon", "> open door to kitchen"]
     assert done == "the agent does: open door to kitchen"
