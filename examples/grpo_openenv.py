@@ -6,8 +6,8 @@
 
 The policy is tiny and random, so this shows the wiring and nothing is learned: an episode is a few turns, each an
 action of a few sampled tokens followed by what the world model answers, which is masked out of the loss. An episode's
-reward is the score the model predicts, plus the share of its observations that are new: predicted scores of random
-actions hardly differ.
+reward is the score the model predicts, plus the share of its observations that are new, so
+that policies that earn nothing yet are told apart.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core.training_attention import for_queries
 from loopwm.machine import quick_products
 
 
@@ -64,6 +63,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos.to(x.dtype) + swapped * sin.to(x.dtype)
+
+
+def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it (Ainslie et al. 2023): (B,
+    heads, S, E)."""
+    groups = x_BGSE.shape[1]
+    if groups == heads:
+        return x_BGSE
+    return x_BGSE[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
 
 
 def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,17 +14,10 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
+from loopwm.core.block import for_queries
+
 QUERY_BLOCK = 256
 """Queries that look at their keys together."""
-
-
-def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it (Ainslie et al. 2023): (B,
-    heads, S, E)."""
-    groups = x_BGSE.shape[1]
-    if groups == heads:
-        return x_BGSE
-    return x_BGSE[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
 
 
 def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.core.training_attention import for_queries, training_attention
+from loopwm.core.block import for_queries
+from loopwm.core.training_attention import training_attention
 
 
 @dataclass(frozen=True)
