@@ -30,7 +30,7 @@ from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.training_config import ModelConfig, TrainingConfig
-from loopwm.text.tree import RowBuilder, TemplateIds, by_stage, trunk_and_branches
+from loopwm.text.tree import RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
 from loopwm.text.tree_batch import TreeBatch
 
 HEAD_OF = {
@@ -157,9 +157,16 @@ class TextProgram:
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
         integers = integer_tokens(self.tokenizer)
         worlds = {episode.env for episode in episodes}
-        if unknown := sorted(set(self.config.objective.integer_weights) - worlds):
-            raise InputError(f"objective.integer_weights.{unknown[0]}: the shards hold {', '.join(sorted(worlds))}")
-        weights = {env: dict.fromkeys(integers, x) for env, x in self.config.objective.integer_weights.items()}
+        c = self.config.objective
+        for key in ("integer_weights", "opening_weights"):
+            if unknown := sorted(set(getattr(c, key)) - worlds):
+                raise InputError(f"objective.{key}.{unknown[0]}: the shards hold {', '.join(sorted(worlds))}")
+        weights = {
+            env: TargetWeights(
+                dict.fromkeys(integers, c.integer_weights.get(env, 1.0)), c.opening_weights.get(env, 1.0)
+            )
+            for env in worlds
+        }
         builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots, weights)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
         layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage

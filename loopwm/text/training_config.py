@@ -93,6 +93,8 @@ class ObjectiveConfig:
     """terminal: the deepest horizon of a branch; all: every horizon of a branch; every: also the trunk."""
     integer_weights: dict[str, float] = field(default_factory=dict)
     """How many tokens an integer that is a target counts for, by world; 1 where none is given."""
+    opening_weights: dict[str, float] = field(default_factory=dict)
+    """The same of the first token of an observation, which decides between a refusal and what else may happen."""
     reward_coef: float = 0.0
     continue_coef: float = 0.0
     """These two need model.overrides.prediction_heads."""
@@ -177,6 +179,7 @@ class TrainingConfig:
                     raise InputError(f"{section}.{key}: {value} is below zero")
         self.data.check()
         require_shares("objective.integer_weights", self.objective.integer_weights)
+        require_shares("objective.opening_weights", self.objective.opening_weights)
         if self.optimizer.average >= 1:
             raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
         if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):

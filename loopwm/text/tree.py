@@ -151,14 +151,30 @@ class TreeRow:
             self.horizon[i] = horizon
 
 
+@dataclass(frozen=True)
+class TargetWeights:
+    """What targets weigh in the loss: by token id, times `opening` for the first of an observation."""
+
+    tokens: Mapping[int, float] = field(default_factory=dict)
+    opening: float = 1.0
+
+    def of(self, labels: Sequence[int]) -> list[float]:
+        """One weight a position, 1 where there is no target. Targets of one observation stand side by side."""
+        weights = [self.tokens.get(label, 1.0) for label in labels]
+        for i, label in enumerate(labels):
+            if label != IGNORED and (i == 0 or labels[i - 1] == IGNORED):
+                weights[i] *= self.opening
+        return weights
+
+
 class RowBuilder:
     """Lays out rows of episodes by their plans.
 
-    weights: of targets in the loss, by world and token id; those it does not name weigh 1.
+    weights: of targets in the loss, by world. What it does not name weighs 1.
     """
 
     def __init__(
-        self, ids: TemplateIds, slots: StateSlots, weights: Mapping[str, Mapping[int, float]] = MappingProxyType({})
+        self, ids: TemplateIds, slots: StateSlots, weights: Mapping[str, TargetWeights] = MappingProxyType({})
     ) -> None:
         self.ids = ids
         self.slots = slots
@@ -170,8 +186,7 @@ class RowBuilder:
         ends = self._trunk(row, episode, plan)
         for number, branch in enumerate(plan.branches, start=1):
             self._branch(row, episode, ends[branch.step], number, branch)
-        weights = self.weights.get(episode.env, {})
-        row.weight = [weights.get(label, 1.0) for label in row.label]
+        row.weight = self.weights.get(episode.env, TargetWeights()).of(row.label)
         return row
 
     def head(self, episode: TokenEpisode, step: int, regime: RowRegime) -> list[int]:

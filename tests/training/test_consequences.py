@@ -765,6 +765,26 @@ def test_an_integer_to_be_told_counts_as_often_as_its_world_says(config_file, mo
         program_of(config_file, "objective.integer_weights={alfworld: 2.0}")
 
 
+@shows("objective.opening_weights")
+def test_the_first_token_of_an_observation_counts_as_often_as_its_world_says(config_file):
+    _, _, plain = loss_of(config_file, [])
+    _, _, heavier = loss_of(config_file, ["objective.opening_weights={scienceworld: 3.0}"])
+    _, _, both = loss_of(
+        config_file, [f"objective.{key}_weights={{scienceworld: 3.0}}" for key in ("opening", "integer")]
+    )
+    opens = [
+        label != IGNORED and (at == 0 or row[at - 1] == IGNORED)
+        for row in plain.label.tolist()
+        for at, label in enumerate(row)
+    ]
+    integers = loss_of(config_file, ["objective.integer_weights={scienceworld: 3.0}"])[2].weight
+    assert 0 < sum(opens) < plain.targets
+    assert heavier.weight.flatten().tolist() == [3.0 if o else 1.0 for o in opens]
+    assert both.weight.equal(heavier.weight * integers)
+    with pytest.raises(InputError, match=r"objective.opening_weights.alfworld: the shards hold scienceworld"):
+        program_of(config_file, "objective.opening_weights={alfworld: 2.0}")
+
+
 @shows("objective.exit_entropy_coef")
 @pytest.mark.parametrize("coefficient", [0.5, 2.0])
 def test_the_entropy_of_a_fresh_gate_is_one_bit_a_loop_and_position_times_its_coefficient(config_file, coefficient):
