@@ -39,6 +39,9 @@ from typing import Any
 import httpx
 import torch
 
+from loopwm.records.files import write_json
+from loopwm.records.provenance import provenance
+
 ACTIONS = ("look around", "wait", "open cupboard", "go to kitchen", "pick up thermometer", "inventory")
 
 REPEATS = 5
@@ -70,6 +73,7 @@ class Load:
         self, client: httpx.AsyncClient, model: str, windows: Sequence[dict[str, Any]], rounds: int, pid: int | None
     ) -> None:
         self.client, self.model, self.rounds, self.pid = client, model, rounds, pid
+        self.results: dict[str, list[dict[str, Any]]] = {"load": [], "roof": []}
         self._windows = itertools.cycle(windows)
 
     def number(self, at_once: int) -> int:
@@ -133,8 +137,8 @@ def _messages(window: dict[str, Any]) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": window["actions"][0]}]
 
 
-async def run(name: str, at_once: int, works: Sequence[Callable[[], Awaitable[Sample]]], pid: int | None) -> float:
-    """Runs all requests, so many at once, prints their figures, returns tokens a second."""
+async def run(load: Load, name: str, at_once: int, works: Sequence[Callable[[], Awaitable[Sample]]]) -> float:
+    """Runs all requests, so many at once, prints and keeps their figures, returns tokens a second."""
     room = asyncio.Semaphore(at_once)
 
     async def one(work: Callable[[], Awaitable[Sample]]) -> Sample:
@@ -152,9 +156,10 @@ async def run(name: str, at_once: int, works: Sequence[Callable[[], Awaitable[Sa
     print(
         f"| {name} | {at_once} | {rate:.0f} | {len(works) / seconds:.2f} | {statistics.median(firsts):.2f} | "
         f"{statistics.median(times):.2f} | {times[min(len(times) - 1, int(0.99 * len(times)))]:.2f} | "
-        f"{len(works) - len(good)} {' '.join(errors)} | {_resident(pid)} |",
+        f"{len(works) - len(good)} {' '.join(errors)} | {_resident(load.pid)} |",
         flush=True,
     )
+    load.results["load"].append({"workload": name, "at_once": at_once, "tokens_per_second": rate})
     return rate
 
 
@@ -172,7 +177,7 @@ async def continuations(load: Load, window: dict[str, Any], at_once: int) -> flo
         response = await load.client.post(f"/v1/worlds/{world}/fork", json={"count": LEAST})
         forks += response.raise_for_status().json()["data"]
     works = [partial(load.step, fork["id"], ACTIONS[i % 6], SHORT) for i, fork in enumerate(forks)]
-    rate = await run("continuations", at_once, works, load.pid)
+    rate = await run(load, "continuations", at_once, works)
     for name in [world, *(fork["id"] for fork in forks)]:
         await load.client.delete(f"/v1/worlds/{name}")
     return rate
@@ -184,7 +189,7 @@ async def warm(load: Load, at_once: int) -> tuple[float, float]:
     worlds = [await load.create(window) for window in windows]
     held = await _world_bytes(load.client) / len(worlds)
     works = [partial(load.step, world, window["actions"][0]) for world, window in zip(worlds, windows, strict=True)]
-    rate = await run("worlds, warm", at_once, works, load.pid)
+    rate = await run(load, "worlds, warm", at_once, works)
     for name in worlds:
         await load.client.delete(f"/v1/worlds/{name}")
     return rate, held
@@ -242,6 +247,7 @@ async def all_warm(load: Load, numbers: Sequence[int]) -> list[str]:
         reads = bandwidth()
         rate, held = await warm(load, number)
         roof = reads / held
+        load.results["roof"].append({"at_once": number, "tokens_per_second": roof})
         told.append(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
     return told
 
@@ -249,14 +255,14 @@ async def all_warm(load: Load, numbers: Sequence[int]) -> list[str]:
 async def all_cold(load: Load, numbers: Sequence[int]) -> list[str]:
     for number in numbers:
         works = [partial(load.cold, window) for window in load.take(load.number(number))]
-        await run("worlds, cold", number, works, load.pid)
+        await run(load, "worlds, cold", number, works)
     return []
 
 
 async def all_chats(load: Load, numbers: Sequence[int]) -> list[str]:
     for number in numbers:
         works = [partial(load.chat, window) for window in load.take(load.number(number))]
-        await run("chat", number, works, load.pid)
+        await run(load, "chat", number, works)
     return []
 
 
@@ -285,6 +291,7 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="requests for each of those at once")
     parser.add_argument("--pid", type=int, help="of the service, for its memory")
     parser.add_argument("--minutes", type=float, default=0, help="then chat at the second concurrency for so long")
+    parser.add_argument("--out", type=Path, help="folder for results.json, which `python -m eval ledger` can keep")
     args = parser.parse_args()
     with gzip.open(args.windows, "rt", encoding="utf-8") as file:
         windows = [json.loads(line) for line in file]
@@ -297,9 +304,12 @@ async def main() -> None:
         print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         told = [line for name in args.workloads for line in await WORKLOADS[name](load, args.concurrency)]
+        if args.out:
+            found = {"model": model, **load.results, "provenance": provenance("benchmarks.serve_load")}
+            write_json(args.out / "results.json", found)
         end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
         while time.monotonic() < end:
-            await run("chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)], args.pid)
+            await run(load, "chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)])
         print("", *told, sep="\n")
 
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from eval.models.checkpoint import checkpoint_hash
-from eval.reports.ledger import SHIPPED, SUITES, called, in_short, read_kept
+from eval.reports.kept import SHIPPED, SUITES, called, read_shelf
+from eval.reports.ledger import in_short
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,13 +28,13 @@ def test_every_relative_link_leads_somewhere(page):
 
 @pytest.mark.parametrize("page", [README, CARD], ids=["README", "card"])
 def test_the_figures_of_the_shipped_checkpoint_are_those_of_its_runs(page):
-    table = in_short(read_kept(ROOT / "docs/results/data"))
+    table = in_short(read_shelf(ROOT / "docs/results/data").runs)
     assert len(table.splitlines()) == 2 + len(SUITES)
     assert table in page
 
 
 def test_the_figures_are_of_the_weights_that_ship():
-    kept = [run for run in read_kept(ROOT / "docs/results/data") if called(run["model"]) == SHIPPED]
+    kept = [run for run in read_shelf(ROOT / "docs/results/data").runs if called(run["model"]) == SHIPPED]
     assert {run["provenance"]["model_sha256"] for run in kept} == {checkpoint_hash(ROOT / "loopwm/pretrained")}
 
 

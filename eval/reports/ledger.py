@@ -1,51 +1,50 @@
 """Keep what runs came to, small enough to commit, and make the page of all that is kept.
 
---keep copies the results of finished runs into the folder, without windows and deviations; a run of the same model,
-suite and context takes the place of the earlier one. The page and its plots are made of the folder alone.
+--keep copies the results of finished runs, rollouts, studies and loads of the service into the folder, without windows
+and deviations; one of the same name takes the place of the earlier one. The page and its plots are made of the folder
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from eval.commands.harness import read_results
 from eval.models.base import OPPONENTS
+from eval.reports.kept import (
+    SHIPPED,
+    SUITES,
+    Kept,
+    Row,
+    Shelf,
+    called,
+    environment_of,
+    keep,
+    last,
+    overall,
+    rank,
+    read_shelf,
+    stands,
+)
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table
-from loopwm.records.errors import InputError
-from loopwm.records.files import read_json, write_atomic
+from loopwm.records.files import write_atomic
 
 EXAMPLE = "python -m eval ledger docs/results --keep runs/eval/track runs/eval/small"
 
-Kept = Mapping[str, Any]
-Row = Mapping[str, Any]
-
-SHIPPED = "loopwm-small"
 DATA = "data"
 PAGE = "README.md"
 
-SUITES = {
-    "scienceworld-500": "ScienceWorld, experts' paths",
-    "scienceworld-500-noisy": "ScienceWorld, noisy paths",
-    "scienceworld-counterfactual": "ScienceWorld, pairs of a path and another action",
-    "alfworld-500": "ALFWorld, experts' paths",
-    "alfworld-500-noisy": "ALFWorld, noisy paths",
-    "alfworld-counterfactual": "ALFWorld, pairs of a path and another action",
-}
-"""Those that the page shows, in its order."""
-
-DIGITS = 4
+VERDICTS = ("reproduced", "contradicted", "not resolved")
 LEAD = (
-    "Made by `python -m eval ledger` of what each run came to, which lies beside this page in `data/`. Exact match in "
-    "per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 % intervals "
-    "over games. Novel: windows whose last observation, actions and answer stand in no train episode. A verdict sets "
-    "a checkpoint's interval beside a floor's mean, which may be of more windows; `eval report` pairs those that both "
-    "have.\n"
+    "Made by `python -m eval ledger docs/results` of what each run came to, which lies beside this page in `data/`. "
+    "Exact match in per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 "
+    "% intervals over games. Novel: windows whose last observation, actions and answer stand in no train episode. A "
+    "verdict sets a checkpoint's interval beside a floor's mean, which may be of more windows; `eval report` pairs "
+    "those that both have. What was measured otherwise, with its command: [results](../results.md); the checkpoint "
+    "before this one: [first checkpoint](first-checkpoint.md).\n"
 )
 
 
@@ -57,75 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     for folder in args.keep:
         keep(folder, args.folder / DATA)
-    for name, content in render(read_kept(args.folder / DATA)):
+    for name, content in render(read_shelf(args.folder / DATA)):
         write_atomic(args.folder / name, content)
     print(args.folder / PAGE)
-
-
-def keep(folder: Path, data: Path) -> None:
-    """Raises InputError for a run that is not finished, or of a suite that the page does not show."""
-    path = folder / "results.json"
-    if not path.is_file():
-        raise InputError(f"{folder}: not a finished run: it has no results.json")
-    results = read_results(path)
-    if results["suite"] not in SUITES:
-        raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITES)}")
-    model = called(results["model"])
-    kept = {
-        **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
-        "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},
-        "refused": len(results["refused"]),
-        "seen_in": results["seen_in"],
-        "pairs": results["pairs"] and _without_errors(results["pairs"]),
-    }
-    rows = ",\n".join(json.dumps(_rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
-    text = f'{json.dumps(_rounded(kept), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
-    write_atomic(data / f"{results['suite']}--{results['context']}--{model}.json", text + "\n")
-
-
-def called(model: str) -> str:
-    """The shipped checkpoint by its name in the service, others by their folders."""
-    return SHIPPED if model == "loopwm/pretrained" else Path(model).name
-
-
-def _slim(row: Row) -> dict[str, Any]:
-    """All figures of the overall rows; of a family, exact match and its bounds."""
-    if row["family"] == OVERALL:
-        return _without_errors(row)
-    kept = {name: row[name] for name in ("family", "horizon", "n", "em")}
-    return {**kept, "ci95": {"em": row["ci95"]["em"]}} if "em" in row["ci95"] else kept
-
-
-def _without_errors(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "stderr"}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
-
-
-def read_kept(data: Path) -> list[Kept]:
-    """Raises InputError where nothing is kept."""
-    found = [read_json(path) for path in sorted(data.glob("*.json"))]
-    if not found:
-        raise InputError(f"{data}: nothing is kept there")
-    return sorted(found, key=lambda kept: (list(SUITES).index(kept["suite"]), _rank(kept), kept["model"]))
-
-
-def _rank(kept: Kept) -> int:
-    """Checkpoints first, then the opponent that counts, then the other floors."""
-    if "model_sha256" in kept["provenance"]:
-        return 0
-    return 1 if kept["model"] == OPPONENTS[_environment(kept)] else 2
-
-
-def _environment(kept: Kept) -> str:
-    environment: str = kept["suite"].partition("-")[0]
-    return environment
 
 
 def name_of(kept: Kept) -> str:
@@ -135,23 +68,55 @@ def name_of(kept: Kept) -> str:
     return f"{called(kept['model'])}, {kept['context']}" + ("" if whole else f", {counts['scored']} windows")
 
 
-def render(kept: Sequence[Kept]) -> Iterator[tuple[str, str]]:
+def render(shelf: Shelf) -> Iterator[tuple[str, str]]:
     """(file name, content) of the page and its plots."""
+    from eval.reports.pictures import pictures  # matplotlib takes a second
+
     parts = [f"# All results\n\n{LEAD}"]
-    if any(called(run["model"]) == SHIPPED for run in kept):
-        parts.append(f"## The checkpoint that ships\n\n{in_short(kept)}")
+    for number, (picture, svg, told) in enumerate(pictures(shelf), start=1):
+        parts.append(f"## {number}. {picture.title}\n\n{_shown(picture.name, svg, told)}    {picture.command}\n")
+        if svg:
+            yield f"{picture.name}.svg", svg
+        if commands := _commands(picture.of(shelf)):
+            parts.append(_fold("What it is made of", commands))
+    if shelf.claims:
+        parts.append(f"## What the papers claim\n\n{_claims(shelf.claims)}")
+    if any(called(run["model"]) == SHIPPED for run in shelf.runs):
+        parts.append(f"## The checkpoint that ships\n\n{in_short(shelf.runs)}")
     for suite, title in SUITES.items():
-        runs = [run for run in kept if run["suite"] == suite]
-        if not runs:
-            continue
-        plot = f"{suite}.svg"
-        yield plot, _plot(suite, runs)
-        parts.append(f"## {title}\n\n{verdict(runs)}\n\n![exact match by horizon]({plot})\n\n{_table(runs)}")
-        if any(row["family"] != OVERALL for run in runs for row in run["rows"]):
-            parts.append(_fold("By family", _families(runs)))
-        parts.append(_fold("What is wrong", _errors(runs)))
-        parts.append(_fold("Commands", "".join(f"    {run['provenance']['command']}\n" for run in runs)))
+        if runs := [run for run in shelf.runs if run["suite"] == suite]:
+            body = f"{_table(runs)}\n{_fold('By family', _families(runs))}\n" if _has_families(runs) else _table(runs)
+            commands = "".join(f"    {run['provenance']['command']}\n" for run in runs)
+            body += f"\n{_fold('What is wrong', _errors(runs))}\n{_fold('Commands', commands)}"
+            parts.append(f"## {title}\n\n{verdict_of(runs)}\n\n{body}")
     yield PAGE, "\n".join(parts)
+
+
+def _shown(name: str, svg: str | None, told: str) -> str:
+    if svg is None:
+        return "Nothing is kept that it could be made of; this makes it:\n\n"
+    return f"**{told}**\n\n![{told}]({name}.svg)\n\n"
+
+
+def _commands(kept: Sequence[Kept]) -> str:
+    """What each came from."""
+    lines = []
+    for one in kept:
+        where = f" (copied from {one['transcribed']}: the run's own file is lost)" if "transcribed" in one else ""
+        lines.append(f"- `{one['command']}`{where}\n")
+    return "".join(lines)
+
+
+def _claims(claims: Sequence[Kept]) -> str:
+    """By verdict: what was reproduced first."""
+    ordered = sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
+    counts = ", ".join(f"{sum(c['verdict'] == verdict for c in claims)} {verdict}" for verdict in VERDICTS)
+    rows = [[claim["claim"], claim["verdict"], claim["here"], claim["measured"]] for claim in ordered]
+    return f"{counts}.\n\n" + table(["Claim", "Verdict", "Here", "Measured"], rows)
+
+
+def _has_families(runs: Sequence[Kept]) -> bool:
+    return any(row["family"] != OVERALL for run in runs for row in run["rows"])
 
 
 def in_short(kept: Sequence[Kept]) -> str:
@@ -161,7 +126,7 @@ def in_short(kept: Sequence[Kept]) -> str:
     for suite, title in SUITES.items():
         runs = [run for run in kept if run["suite"] == suite and run["context"] == "observed"]
         for run in (run for run in runs if called(run["model"]) == SHIPPED):
-            rivals = (other for other in runs if other["model"] == OPPONENTS[_environment(run)])
+            rivals = (other for other in runs if other["model"] == OPPONENTS[environment_of(run)])
             rows.append([title, str(run["windows"]["scored"]), *_in_short(run), *(_in_short(o)[1] for o in rivals)])
     return table(header, rows)
 
@@ -180,30 +145,14 @@ def _bounded(value: float, bounds: Sequence[float]) -> str:
     return f"{percent(value)} ({percent(low)}-{percent(high)})"
 
 
-def overall(run: Kept, horizon: int) -> Row | None:
-    rows = (row for row in run["rows"] if row["family"] == OVERALL and row["horizon"] == horizon)
-    return next(rows, None)
-
-
-def last(run: Kept) -> Row:
-    """The overall row of the farthest horizon."""
-    rows: list[Row] = [row for row in run["rows"] if row["family"] == OVERALL]
-    return max(rows, key=lambda row: row["horizon"])
-
-
-def verdict(runs: Sequence[Kept]) -> str:
+def verdict_of(runs: Sequence[Kept]) -> str:
     """How each checkpoint stands beside the best program that learns nothing, in a line."""
-    floors = [run for run in runs if _rank(run) > 0]
     lines = []
-    for run in (run for run in runs if _rank(run) == 0):
-        row = last(run)
-        rivals = [(last(floor)["em"], name_of(floor)) for floor in floors if last(floor)["horizon"] == row["horizon"]]
-        if not rivals:
-            continue
-        best, name = max(rivals)
-        low, high = row["ci95"]["em"]
-        told = "above" if low > best else "below" if high < best else "not told apart from"
-        lines.append(f"**{name_of(run)}: {percent(row['em'])}, {told} {name} ({percent(best)}).**")
+    for run in (run for run in runs if rank(run) == 0):
+        if stand := stands(run, runs):
+            told, best = stand
+            em, rival = percent(last(run)["em"]), percent(last(best)["em"])
+            lines.append(f"**{name_of(run)}: {em}, {told} {name_of(best)} ({rival}).**")
     return " ".join(lines) or "No checkpoint was scored here."
 
 
@@ -255,16 +204,3 @@ def _errors(runs: Sequence[Kept]) -> str:
 
 def _fold(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n</details>\n"
-
-
-def _plot(suite: str, runs: Sequence[Kept]) -> str:
-    from eval.reports.analysis import mean_of  # matplotlib takes a second
-    from eval.reports.plots import Line, look, plot_lines
-
-    horizons = sorted({row["horizon"] for run in runs for row in run["rows"]})
-    lines = []
-    for index, run in enumerate(runs):
-        rows = [overall(run, horizon) for horizon in horizons]
-        means = [None if row is None else mean_of(row, "em", row["n"]) for row in rows]
-        lines.append(Line(name_of(run), look(index, 0), means))
-    return plot_lines(suite, "horizon", "exact match", [str(horizon) for horizon in horizons], lines)

@@ -57,14 +57,14 @@ def look(model: int, context: int) -> Look:
 def plot_lines(name: str, x_label: str, y_label: str, ticks: Sequence[str], lines: Sequence[Line]) -> str:
     """Percent with bars for the 95 % bounds, a line a run. `name` makes the SVG's ids unique on a page."""
     with mpl.rc_context(STYLE):
-        canvas, axes = _canvas(3.1 + 0.17 * -(-len(lines) // 2))
+        canvas, (axes,) = make_canvas(5.4, 3.1 + 0.17 * -(-len(lines) // 2))
         for i, line in enumerate(lines):
             _draw_line(axes, line, (i - (len(lines) - 1) / 2) * 0.4 / max(len(lines), 1))
         axes.set_xticks(range(len(ticks)), ticks)
         axes.set_xlabel(x_label)
         axes.set_ylabel(f"{y_label}, %")
         canvas.legend(loc="outside lower center", ncols=2, fontsize=8)
-        return _svg(canvas, name)
+        return svg_text(canvas, name)
 
 
 def _draw_line(axes: Axes, line: Line, shift: float) -> None:
@@ -87,7 +87,7 @@ def plot_splits(
 ) -> str:
     """A row a run: the share for the first kind of item (filled) and for the second (hollow)."""
     with mpl.rc_context(STYLE):
-        canvas, axes = _canvas(1.3 + 0.3 * len(rows))
+        canvas, (axes,) = make_canvas(5.4, 1.3 + 0.3 * len(rows))
         for kind, (label, fill, color) in enumerate(zip(names, (COLORS[0], "none"), COLORS, strict=False)):
             _draw_dots(axes, [(row[1], row[2])[kind] for row in rows], label, fill, color)
         axes.set_yticks(range(len(rows)), [row[0] for row in rows])
@@ -95,7 +95,7 @@ def plot_splits(
         axes.set_xlim(-3, 103)
         axes.set_xlabel(f"{x_label}, %")
         canvas.legend(loc="outside lower center", ncols=2, fontsize=8)
-        return _svg(canvas, name)
+        return svg_text(canvas, name)
 
 
 def _draw_dots(axes: Axes, means: Sequence[Mean | None], label: str, fill: str, color: str) -> None:
@@ -106,15 +106,16 @@ def _draw_dots(axes: Axes, means: Sequence[Mean | None], label: str, fill: str, 
     axes.plot(x, y, "o", ms=6, color=color, markerfacecolor=fill, label=label)
 
 
-def _canvas(height: float) -> tuple[Figure, Axes]:
-    canvas = Figure(figsize=(5.4, height), layout="constrained")
-    canvas.patch.set_alpha(0)
-    axes = canvas.subplots()
-    axes.patch.set_alpha(0)
-    return canvas, axes
+def make_canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Inches. The panels row by row."""
+    canvas = Figure(figsize=(width, height), layout="constrained")
+    panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
+    for transparent in (canvas, *panels):
+        transparent.patch.set_alpha(0)
+    return canvas, panels
 
 
-def _svg(canvas: Figure, name: str) -> str:
+def svg_text(canvas: Figure, name: str) -> str:
     """The <svg> element, sized by its viewBox, small, with the ids that it refers to led by `name`."""
     buffer = io.StringIO()
     canvas.savefig(buffer, format="svg", metadata={"Date": None})

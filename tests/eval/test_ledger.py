@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.reports.ledger import read_kept, render
+from eval.reports.kept import read_shelf
+from eval.reports.ledger import render
+from eval.reports.pictures import PICTURES
 
 KEPT = Path(__file__).parents[2] / "docs" / "results"
 
@@ -42,11 +45,23 @@ def finished(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_the_committed_page_is_what_the_committed_results_say() -> None:
-    for name, content in render(read_kept(KEPT / "data")):
-        if name.endswith(".md"):
-            assert (KEPT / name).read_text(encoding="utf-8") == content
-        assert (KEPT / name).exists()
+def test_the_committed_page_and_pictures_are_what_the_committed_results_say() -> None:
+    made = dict(render(read_shelf(KEPT / "data")))
+    assert {name: (KEPT / name).read_text(encoding="utf-8") == content for name, content in made.items()} == (
+        dict.fromkeys(["README.md", *(f"{picture.name}.svg" for picture in PICTURES)], True)
+    )
+    assert sorted(path.name for path in KEPT.glob("*.svg")) == sorted(name for name in made if name.endswith(".svg"))
+
+
+@pytest.mark.parametrize("kind", ["studies", "rollouts", "agents", "loads"])
+def test_a_picture_that_nothing_is_kept_for_is_left_out_with_the_command_that_makes_it(kind, tmp_path) -> None:
+    shutil.copytree(KEPT / "data", tmp_path / "data", ignore=shutil.ignore_patterns(kind))
+    made = dict(render(read_shelf(tmp_path / "data")))
+    missing = [picture for picture in PICTURES if f"{picture.name}.svg" not in made]
+    names = {"studies": ["studies", "cost"], "rollouts": ["rollouts"], "agents": ["agents"], "loads": ["service"]}
+    assert [picture.name for picture in missing] == names[kind]
+    for picture in missing:
+        assert f"this makes it:\n\n    {picture.command}\n" in made["README.md"]
 
 
 @pytest.mark.parametrize(
@@ -63,17 +78,58 @@ def test_a_checkpoint_stands_beside_the_best_floor(finished, tmp_path, em, low, 
     names = [line.split("|")[1].strip() for line in text.splitlines() if "of 50 |" in line and "Melt" not in line]
     assert names == ["tiny, observed", "retrieve-names, observed", "copy, observed"]
     assert "python -m eval run --model some/tiny" in text
-    assert (page / "scienceworld-500.svg").read_text().startswith("<svg")
+    assert (page / "horizons.svg").read_text().startswith("<svg")
 
 
 def test_a_run_of_the_same_model_takes_the_place_of_the_earlier_one(finished, tmp_path) -> None:
     page = tmp_path / "page"
     for em, model in ((0.5, "a/tiny"), (0.6, "b/tiny")):
         assert main(["ledger", str(page), "--keep", str(finished(model, em, 0.4, 0.7))]) == 0
-    (kept,) = read_kept(page / "data")
+    (kept,) = read_shelf(page / "data").runs
     assert kept["rows"][0]["em"] == 0.6
     assert "stderr" not in kept["rows"][0]
     assert sorted(kept["rows"][-1]) == ["ci95", "em", "family", "horizon", "n"]
+
+
+DIFFERENCE = {"metric": "em", "difference": -0.02, "low": -0.03, "high": -0.01, "by_seed": [-0.02]}
+ROLLOUT_ROW = {"depth": 1, "n": 3, "em": 0.5, "f1": 0.6, "ci95": {"em": [0.25, 0.75]}}
+SCORE = {"mean": 50.0, "ci95": [40.0, 60.0]}
+OTHERS: dict[str, dict[str, Any]] = {
+    "studies": {
+        "study": "depth", "settings": {"model": "a/tiny"}, "windows": 40, "flops_per_token": {"1": 2e6, "2": 3e6},
+        "means": [{"arm": f"T={t}", "metric": "em", "horizon": "all", "mean": 0.5 + t / 100} for t in (1, 2)],
+        "differences": [{"arm": "T=1", "reference": "T=2", "horizon": "all", **DIFFERENCE},
+                        {"arm": "T=1", "reference": "T=2", "horizon": 1, **DIFFERENCE}],
+    },
+    "rollouts": {
+        "model": "a/tiny", "env": "textworld", "context": "observed", "n": 3, "latent_minus_fed_back": [DIFFERENCE],
+        "rows": [{"way": way, **ROLLOUT_ROW} for way in ("latent", "fed_back")],
+    },
+    "agents": {"n": 3, "arms": {"retrieval": {"score": SCORE}, "look-ahead-4": {"score": SCORE}}, "task_scores": {},
+               "differences": [{"a": "look-ahead-4", "b": "retrieval", "score": {"mean": -5.0, "ci95": [-9, 1]}}]},
+    "loads": {"model": "tiny",
+              "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
+              "roof": [{"at_once": 8, "tokens_per_second": 100.0}]},
+}  # fmt: skip
+
+
+def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finished, tmp_path) -> None:
+    page, folders = tmp_path / "page", [finished("copy", 0.1, 0.05, 0.2)]
+    for kind, results in OTHERS.items():
+        folders.append(tmp_path / kind)
+        folders[-1].mkdir()
+        provenance = {"command": f"the {kind} command", "split": "dev", "model_sha256": "1" * 64}
+        (folders[-1] / "results.json").write_text(json.dumps({**results, "provenance": provenance}))
+    assert main(["ledger", str(page), "--keep", *map(str, folders)]) == 0
+    text, shelf = (page / "README.md").read_text(), read_shelf(page / "data")
+    assert [len(kept["differences"]) for kept in shelf.studies] == [1]
+    assert "0 of 1 differences" not in text
+    assert "1 of 1 differences leave out zero" in text
+    assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
+    assert "textworld -2.0 (-3.0 to -1.0)" in text
+    assert "look-ahead-4 minus retrieval: -5.0 (-9.0 to +1.0)" in text
+    assert "Chat: 72 tokens a second at best, 8.0 times those of 1 at once (checkpoint 11111111)" in text
+    assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
 
 def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
@@ -84,5 +140,8 @@ def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
     assert "suite: 'mine' is not one of scienceworld-500" in capsys.readouterr().err
     assert main(["ledger", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
     assert "not a finished run" in capsys.readouterr().err
+    (tmp_path / "results.json").write_text("{}")
+    assert main(["ledger", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
+    assert "of no kind that is kept" in capsys.readouterr().err
     assert main(["ledger", str(tmp_path / "page")]) == 2
     assert "nothing is kept there" in capsys.readouterr().err

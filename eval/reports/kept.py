@@ -1,0 +1,223 @@
+"""What runs came to, small enough to commit: a file a run in a folder that the page of all results is made of.
+
+Windows of suites lie in the folder itself, what else was measured in a folder of its kind (`KINDS`). A file that was
+copied from a printed table, since the run's own is lost, says so in its `transcribed`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.commands.harness import read_results
+from eval.models.base import OPPONENTS
+from eval.scores.rows import OVERALL
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json, write_atomic
+
+Kept = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+SHIPPED = "loopwm-small"
+
+SUITES = {
+    "scienceworld-500": "ScienceWorld, experts' paths",
+    "scienceworld-500-noisy": "ScienceWorld, noisy paths",
+    "scienceworld-counterfactual": "ScienceWorld, pairs of a path and another action",
+    "alfworld-500": "ALFWorld, experts' paths",
+    "alfworld-500-noisy": "ALFWorld, noisy paths",
+    "alfworld-counterfactual": "ALFWorld, pairs of a path and another action",
+}
+"""Those that the page shows, in its order."""
+
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """All that is kept, by kind. claims: what the papers say, and what was found here."""
+
+    runs: tuple[Kept, ...]
+    studies: tuple[Kept, ...]
+    rollouts: tuple[Kept, ...]
+    agents: tuple[Kept, ...]
+    loads: tuple[Kept, ...]
+    claims: tuple[Kept, ...]
+
+
+def read_shelf(data: Path) -> Shelf:
+    """Checkpoints before floors, suites in the page's order. Raises InputError where nothing is kept."""
+    runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
+    if not runs:
+        raise InputError(f"{data}: nothing is kept there")
+    runs.sort(key=lambda kept: (list(SUITES).index(kept["suite"]), rank(kept), kept["model"]))
+    others = {kind: tuple(read_json(path) for path in sorted((data / kind).glob("*.json"))) for kind in KINDS}
+    claims = data / "claims.json"
+    return Shelf(tuple(runs), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
+
+
+def rank(run: Kept) -> int:
+    """Checkpoints first, then the opponent that counts, then the other floors."""
+    if "model_sha256" in run["provenance"]:
+        return 0
+    return 1 if run["model"] == OPPONENTS[environment_of(run)] else 2
+
+
+def environment_of(run: Kept) -> str:
+    environment: str = run["suite"].partition("-")[0]
+    return environment
+
+
+def called(model: str) -> str:
+    """The shipped checkpoint by its name in the service, others by their folders."""
+    return SHIPPED if model == "loopwm/pretrained" else Path(model).name
+
+
+def overall(run: Kept, horizon: int) -> Row | None:
+    rows = (row for row in run["rows"] if row["family"] == OVERALL and row["horizon"] == horizon)
+    return next(rows, None)
+
+
+def last(run: Kept) -> Row:
+    """The overall row of the farthest horizon."""
+    rows: list[Row] = [row for row in run["rows"] if row["family"] == OVERALL]
+    return max(rows, key=lambda row: row["horizon"])
+
+
+def stands(run: Kept, runs: Sequence[Kept]) -> tuple[str, Kept] | None:
+    """How a checkpoint's interval at its last horizon lies to the best program that learns nothing, and which it is."""
+    row = last(run)
+    rivals = [floor for floor in runs if rank(floor) > 0 and last(floor)["horizon"] == row["horizon"]]
+    if not rivals:
+        return None
+    best = max(rivals, key=lambda floor: float(last(floor)["em"]))
+    low, high = row["ci95"]["em"]
+    rival = last(best)["em"]
+    return "above" if low > rival else "below" if high < rival else "not told apart from", best
+
+
+def keep(folder: Path, data: Path) -> None:
+    """Copies the results of a finished run, study or rollout; one of the same name takes the place of the earlier.
+
+    Raises InputError for a run that is not finished, of a suite that the page does not show, or of no known kind.
+    """
+    path = folder / "results.json"
+    if not path.is_file():
+        raise InputError(f"{folder}: not a finished run: it has no results.json")
+    results = read_json(path)
+    if "suite" in results:
+        _keep_run(folder, read_results(path), data)
+        return
+    kind = next((kind for kind, (mark, _) in KINDS.items() if mark in results), None)
+    if kind is None:
+        raise InputError(f"{path}: of no kind that is kept: no suite, {', '.join(mark for mark, _ in KINDS.values())}")
+    name, kept = KINDS[kind][1](results)
+    known = ("command", "commit", "model_sha256")
+    source = {name: results["provenance"][name] for name in known if name in results["provenance"]}
+    text = json.dumps(_rounded({**kept, **source}), ensure_ascii=False, indent=1)
+    write_atomic(data / kind / f"{name}.json", text + "\n")
+
+
+def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
+    """Without windows and deviations."""
+    if results["suite"] not in SUITES:
+        raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITES)}")
+    kept = {
+        **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
+        "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},
+        "refused": len(results["refused"]),
+        "seen_in": results["seen_in"],
+        "pairs": results["pairs"] and _without_errors(results["pairs"]),
+    }
+    rows = ",\n".join(json.dumps(_rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
+    text = f'{json.dumps(_rounded(kept), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
+    write_atomic(data / f"{results['suite']}--{results['context']}--{called(results['model'])}.json", text + "\n")
+
+
+def _slim(row: Row) -> dict[str, Any]:
+    """All figures of the overall rows; of a family, exact match and its bounds."""
+    if row["family"] == OVERALL:
+        return _without_errors(row)
+    kept = {name: row[name] for name in ("family", "horizon", "n", "em")}
+    return {**kept, "ci95": {"em": row["ci95"]["em"]}} if "em" in row["ci95"] else kept
+
+
+def _without_errors(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "stderr"}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _study(results: Row) -> tuple[str, dict[str, Any]]:
+    """EM, the mean over horizons: differences from the reference arm; what each arm costs.
+
+    Exit rules are set against exits at random with as many loops: the best depth was chosen on the same windows.
+    """
+    study, settings = results["study"], results.get("settings", {})
+    model = called(settings["model"]) if settings else ""
+    if study == "halting":
+        found = [policy["against_random"] for policy in results["policies"] if policy["against_random"]]
+        costs: dict[str, float] = {}
+    else:
+        found = [d for d in results["differences"] if (d["metric"], d["horizon"]) == ("em", "all")]
+        costs = results.get("flops_per_token") or {arm["arm"]: arm["flops_per_token"] for arm in results["arms"]}
+    means = {m["arm"]: m["mean"] for m in results.get("means", []) if (m["metric"], m["horizon"]) == ("em", "all")}
+    by_arm = {f"T={name}" if name.isdecimal() else name: flops for name, flops in costs.items()}
+    return f"{study}--{model}" if model else study, {
+        "study": study,
+        "model": model,
+        "windows": results["windows"],
+        "seeds": max((len(d["by_seed"]) for d in found), default=1),
+        "differences": [
+            {name: d[name] for name in ("arm", "reference", "difference", "low", "high", "by_seed")} for d in found
+        ],
+        "costs": [{"arm": a, "mflops": by_arm[a] / 1e6, "em": means[a]} for a in by_arm if a in means],
+    }
+
+
+def _rollout(results: Row) -> tuple[str, dict[str, Any]]:
+    rows = [
+        {**{name: row[name] for name in ("way", "depth", "n", "em")}, "ci95": row["ci95"].get("em")}
+        for row in results["rows"]
+    ]
+    difference = next(d for d in results["latent_minus_fed_back"] if d["metric"] == "em")
+    model = called(results["model"])
+    return f"{results['env']}--{model}", {
+        **{name: results[name] for name in ("env", "context", "n")},
+        "model": model,
+        "rows": rows,
+        "latent_minus_fed_back": {name: difference[name] for name in ("difference", "low", "high")},
+    }
+
+
+def _agents(results: Row) -> tuple[str, dict[str, Any]]:
+    """Final scores of 0 to 100 by arm, the model's own arm last in `differences`."""
+    provenance = results["provenance"]
+    return f"look-ahead--{provenance['model_sha256'][:8]}", {
+        "split": provenance["split"],
+        "n": results["n"],
+        "arms": {arm: row["score"] for arm, row in results["arms"].items()},
+        "differences": [{"a": d["a"], "b": d["b"], **d["score"]} for d in results["differences"]],
+    }
+
+
+def _load(results: Row) -> tuple[str, dict[str, Any]]:
+    return results["model"], {name: results[name] for name in ("model", "load", "roof")}
+
+
+KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
+    "studies": ("study", _study),
+    "rollouts": ("latent_minus_fed_back", _rollout),
+    "agents": ("task_scores", _agents),
+    "loads": ("load", _load),
+}
+"""By folder: what only its results.json has, and what of it is kept under which name."""

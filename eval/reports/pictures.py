@@ -1,0 +1,325 @@
+"""The seven pictures of the page of all results: each of what is kept, with a line that says what it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from eval.reports.kept import SHIPPED, SUITES, Kept, Shelf, called, stands
+from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
+from eval.scores import papers
+from eval.scores.rows import OVERALL
+
+PAPER = "the paper's LoopWM, other windows"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """draw: the figure and what it shows in a line; None where nothing is kept that it could be made of.
+
+    of: what it is made of, beside the runs on suites, whose commands the page has elsewhere.
+    """
+
+    name: str
+    title: str
+    command: str
+    draw: Callable[[Shelf], tuple[Figure, str] | None]
+    of: Callable[[Shelf], Sequence[Kept]] = lambda shelf: ()
+
+
+def pictures(shelf: Shelf) -> Iterator[tuple[Picture, str | None, str]]:
+    """(picture, SVG, what it shows); without SVG where nothing is kept."""
+    for picture in PICTURES:
+        with mpl.rc_context(STYLE):
+            drawn = picture.draw(shelf)
+            svg = None if drawn is None else svg_text(drawn[0], picture.name)
+        yield picture, svg, "" if drawn is None else drawn[1]
+
+
+def _horizons(shelf: Shelf) -> tuple[Figure, str] | None:
+    """EM over horizons, bands of 95 %: a panel a suite, and one of the novel windows where they are known."""
+    observed = [run for run in shelf.runs if run["context"] == "observed"]
+    panels = [(suite, name) for suite in SUITES for name in ("em", "em_novel")]
+    found = {panel: _lines(observed, *panel) for panel in panels}
+    found = {panel: lines for panel, lines in found.items() if lines and (panel[1] == "em" or "500" in panel[0])}
+    if not found:
+        return None
+    canvas, grid = make_canvas(9, 2.4 * math.ceil(len(found) / 4), math.ceil(len(found) / 4), 4)
+    looks = _looks(sorted({called(run["model"]) for run in observed}, key=lambda name: (name != SHIPPED, name)))
+    for axes in grid[len(found) :]:
+        axes.axis("off")
+    for axes, ((suite, name), lines) in zip(grid, found.items(), strict=False):
+        for label, points in lines.items():
+            color, marker = looks[label]
+            ks = [k for k, *_ in points]
+            axes.plot(ks, [y for _, y, _, _ in points], color=color, marker=marker, ms=3, lw=1.2, label=label)
+            axes.fill_between(ks, [a for *_, a, _ in points], [b for *_, b in points], color=color, alpha=0.15, lw=0)
+        if name == "em":
+            _paper_line(axes, suite)
+        title = SUITES[suite].replace("pairs of a path and another action", "counterfactual")
+        axes.set_title(title + (": novel" if name == "em_novel" else ""), fontsize=7)
+        axes.set(ylim=(0, 100), xticks=range(1, 6))
+    _legend(canvas, grid)
+    canvas.supxlabel("horizon: actions before the observation that is decoded", fontsize=8)
+    canvas.supylabel("exact match, %", fontsize=8)
+    return canvas, _standing(observed)
+
+
+def _lines(runs: Sequence[Kept], suite: str, name: str) -> dict[str, list[tuple[int, float, float, float]]]:
+    """(horizon, per cent, bounds) of each model."""
+    found = {}
+    for run in (run for run in runs if run["suite"] == suite):
+        rows = [row for row in run["rows"] if row["family"] == OVERALL and name in row["ci95"]]
+        points = [(row["horizon"], 100 * row[name], *(100 * bound for bound in row["ci95"][name])) for row in rows]
+        if points:
+            found[called(run["model"])] = sorted(points)
+    return found
+
+
+def _paper_line(axes: Axes, suite: str) -> None:
+    environment = papers.paper_rows()["suites"].get(suite)
+    found = {k: papers.printed(environment, "LoopWM", k, OVERALL) for k in range(1, 6)} if environment else {}
+    points = [(k, rows[0].figures["em"]) for k, rows in found.items() if rows]
+    if points:
+        axes.plot(*zip(*points, strict=True), "-.", color=INK, marker="x", ms=4, lw=1, label=PAPER)
+
+
+def _standing(runs: Sequence[Kept]) -> str:
+    told: dict[str, list[str]] = {}
+    for run in (run for run in runs if called(run["model"]) == SHIPPED):
+        if stand := stands(run, [other for other in runs if other["suite"] == run["suite"]]):
+            told.setdefault(stand[0], []).append(run["suite"])
+    parts = [f"{words} it on {', '.join(suites)}" for words, suites in told.items()]
+    return f"{SHIPPED} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
+
+
+def _families(shelf: Shelf) -> tuple[Figure, str] | None:
+    """EM at the paper's horizon by family: ours, the best floor, the paper."""
+    horizon, found = papers.paper_rows()["horizon"], {}
+    for suite, environment in papers.paper_rows()["suites"].items():
+        runs = [run for run in shelf.runs if run["suite"] == suite and run["context"] == "observed"]
+        ours = next((run for run in runs if called(run["model"]) == SHIPPED), None)
+        if ours and any(row["family"] != OVERALL for row in ours["rows"]):
+            stand = stands(ours, runs)
+            found[suite] = (environment, [ours] + ([stand[1]] if stand else []))
+    if not found:
+        return None
+    canvas, grid = make_canvas(9, 4.2, 1, len(found))
+    better = []
+    for axes, (suite, (environment, runs)) in zip(grid, found.items(), strict=True):
+        rows = {row["family"]: row for row in runs[0]["rows"] if row["horizon"] == horizon and row["family"] != OVERALL}
+        names = sorted(rows, key=lambda name: (-rows[name]["n"], name))
+        _dots(axes, runs, names, horizon)
+        printed = {name: papers.printed(environment, "LoopWM", horizon, name) for name in names}
+        known = {name: cells[0].figures["em"] for name, cells in printed.items() if cells}
+        places = [names.index(name) for name in known]
+        axes.plot(list(known.values()), places, "x", color=INK, ms=5, label=PAPER)
+        axes.set_yticks(range(len(names)), [f"{name} ({rows[name]['n']})" for name in names], fontsize=7)
+        axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(-3, 103), xlabel=f"exact match at horizon {horizon}, %")
+        axes.set_title(SUITES[suite], fontsize=8)
+        above = sum(100 * rows[name]["em"] > value for name, value in known.items())
+        better.append(f"{above} of {len(known)} families of {SUITES[suite]}")
+    _legend(canvas, grid)
+    return canvas, f"{SHIPPED} is above the paper's printed figure in {' and '.join(better)} (not the same windows)."
+
+
+def _dots(axes: Axes, runs: Sequence[Kept], names: Sequence[str], horizon: int) -> None:
+    for i, run in enumerate(runs):
+        rows = {row["family"]: row for row in run["rows"] if row["horizon"] == horizon}
+        places = [(place + 0.24 * (i - 0.5), rows[name]) for place, name in enumerate(names) if name in rows]
+        axes.plot([100 * row["em"] for _, row in places], [y for y, _ in places], MARKERS[i], color=COLORS[i], ms=4,
+                  label=called(run["model"]))  # fmt: skip
+        bounds = [(y, row["ci95"]["em"]) for y, row in places if "em" in row.get("ci95", {})]
+        for y, (low, high) in bounds:
+            axes.plot([100 * low, 100 * high], [y, y], color=COLORS[i], lw=0.8)
+
+
+def _rollouts(shelf: Shelf) -> tuple[Figure, str] | None:
+    """EM over the depth of whole imagined episodes, in the latent and with text fed back."""
+    if not shelf.rollouts:
+        return None
+    canvas, grid = make_canvas(9, 2.8, 1, len(shelf.rollouts))
+    told = []
+    for axes, kept in zip(grid, shelf.rollouts, strict=True):
+        for i, way in enumerate(dict.fromkeys(row["way"] for row in kept["rows"])):
+            rows = [row for row in kept["rows"] if row["way"] == way]
+            depths = [row["depth"] for row in rows]
+            axes.plot(depths, [100 * row["em"] for row in rows], color=COLORS[i], marker=MARKERS[i], ms=3, lw=1.2,
+                      label=way.replace("_", " "))  # fmt: skip
+            bounds = [[100 * row["em"]] * 2 if row["ci95"] is None else [100 * b for b in row["ci95"]] for row in rows]
+            lows, highs = zip(*bounds, strict=True)
+            axes.fill_between(depths, lows, highs, color=COLORS[i], alpha=0.15, lw=0)
+        axes.set(ylim=(0, 100), xlabel="depth: steps imagined", ylabel="exact match, %")
+        axes.set_title(f"{kept['env']}, {kept['n']} episodes, {_whose(kept, shelf)}", fontsize=8)
+        d = kept["latent_minus_fed_back"]
+        told.append(f"{kept['env']} {_points(d['difference'], d['low'], d['high'])}")
+    _legend(canvas, grid)
+    return canvas, f"Latent minus fed back, EM over whole episodes: {'; '.join(told)}."
+
+
+def _forest(shelf: Shelf) -> tuple[Figure, str] | None:
+    """Every arm of every study minus its reference."""
+    rows = [(study, d) for study in shelf.studies for d in study["differences"]]
+    if not rows:
+        return None
+    canvas, (axes,) = make_canvas(9, 0.8 + 0.19 * len(rows), 1, 1)
+    sure = 0
+    for y, (_, d) in enumerate(rows):
+        clear = (d["low"] > 0 or d["high"] < 0) and len({math.copysign(1, v) for v in d["by_seed"]}) <= 1
+        sure += clear
+        color = COLORS[0] if clear else INK
+        axes.plot([100 * d["low"], 100 * d["high"]], [y, y], color=color, lw=1.2)
+        axes.plot([100 * d["difference"]], [y], "o", color=color, ms=4, markerfacecolor=color if clear else "none")
+    labels = [f"{_named(study, shelf)}: {d['arm']} - {d['reference']}" for study, d in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=7)
+    axes.axvline(0, color=INK, lw=0.8)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="difference of exact match, points; filled: counts as one")
+    return canvas, f"{sure} of {len(rows)} differences leave out zero with every seed on the same side."
+
+
+def _costs(shelf: Shelf) -> tuple[Figure, str] | None:
+    """EM against FLOPs of a token: loops of a checkpoint, joined; arms of a study that trained them."""
+    studies = [study for study in shelf.studies if study["costs"]]
+    if not studies:
+        return None
+    canvas, (axes,) = make_canvas(9, 3.2, 1, 1)
+    told = []
+    for i, study in enumerate(studies):
+        points = sorted((cost["mflops"], 100 * cost["em"], cost["arm"]) for cost in study["costs"])
+        joined = "-" if study["study"] == "depth" else "none"
+        label = _named(study, shelf)
+        axes.plot([x for x, *_ in points], [y for _, y, _ in points], linestyle=joined, color=COLORS[i],
+                  marker=MARKERS[i], ms=4, lw=1.2, label=label)  # fmt: skip
+        for x, y, arm in points:
+            axes.annotate(arm, (x, y), textcoords="offset points", xytext=(4, 3), fontsize=6)
+        best = max(points, key=lambda point: (point[1], -point[0]))
+        ends = [f"{arm} {y:.1f} at {x:.1f} MFLOPs" for x, y, arm in dict.fromkeys((points[0], best))]
+        told.append(f"{label}: {', best '.join(ends)}")
+    axes.set(xlabel="MFLOPs a token at 512 keys", ylabel="exact match, %")
+    _legend(canvas, [axes])
+    return canvas, "; ".join(told) + "."
+
+
+def _service(shelf: Shelf) -> tuple[Figure, str] | None:
+    """Tokens a second over requests at once, with what memory allows different worlds."""
+    if not shelf.loads:
+        return None
+    kept = shelf.loads[-1]
+    canvas, (axes,) = make_canvas(9, 3.2, 1, 1)
+    for i, workload in enumerate(dict.fromkeys(row["workload"] for row in kept["load"])):
+        rows = [row for row in kept["load"] if row["workload"] == workload]
+        axes.plot([row["at_once"] for row in rows], [row["tokens_per_second"] for row in rows], color=COLORS[i],
+                  marker=MARKERS[i], ms=4, lw=1.2, label=workload)  # fmt: skip
+    roof = sorted((row["at_once"], row["tokens_per_second"]) for row in kept["roof"])
+    axes.plot(*zip(*roof, strict=True), "--", color=INK, lw=1, label="roof: memory reads, different worlds")
+    ticks = sorted({row["at_once"] for row in kept["load"]})
+    axes.set(xscale="log", yscale="log", xlabel="requests at once", ylabel="tokens a second")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    _legend(canvas, [axes])
+    first = kept["load"][0]["workload"]
+    rates = [row["tokens_per_second"] for row in kept["load"] if row["workload"] == first]
+    return canvas, (
+        f"{first.capitalize()}: {max(rates):.0f} tokens a second at best, {max(rates) / rates[0]:.1f} times those of "
+        f"{ticks[0]} at once ({_whose(kept, shelf)})."
+    )
+
+
+def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    return {label: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
+
+
+def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
+    """Final scores of real games by the same agent, with the model and without."""
+    if not shelf.agents:
+        return None
+    canvas, grid = make_canvas(9, 2.2, 1, len(shelf.agents))
+    told = []
+    for axes, kept in zip(grid, shelf.agents, strict=True):
+        arms = list(kept["arms"].items())
+        for y, (_, score) in enumerate(arms):
+            axes.plot(score["ci95"], [y, y], color=COLORS[0], lw=1.2)
+            axes.plot([score["mean"]], [y], "o", color=COLORS[0], ms=5)
+        axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
+        axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, 100), xlabel="final score of 100")
+        axes.set_title(f"{kept['n']} games of {kept['split']}, {_whose(kept, shelf)}", fontsize=8)
+        first = next(d for d in kept["differences"] if d["b"] == "retrieval")
+        told.append(
+            f"{first['a']} minus {first['b']}: {_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
+        )
+    return canvas, f"Score by looking ahead in the model, {'; '.join(told)}."
+
+
+def _whose(kept: Kept, shelf: Shelf) -> str:
+    """The model's name; by its first letters where it is not the one that ships now."""
+    sha = kept.get("model_sha256")
+    shipped = {run["provenance"].get("model_sha256") for run in shelf.runs if called(run["model"]) == SHIPPED}
+    if sha is None:
+        return str(kept["model"])
+    return SHIPPED if sha in shipped else f"checkpoint {sha[:8]}"
+
+
+def _named(study: Kept, shelf: Shelf) -> str:
+    """With the checkpoint, where it was one."""
+    return f"{study['study']}, {_whose(study, shelf)}" if study["model"] else str(study["study"])
+
+
+def _points(difference: float, low: float, high: float) -> str:
+    return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def _legend(canvas: Figure, grid: Sequence[Axes]) -> None:
+    """One for all panels, of each label once."""
+    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    canvas.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize=8)
+
+
+PICTURES = (
+    Picture(
+        "horizons",
+        "Exact match over horizons",
+        "python -m eval run --model MODEL --suite SUITE --horizons 1,2,3,4,5 --context observed --out RUN",
+        _horizons,
+    ),
+    Picture(
+        "families",
+        "Families of tasks beside the paper",
+        "python -m eval run --model MODEL --suite scienceworld-500 --context observed --out RUN",
+        _families,
+    ),
+    Picture(
+        "rollouts",
+        "Whole episodes over depth",
+        "python -m eval rollout --model MODEL --episodes EPISODES --context observed --limit 30 --out RUN",
+        _rollouts,
+        lambda shelf: shelf.rollouts,
+    ),
+    Picture("studies", "All studies", "python -m eval study NAME --out RUN", _forest, lambda shelf: shelf.studies),
+    Picture(
+        "cost",
+        "Cost against exact match",
+        "python -m eval study depth --model MODEL --windows WINDOWS --context observed --out RUN",
+        _costs,
+        lambda shelf: [study for study in shelf.studies if study["costs"]],
+    ),
+    Picture(
+        "service",
+        "The service over requests at once",
+        "python -m benchmarks.serve_load --windows eval/suites/scienceworld-500.jsonl.gz --out RUN",
+        _service,
+        lambda shelf: shelf.loads,
+    ),
+    Picture(
+        "agents",
+        "An agent with the model and without",
+        "python -m eval plan --train-episodes EPISODES --out RUN",
+        _agents,
+        lambda shelf: shelf.agents,
+    ),
+)
+"""In the order of the page."""
