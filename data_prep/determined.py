@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from data_prep.environments.alfworld.hidden import unreadable_line
+from data_prep.environments import declared
 from data_prep.families import family_of
 from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
@@ -32,9 +32,6 @@ from loopwm.records.files import line_files
 Z = NormalDist().inv_cdf(0.975)
 
 COLUMNS = ("environment", "family", "groups", "places", "places agree", "groups agree", "95 % interval")
-
-UNREADABLE: dict[str, Callable[[str], str | None]] = {"alfworld": unreadable_line}
-"""By environment: the first line of a hidden state that is none. Elsewhere any text is one, unless it is empty."""
 
 
 class Place(NamedTuple):
@@ -123,7 +120,7 @@ def _fault(episode: Episode, step: int) -> str | None:
     hidden = episode.hidden_state_at(step) or ""
     if not hidden.strip():
         return "empty"
-    line = UNREADABLE[episode.env](hidden) if episode.env in UNREADABLE else None
+    line = declared(episode.env).unreadable_line(hidden)
     return None if line is None else f"not a line of one: {line[:60]!r}"
 
 

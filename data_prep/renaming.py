@@ -1,9 +1,9 @@
 """Renames the things of an episode consistently, so that a model has to copy names and cannot recall them.
 
-`kinds.json` says which names stand for things that play the same part: a permutation of a kind's stems is drawn for the
-episode, and every whole-word occurrence in every text of it is replaced in one pass, longest names first, so that names
-neither chain nor collide. Both ways of writing a name are renamed alike: as the simulator prints it, and in small
-letters or with a capital, as actions and answers have it.
+An environment's `kinds.json` says which names stand for things that play the same part: a permutation of a kind's stems
+is drawn for the episode, and every whole-word occurrence in every text of it is replaced in one pass, longest names
+first, so that names neither chain nor collide. Both ways of writing a name are renamed alike: as the simulator prints
+it, and in small letters or with a capital, as actions and answers have it.
 
 What is renamed is such that the simulator could have printed it:
 
@@ -30,14 +30,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import combinations
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from data_prep.environments import declared
 from data_prep.environments.alfworld.hidden import listed
 from loopwm.records.episodes import Episode
-
-KINDS_FILE = Path(__file__).with_name("kinds.json")
 
 DRAWS = 20
 """Permutations tried for a kind in an episode."""
@@ -73,12 +71,11 @@ class Kind:
 
 
 @cache
-def load_kinds() -> dict[str, tuple[Kind, ...]]:
-    """Kinds by environment."""
-    records = json.loads(KINDS_FILE.read_bytes())
-    return {
-        env: tuple(Kind(**{k: tuple(v) for k, v in kind.items()}) for kind in kinds) for env, kinds in records.items()
-    }
+def load_kinds(env: str) -> tuple[Kind, ...]:
+    """Of an environment; none where it declares none."""
+    path = declared(env).kinds
+    records = json.loads(path.read_bytes()) if path else []
+    return tuple(Kind(**{name: tuple(values) for name, values in record.items()}) for record in records)
 
 
 @dataclass(frozen=True)
@@ -117,10 +114,10 @@ def rename_episode(episode: Episode, rng: Random, kinds: Sequence[Kind] | None =
 
     kinds: those of the environment unless given. Raises RenamingError if the inverse would not restore a text.
     """
-    kinds = load_kinds().get(episode.env, ()) if kinds is None else kinds
+    kinds = load_kinds(episode.env) if kinds is None else kinds
     allowed = [kind for kind in kinds if not episode.task.startswith(kind.barred)]
     texts = sorted(set(_texts(episode)))
-    draw = draw_alfworld if episode.env == "alfworld" else draw_in_order
+    draw = draw_numbered if declared(episode.env).numbered else draw_in_order
     renaming = draw(texts, allowed, rng)
     if all(name == new for name, new in renaming.names.items()):
         return episode
@@ -229,7 +226,7 @@ def _sorted_list(found: re.Match[str]) -> str:
     return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
-def draw_alfworld(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
+def draw_numbered(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
     """A permutation of each kind's words, and of the numbers that occur with a word."""
     most: dict[str, int] = defaultdict(int)
     for word, number in re.findall(r"([a-z]+) (\d+)", "\n".join(texts)):

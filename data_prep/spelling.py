@@ -17,8 +17,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from data_prep.environments import declared
+from data_prep.environments.scienceworld.names import ENTITIES
 from data_prep.stats import STEP_MARKS
-from data_prep.tokenizer import NAMES, read_names
+from data_prep.tokenizer import read_names
 from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
@@ -78,7 +80,7 @@ class Totals:
 def measure(speller: Speller, episodes: Iterable[Episode]) -> Totals:
     totals = Totals()
     for episode in episodes:
-        numbered = episode.env == "alfworld"
+        numbered = declared(episode.env).numbered
         earlier: Mapping[tuple[str, bool], set[Spelling]] = defaultdict(set)
         for text in (episode.goal, episode.steps[0].observation):
             _remember(earlier, speller.spell(clean(text), numbered)[1])
@@ -124,7 +126,7 @@ def table(measured: Sequence[tuple[Path, Tokenizer, Totals]]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizers", nargs="+", type=Path, required=True, help="tokenizer files")
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
-    parser.add_argument("--names", nargs="+", type=Path, default=[NAMES], help="lists of ScienceWorld's names")
+    parser.add_argument("--names", nargs="+", type=Path, default=[ENTITIES], help="lists of ScienceWorld's names")
 
 
 def run(args: argparse.Namespace) -> None:

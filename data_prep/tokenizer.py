@@ -17,7 +17,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from data_prep.environments import declared
 from data_prep.environments.alfworld.texts import GAME, NOTE, train_texts
+from data_prep.environments.scienceworld.names import ENTITIES
 from data_prep.vocabulary import (
     integer_merges,
     name_words,
@@ -31,7 +33,6 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write, line_files, open_text
 from loopwm.records.template import SPECIAL_TOKENS, clean
 
-NAMES = Path("eval/data/scienceworld_entities.txt")
 COMPARED_PHRASES = (0, 448, 896, 1792)
 TRAIN_SPLITS = ("train", "built")
 """Splits that only train: built games are ALFWorld's train games made from floor plans."""
@@ -69,7 +70,7 @@ class TrainText:
             for kind, text in shown.items():
                 if text is not None:
                     self.add(kind, text)
-            if episode.env == "alfworld":
+            if declared(episode.env).numbered:
                 self.things.update(_NUMBERED.findall(step.observation))
 
     def add_games(self, path: Path) -> None:
@@ -128,7 +129,7 @@ def size_table(tokenizers: Iterable[Tokenizer], text: TrainText) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders, train split")
     parser.add_argument("--alfworld-games", type=Path, required=True, help="folder or archive in ALFWorld's layout")
-    parser.add_argument("--names", nargs="+", type=Path, default=[NAMES], help="lists of ScienceWorld's names")
+    parser.add_argument("--names", nargs="+", type=Path, default=[ENTITIES], help="lists of ScienceWorld's names")
     parser.add_argument("--word-entries", type=int, default=2048, help="entries below the integers and phrases")
     parser.add_argument("--vocab-size", type=int, default=3136, help="entries, special tokens included")
     parser.add_argument(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.environments import ENVIRONMENTS, declared
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("loopwm", "data_prep", "eval", "serve")
 
@@ -27,7 +29,7 @@ MAY_IMPORT = {
     ),
     "loopwm.pretrained": ("loopwm.text",),
     "data_prep": ("loopwm.records",),
-    "eval.scores": ("loopwm.records",),
+    "eval.scores": ("loopwm.records", "data_prep.environments"),  # what an environment says of itself
     "eval.models": ("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records"),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records", "data_prep.environments"),
     "eval.studies": (
@@ -58,7 +60,7 @@ WITHOUT = {
     "loopwm.core": ("transformers", "tokenizers"),
 }
 SIMULATORS = (
-    *("scienceworld", "textworld", "alfworld", "fast_downward"),
+    *sorted({package for name in ENVIRONMENTS for package in declared(name).packages}),
     *("crafter", "minatar", "ale_py", "minigrid", "vizdoom", "craftax", "jax"),
 )
 SIMULATOR_HOME = "data_prep.environments"

@@ -1,18 +1,29 @@
-"""Simulators behind one interface. A simulator's package is imported only when its environment is made."""
+"""Simulators behind one interface. A simulator's package is imported only when its environment is made.
+
+An environment is a module or package in this folder with an `ENVIRONMENT`, its class: it is found by that, and nothing
+else has to be told.
+"""
 
 from __future__ import annotations
 
-from data_prep.environments.alfworld.environment import AlfWorld
-from data_prep.environments.base import Environment
-from data_prep.environments.scienceworld.environment import ScienceWorld
-from data_prep.environments.textworld import TextWorld
+from collections.abc import Iterable
+from importlib import import_module
+from pkgutil import iter_modules
+
+from data_prep.environments.base import Declared, Environment
 from loopwm.records.errors import InputError
 
-ENVIRONMENTS: dict[str, type[Environment]] = {
-    ScienceWorld.name: ScienceWorld,
-    AlfWorld.name: AlfWorld,
-    TextWorld.name: TextWorld,
-}
+
+def find_environments(folders: Iterable[str]) -> dict[str, type[Environment]]:
+    """Classes by name, of this package's modules that lie in these folders."""
+    modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(folders))
+    classes: list[type[Environment]] = [
+        vars(module)["ENVIRONMENT"] for module in modules if "ENVIRONMENT" in vars(module)
+    ]
+    return {environment.name: environment for environment in classes}
+
+
+ENVIRONMENTS = find_environments(__path__)
 
 
 def make_environment(name: str) -> Environment:
@@ -20,3 +31,9 @@ def make_environment(name: str) -> Environment:
     if name not in ENVIRONMENTS:
         raise InputError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]()
+
+
+def declared(name: str) -> type[Declared]:
+    """What an environment says of itself; of one that is not known, what holds for all."""
+    found = ENVIRONMENTS.get(name)
+    return found if isinstance(found, type) and issubclass(found, Declared) else Declared

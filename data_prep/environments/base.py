@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 from loopwm.records.episodes import Step
+from loopwm.records.names import Names
 
 
 class SimulatorError(RuntimeError):
     """The simulator broke down in an episode. Other episodes may still be played, with a fresh environment."""
+
+
+class Declared:
+    """What the project knows of an environment without starting it, beside what every `Environment` has.
+
+    An environment inherits it and says what differs; of one that does not, these hold.
+    """
+
+    extra: ClassVar[str] = ""
+    """The extra of the project that installs its packages."""
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    """What it imports, inside functions."""
+
+    names: ClassVar[Names | None] = None
+    """How texts name things, for entity metrics; None leaves them out."""
+
+    kinds: ClassVar[Path | None] = None
+    """A file of names that play the same part, which tokenising may exchange; see `data_prep/renaming.py`."""
+
+    numbered: ClassVar[bool] = False
+    """Whether things are called by kind and number, such as `countertop 2`."""
+
+    @staticmethod
+    def unreadable_line(hidden_state: str) -> str | None:
+        """The first line of a hidden state that is none. Any text is one, unless it is empty."""
+        return None
 
 
 class Environment(Protocol):

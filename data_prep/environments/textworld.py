@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from data_prep.environments.base import SimulatorError
+from data_prep.environments.base import Declared, SimulatorError
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
@@ -25,7 +25,7 @@ INFOS = ("description", "inventory", "admissible_commands", "policy_commands", "
          "max_score", "won", "lost")  # fmt: skip
 
 
-class TextWorld:
+class TextWorld(Declared):
     """One game at a time."""
 
     name = "textworld"
@@ -33,6 +33,8 @@ class TextWorld:
     idles: tuple[str, ...] = ("wait",)
     families: Mapping[str, tuple[str, ...]] = {"quest": ("quest-small", "quest-medium", "quest-large")}
     solver = "gold"
+    extra = "textworld"
+    packages = ("textworld",)
 
     def __init__(self) -> None:
         if find_spec("textworld") is None:
@@ -107,3 +109,6 @@ class TextWorld:
         state = self._state
         score = round(100 * state.score / state.max_score)
         return Step(action, observation, score, state.won or state.lost, state.description, state.inventory)
+
+
+ENVIRONMENT = TextWorld

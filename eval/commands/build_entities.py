@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from eval.scores.entities import DATA
+from data_prep.environments.scienceworld.names import ENTITIES
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, read_json_lines, write_atomic
 
@@ -51,7 +51,7 @@ EXAMPLE = "python -m eval build-entities --jar scienceworld.jar --episodes data/
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jar", type=Path, required=True, help="scienceworld.jar of the scienceworld package")
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
-    parser.add_argument("--out", type=Path, default=DATA / "scienceworld_entities.txt", help="the list, a name a line")
+    parser.add_argument("--out", type=Path, default=ENTITIES, help="the list, a name a line")
 
 
 def run(args: argparse.Namespace) -> None:

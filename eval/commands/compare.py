@@ -13,7 +13,7 @@ import numpy as np
 
 from eval.commands.harness import read_results
 from eval.scores.intervals import PairedDifference, Values, paired_difference
-from eval.scores.metrics import HEADLINE, METRICS
+from eval.scores.metrics import METRICS
 from eval.scores.predictions import Key, Record, read_records
 from eval.scores.tables import percent, table
 from loopwm.records.errors import InputError
@@ -37,9 +37,9 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
         at_a, at_b = (_at(records, k, refused) for records in (a, b))
         if at_a.keys() != at_b.keys():
             raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
-        found += [_difference(metric, k, at_a, at_b, games) for metric in HEADLINE]
+        found += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
     defined = [difference for difference in found if not np.isnan(difference.difference)]
-    return sorted(defined, key=lambda d: HEADLINE.index(d.metric))
+    return sorted(defined, key=lambda d: list(METRICS).index(d.metric))
 
 
 def _at(records: dict[Key, Record], horizon: int, refused: Collection[str]) -> dict[str, Record]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 
-from eval.scores.entities import Names
+from loopwm.records.names import Names
 
 LONGEST = 8
 """Names and words of a difference that are still another name; more is another sentence."""

@@ -1,95 +1,19 @@
 """Names of things in observations: what the entity metrics and the decidable rule are counted on.
 
-ScienceWorld: the longest matches of a committed list of the environment's own object, substance and location names
-(`eval/data/scienceworld_entities.txt`, built by `python -m eval build-entities`). ALFWorld: `name number`. What a thing
-is called elsewhere is not known, so other environments have no entity metrics.
+Environments declare them (`data_prep/environments/base.py:Declared`). Of one that does not, what a thing is called is
+not known, so it has no entity metrics.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
+from data_prep.environments import declared
+from loopwm.records.names import Names
+
 DATA = Path(__file__).parents[1] / "data"
-_TOKEN = re.compile(r"[a-z0-9]+(?:[-'][a-z0-9]+)*|[^\sa-z0-9]")
-_NUMBERED_OR_WORD = re.compile(rf"[a-z]+ \d+\b|{_TOKEN.pattern}")
-_NUMBERED = re.compile(r"\b[a-z]+ \d+\b")
-
-Extractor = Callable[[str], frozenset[str]]
 
 
-class NameList:
-    """A list of names, found in text by whole words, ignoring case. Names do not reach over punctuation."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._by_first_word: dict[str, list[list[str]]] = defaultdict(list)
-        for name in sorted(names, key=lambda name: len(name.split()), reverse=True):
-            words = _TOKEN.findall(name.lower())
-            if words:
-                self._by_first_word[words[0]].append(words)
-
-    def longest(self, text: str) -> frozenset[str]:
-        """The names met when reading from left to right and taking the longest name at each place."""
-        return frozenset(part for part, is_name in self._read(text) if is_name)
-
-    def split(self, text: str) -> list[str]:
-        """The text's words and marks in order, lower-case, each of the names of `longest` in one piece."""
-        return [part for part, _ in self._read(text)]
-
-    def _read(self, text: str) -> Iterator[tuple[str, bool]]:
-        words = _TOKEN.findall(text.lower())
-        start = 0
-        while start < len(words):
-            name = next(self._starting(words, start), None)
-            length = len(name) if name else 1
-            yield " ".join(words[start : start + length]), name is not None
-            start += length
-
-    def anywhere(self, text: str) -> frozenset[str]:
-        """Every name that occurs, also inside a longer one (`apple` in `red apple`)."""
-        words = _TOKEN.findall(text.lower())
-        return frozenset(" ".join(name) for start in range(len(words)) for name in self._starting(words, start))
-
-    def _starting(self, words: list[str], start: int) -> Iterator[list[str]]:
-        """The names that start at a word, the longest first."""
-        candidates = self._by_first_word.get(words[start], ())
-        return (name for name in candidates if words[start : start + len(name)] == name)
-
-
-@cache
-def scienceworld_names() -> NameList:
-    return NameList((DATA / "scienceworld_entities.txt").read_text(encoding="utf-8").splitlines())
-
-
-def numbered_names(text: str) -> frozenset[str]:
-    """ALFWorld's things, such as `countertop 2`."""
-    return frozenset(_NUMBERED.findall(text.lower()))
-
-
-def split_numbered_names(text: str) -> list[str]:
-    return _NUMBERED_OR_WORD.findall(text.lower())
-
-
-@dataclass(frozen=True)
-class Names:
-    """named: the entities of an observation. mentioned: every name in a text, also inside longer names.
-
-    split: a text's words and marks in order, lower-case, names in one piece.
-    """
-
-    named: Extractor
-    mentioned: Extractor
-    split: Callable[[str], list[str]]
-
-
-@cache
 def names_of(env: str) -> Names | None:
     """How names are found in this environment; None if they are not known."""
-    if env == "scienceworld":
-        names = scienceworld_names()
-        return Names(names.longest, names.anywhere, names.split)
-    return Names(numbered_names, numbered_names, split_numbered_names) if env == "alfworld" else None
+    return declared(env).names

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.scores.error_kinds import ERROR_KINDS
-from eval.scores.metrics import HEADLINE
+from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.papers import environment_of, paper_rows
 from eval.scores.rows import OVERALL
 from eval.scores.suites import is_selection
@@ -81,12 +81,12 @@ def with_bounds(row: Mapping[str, Any], name: str) -> str:
 
 
 def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = ("bleu4_corpus", "entity_precision", "entity_f1")
-    header = ["Horizon", "n", "games", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU", "Entity P", "Entity F1"]
-    header += ["EM changed (95 %; n)", "EM unchanged", "EM decidable"]
+    others = [name for name in METRICS if name not in HEADLINE]
+    header = ["Horizon", "n", "games", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU"]
+    header += [METRICS[name].title for name in others] + ["EM changed (95 %; n)", "EM unchanged", "EM decidable"]
     lines = []
     for row in rows:
-        cells = [with_bounds(row, "em"), *(percent(row.get(name)) for name in (*HEADLINE[1:], *names))]
+        cells = [with_bounds(row, "em"), *(percent(row.get(name)) for name in (*HEADLINE[1:], "bleu4_corpus", *others))]
         cells += [_split_cell(row, name) for name in ("changed", "unchanged", "decidable")]
         lines.append([*(str(row[name]) for name in ("horizon", "n", "games")), *cells])
     return table(header, lines)

@@ -4,7 +4,7 @@
 
 A pass decides once for each row, after every loop, from the mean state over its last columns: the M state slots of a
 transition, the one column of a decoded token. Rules are small frozen objects with one interface, `ExitRule`; an int
-in their place means `Fixed`. A new rule is a frozen dataclass here with a name in `RULES`: command lines, HTTP, studies
+in their place means `Fixed`. A new rule is a frozen dataclass here, named by `exit_rule`: command lines, HTTP, studies
 and files of worlds know it by that.
 
 Shape suffixes: B rows, L columns, D width.
@@ -75,7 +75,9 @@ RULES: dict[str, type[Any]] = {}
 _Rule = TypeVar("_Rule", bound=type)
 
 
-def _named(name: str) -> Callable[[_Rule], _Rule]:
+def exit_rule(name: str) -> Callable[[_Rule], _Rule]:
+    """Names a frozen dataclass that follows `ExitRule`."""
+
     def register(rule: _Rule) -> _Rule:
         RULES[name] = rule
         return rule
@@ -91,7 +93,7 @@ class _SameInEveryPass:
         return self
 
 
-@_named("fixed")
+@exit_rule("fixed")
 @dataclass(frozen=True)
 class Fixed(_SameInEveryPass):
     """Every row takes this many loops."""
@@ -107,7 +109,7 @@ class Fixed(_SameInEveryPass):
         return torch.full((len(state),), view.loop >= self.loops, device=state.device)
 
 
-@_named("gate")
+@exit_rule("gate")
 @dataclass(frozen=True)
 class Gate(_SameInEveryPass):
     """Leaves where g^(t) > tau (LoopWM, section 3.4). Raises ValueError if tau is not inside (0, 1)."""
@@ -123,7 +125,7 @@ class Gate(_SameInEveryPass):
         return _gates(view)[:, -1] > self.tau
 
 
-@_named("cumulative")
+@exit_rule("cumulative")
 @dataclass(frozen=True)
 class CumulativeGate(_SameInEveryPass):
     """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro, section 3.2:
@@ -143,7 +145,7 @@ class CumulativeGate(_SameInEveryPass):
         return 1 - (1 - _gates(view)).prod(1) >= self.q
 
 
-@_named("convergence")
+@exit_rule("convergence")
 @dataclass(frozen=True)
 class Convergence(_SameInEveryPass):
     """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, section 3.4, after Pappone
@@ -167,7 +169,7 @@ class Convergence(_SameInEveryPass):
         return second_difference.norm(dim=-1) < self.eps * h[-1].norm(dim=-1)
 
 
-@_named("trace")
+@exit_rule("trace")
 @dataclass(frozen=True)
 class Trace:
     """Loops taken before, to be taken again: loops[row][pass].
@@ -202,7 +204,7 @@ class Trace:
         return torch.tensor(first, device=view.states[-1].device) <= view.loop
 
 
-@_named("random")
+@exit_rule("random")
 @dataclass(frozen=True)
 class RandomExit:
     """Leaves after each loop with this probability: the baseline a rule has to beat at equal mean loops.

@@ -18,8 +18,8 @@ from data_prep.renaming import (
     Kind,
     Renaming,
     RenamingError,
-    draw_alfworld,
     draw_in_order,
+    draw_numbered,
     keeps_order,
     load_kinds,
     rename_episode,
@@ -28,7 +28,7 @@ from data_prep.renaming import (
 from data_prep.tokenize import NOT_DRAWN, RENAMED, RenamingOrder, describe_renamings
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
 
-SCIENCEWORLD = load_kinds()["scienceworld"]
+SCIENCEWORLD = load_kinds("scienceworld")
 SUITES = Path(__file__).parents[2] / "eval/suites"
 
 
@@ -67,8 +67,8 @@ def test_the_inverse_restores_every_text_and_other_words_stay(suite: str) -> Non
     changed = 0
     for i, episode in enumerate(episodes_of(suite, 25)):
         texts = texts_of(episode)
-        draw = draw_alfworld if episode.env == "alfworld" else draw_in_order
-        renaming = draw(texts, load_kinds()[episode.env], Random(i))
+        draw = draw_numbered if episode.env == "alfworld" else draw_in_order
+        renaming = draw(texts, load_kinds(episode.env), Random(i))
         back = renaming.inverse()
         assert sorted(renaming.names) == sorted(renaming.names.values())
         names = re.compile("|".join(rf"\b{name}\b" for name in sorted(renaming.names, key=len, reverse=True)) or "(?!)")
@@ -153,9 +153,9 @@ def test_alfworlds_lists_stay_in_order_and_receptacles_keep_their_names() -> Non
 def test_alfworlds_numbers_are_those_that_occur() -> None:
     kinds = [Kind(("{}",), ("cup", "mug"))]
     text = "You see a cup 1, a mug 3, a mug 2, and a mug 1."
-    found = {draw_alfworld([text], kinds, Random(i)).apply(text) for i in range(60)}
+    found = {draw_numbered([text], kinds, Random(i)).apply(text) for i in range(60)}
     assert found == {text, "You see a cup 3, a cup 2, a cup 1, and a mug 1."}
-    pairs = {draw_alfworld([text], kinds, Random(i)).apply("take mug 3") for i in range(60)}
+    pairs = {draw_numbered([text], kinds, Random(i)).apply("take mug 3") for i in range(60)}
     assert pairs == {f"take {kind} {number}" for kind in ("cup", "mug") for number in (1, 2, 3)}
 
 

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from data_prep.__main__ import main
 from data_prep.environments.alfworld.games import load_package
 from data_prep.environments.alfworld.texts import train_texts
+from data_prep.environments.scienceworld.names import ENTITIES
 from data_prep.spelling import Speller, measure, names_pattern
 from data_prep.tokenizer import TrainText, read_names
 from data_prep.vocabulary import (
@@ -26,7 +27,6 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
-from eval.scores.entities import DATA
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import ACT, END, OBS, SPECIAL_TOKENS, clean
 from loopwm.text.tokenizer import load_tokenizer, tokenizer_hash
@@ -138,7 +138,7 @@ def check_no_phrase_holds_a_name(vocabulary: Tokenizer, names: frozenset[str]) -
 
 def test_no_phrase_holds_a_word_of_a_name(tokenizer: PreTrainedTokenizerFast, built: Tokenizer) -> None:
     assert check_no_phrase_holds_a_name(built, name_words(NAMES)) > 20
-    listed = read_names([DATA / "scienceworld_entities.txt"])
+    listed = read_names([ENTITIES])
     check_no_phrase_holds_a_name(tokenizer.backend_tokenizer, name_words(listed))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.environments.scienceworld.names import ENTITIES, name_list
 from eval.commands.build_entities import KINDS, episode_names, jar_names, without_state
-from eval.scores.entities import DATA, scienceworld_names
 from loopwm.records.errors import InputError
 
 
@@ -35,7 +35,7 @@ def test_the_committed_list_holds_what_the_simulators_classes_are_called() -> No
     if package is None or package.origin is None:
         pytest.skip("the scienceworld package is not installed")
     names = set(jar_names(Path(package.origin).with_name("scienceworld.jar")))
-    committed = set((DATA / "scienceworld_entities.txt").read_text().splitlines())
+    committed = set(ENTITIES.read_text().splitlines())
     assert {"glass cup", "ultra low temperature freezer", "lemon tree", "dove egg"} <= names
     assert names - KINDS <= committed
 
@@ -43,7 +43,7 @@ def test_the_committed_list_holds_what_the_simulators_classes_are_called() -> No
 def test_committed_names_cover_rooms_substances_and_lettered_things() -> None:
     text = "Take unknown substance R from flower pot 7 in the living room to the foundry with a plastic fork."
     expected = {"unknown substance r", "flower pot 7", "living room", "foundry", "plastic fork"}
-    assert scienceworld_names().longest(text) == expected
+    assert name_list().longest(text) == expected
 
 
 def test_a_file_that_is_no_jar_is_refused_by_name(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from eval.scores.entities import NameList
 from eval.scores.metrics import (
     METRICS,
     Metric,
@@ -24,6 +23,7 @@ from eval.scores.metrics import (
 from eval.scores.predictions import Prediction
 from eval.scores.rows import make_rows, score_window, summarize
 from eval.scores.tables import four_cell
+from loopwm.records.names import NameList
 from loopwm.records.template import Regime, window_context
 from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow

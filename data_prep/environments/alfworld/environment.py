@@ -25,8 +25,9 @@ from zlib import crc32
 
 from data_prep.environments.alfworld import expert as expert
 from data_prep.environments.alfworld.games import TASKS, build_game, list_dev_games, list_games
-from data_prep.environments.alfworld.hidden import describe
-from data_prep.environments.base import SimulatorError
+from data_prep.environments.alfworld.hidden import describe, unreadable_line
+from data_prep.environments.alfworld.names import NAMES
+from data_prep.environments.base import Declared, SimulatorError
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
@@ -41,7 +42,6 @@ HELD_OUT = 5
 DEFAULT_DATA = "~/.cache/alfworld"
 """Where `alfworld-download` puts the games when `ALFWORLD_DATA` is not set."""
 
-PACKAGES = ("alfworld", "textworld", "fast_downward")
 TIME_LIMIT = 120
 """Seconds that the engine may take for one answer; grounding the largest game takes about one."""
 
@@ -49,7 +49,7 @@ _TASK_SENTENCE = re.compile(r"Your task is to: .*")
 _SHOWN = re.compile(r"(?:On the|The) (\w+ \d+)(?: is open\. In it)?, you see")
 
 
-class AlfWorld:
+class AlfWorld(Declared):
     """One engine with one game."""
 
     name = "alfworld"
@@ -63,9 +63,15 @@ class AlfWorld:
         "pick": ("pick_and_place_simple", "pick_two_obj_and_place"),
     }
     solver = "expert"
+    extra = "alfworld"
+    packages = ("alfworld", "textworld", "fast_downward")
+    names = NAMES
+    kinds = Path(__file__).with_name("kinds.json")
+    numbered = True
+    unreadable_line = staticmethod(unreadable_line)
 
     def __init__(self) -> None:
-        if missing := [package for package in PACKAGES if find_spec(package) is None]:
+        if missing := [package for package in self.packages if find_spec(package) is None]:
             raise InputError(f"alfworld: the package {missing[0]} is not installed; pip install 'loopwm[alfworld]'")
         self._engine = _Engine()
         self._game = self._kind = self._task = ""

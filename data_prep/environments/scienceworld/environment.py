@@ -39,9 +39,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from data_prep.environments.base import SimulatorError
+from data_prep.environments.base import Declared, SimulatorError
 from data_prep.environments.scienceworld.class_patch import add_hash_code, redirect
 from data_prep.environments.scienceworld.families import FAMILIES
+from data_prep.environments.scienceworld.names import NAMES
 from data_prep.environments.scienceworld.repair import Arrangement, Thing, parse_doors, repair
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
@@ -109,7 +110,7 @@ def _patch_classes(jar: Path, folder: Path, quick: bool) -> None:
         (folder / path).write_bytes(data)
 
 
-class ScienceWorld:
+class ScienceWorld(Declared):
     """One JVM with one world. Not `quick`: all parsing of commands is the simulator's own, to compare with."""
 
     name = "scienceworld"
@@ -117,6 +118,10 @@ class ScienceWorld:
     idles: tuple[str, ...] = ("wait1", "wait")
     families: Mapping[str, tuple[str, ...]] = FAMILIES
     solver = "gold"
+    extra = "data"
+    packages = ("scienceworld",)
+    names = NAMES
+    kinds = Path(__file__).with_name("kinds.json")
 
     def __init__(self, quick: bool = True) -> None:
         try:

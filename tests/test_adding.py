@@ -1,0 +1,203 @@
+"""A metric, an exit rule or a text environment is added in one file, and all that lists such things knows it then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import data_prep.environments
+from data_prep.__main__ import main as data_prep_main
+from data_prep.environments import ENVIRONMENTS, declared, find_environments
+from data_prep.families import family_of
+from eval.__main__ import main as eval_main
+from eval.scores.entities import names_of
+from eval.scores.metrics import METRICS, Metric
+from loopwm.core import RULES
+
+ROOT = Path(__file__).parents[1]
+
+ENVIRONMENT = """
+from data_prep.environments.base import Declared
+from loopwm.records.episodes import Step
+from loopwm.records.names import NameList, Names
+
+LIST = NameList(["red door"])
+
+
+class Doors(Declared):
+    name, looks, idles, solver = "doors", ("look",), ("wait",), "gold"
+    families = {"doors": ("open",)}
+    names = Names(LIST.longest, LIST.anywhere, LIST.split)
+
+    def version(self):
+        return {"doors": "1"}
+
+    def tasks(self):
+        return ["open"]
+
+    def splits(self):
+        return ["train", "test"]
+
+    def variations(self, task, split):
+        return [0, 1] if split == "train" else [2, 3]
+
+    def gold_actions(self, task, variation):
+        return ["knock"] * 3 + ["open red door"]
+
+    def reset(self, task, variation):
+        self.at, self.count = (task, variation), 0
+        return Step(None, f"You see a red door, number {variation}.", 0, False)
+
+    def step(self, action):
+        self.count += 1
+        done = action.startswith("open")
+        return Step(action, f"The red door answers {self.count}.", 100 * done, done)
+
+    def goal(self):
+        return "open the red door"
+
+    def loaded(self):
+        return self.at
+
+    def hidden_state(self):
+        return None
+
+    def valid_actions(self):
+        return ["knock", "open red door"]
+
+    def exhausted(self):
+        return False
+
+    def close(self):
+        pass
+
+
+ENVIRONMENT = Doors
+"""
+
+RULE = """
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from loopwm.core.halting import exit_rule
+
+
+@exit_rule("second")
+@dataclasses.dataclass(frozen=True)
+class Second:
+    \"\"\"Leaves after the second loop, or where it is less sure.\"\"\"
+
+    doubt: float
+    limit: int
+    needs_gate: ClassVar[bool] = False
+    depends_on_batch: ClassVar[bool] = False
+
+    def for_pass(self, index, rows):
+        return self
+
+    def exits(self, view):
+        return torch.full((len(view.states[-1]),), view.loop >= 2)
+"""
+
+ASK_FOR_THE_RULE = """
+import toy_rule
+from pydantic import TypeAdapter
+
+from eval.models.checkpoint import read_depth
+from eval.studies.halting import Thresholds
+from loopwm.core import format_rule
+from serve.http.bodies import DepthBody, rule_of
+
+rule = toy_rule.Second(0.5, 3)
+assert read_depth("second:doubt=0.5,limit=3") == rule
+assert read_depth(str(format_rule(rule))) == rule
+asked = TypeAdapter(DepthBody).validate_python({"rule": "second", "doubt": 0.5, "limit": 3})
+assert rule_of(asked) == rule
+(policy,) = Thresholds({"second": [0.5]}).policies(3, with_gate=False)
+assert policy.decode == rule
+print("known")
+"""
+
+
+@pytest.fixture
+def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only file of an environment that was found beside the others."""
+    folder = tmp_path / "environments"
+    folder.mkdir()
+    (folder / "doors.py").write_text(ENVIRONMENT)
+    monkeypatch.setattr(data_prep.environments, "__path__", [*data_prep.environments.__path__, str(folder)])
+    for name, environment in find_environments([str(folder)]).items():
+        monkeypatch.setitem(ENVIRONMENTS, name, environment)
+    yield folder / "doors.py"
+    sys.modules.pop("data_prep.environments.doors")
+
+
+def test_an_environment_is_one_file(doors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    episodes, windows, out = tmp_path / "episodes", tmp_path / "windows.jsonl", tmp_path / "run"
+    split = ["--split", "test", "--policy", "gold", "--episodes-per-task", "2"]
+    assert data_prep_main(["collect", "doors", *split, "--out", str(episodes)]) == 0
+    cut = ["--episodes", str(episodes), "--count", "2", "--horizon", "2", "--out", str(windows)]
+    assert data_prep_main(["windows", *cut]) == 0
+    scored = ["--suite", str(windows), "--context", "observed", "--horizons", "1,2", "--out", str(out)]
+    assert eval_main(["run", "--model", "copy", *scored]) == 0
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [(row["family"], row["entity_recall"]) for row in rows] == [
+        (f, 1.0) for f in ("overall", "doors")
+    ] * 2 or rows
+    assert family_of("doors", "open") == "doors"
+    assert names_of("doors").named("a red door") == {"red door"}  # type: ignore[union-attr]
+    assert [path.name for path in doors.parent.glob("*.py")] == ["doors.py"]
+
+
+def test_the_environments_of_the_project_are_found_and_their_extras_install_what_they_import() -> None:
+    assert set(ENVIRONMENTS) >= {"alfworld", "scienceworld", "textworld"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("alfworld", "scienceworld", "textworld"):
+        assert any(line.startswith(declared(name).packages[0]) for line in extras[declared(name).extra])
+    assert declared("nowhere").names is None
+
+
+def test_a_metric_is_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = Metric("Words", lambda env, prediction, reference: float(len(prediction.split()) == len(reference.split())))
+    monkeypatch.setitem(METRICS, "words", words)
+    a, b = tmp_path / "a", tmp_path / "b"
+    for out in (a, b):
+        options = [
+            "--suite",
+            "scienceworld-dev",
+            "--limit",
+            "40",
+            "--context",
+            "observed",
+            "--horizons",
+            "1",
+            "--out",
+            str(out),
+        ]
+        assert eval_main(["run", "--model", "copy", *options]) == 0
+    overall, *_ = json.loads((a / "results.json").read_text())["rows"]
+    assert 0 <= overall["words"] <= 1
+    assert len(overall["ci95"]["words"]) == 2
+    assert "| Words |" in (a / "report.md").read_text()
+    capsys.readouterr()
+    assert eval_main(["compare", str(a), str(b)]) == 0
+    assert "\n| words | 1 | 40 |" in capsys.readouterr().out
+
+
+def test_an_exit_rule_is_one_file(tmp_path: Path) -> None:
+    (tmp_path / "toy_rule.py").write_text(RULE)
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ASK_FOR_THE_RULE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.stdout == "known\n", done.stderr
+    assert "second" not in RULES
