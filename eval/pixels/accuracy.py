@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwm.core import ExitRule
-from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
 from loopwm.pixel.twisted.decoding import Decoder
 from loopwm.pixel.twisted.model import TokenBatch
+from loopwm.pixel.twisted.system import TwistedSystem
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, episode_files, read_episode
 
@@ -39,11 +39,11 @@ class HeldOut:
         return len(self.creature)
 
 
-def held_out(folder: Path, checkpoint: TwistedCheckpoint, frames: int, transitions: int) -> HeldOut:
+def held_out(folder: Path, system: TwistedSystem, frames: int, transitions: int) -> HeldOut:
     """The first `transitions` of a folder's play in runs of `frames`. Raises InputError naming folder or field."""
     episodes = [read_episode(path) for path in episode_files(folder)]
     for episode in episodes:
-        checkpoint.space.require(episode.space, str(folder))
+        system.space.require(episode.space, str(folder))
     runs = -(-transitions // frames)
     available = sum(len(episode) for episode in episodes) // frames
     if available < runs:
@@ -54,7 +54,7 @@ def held_out(folder: Path, checkpoint: TwistedCheckpoint, frames: int, transitio
     obs, next_obs, action, reward, terminated, first, creature = (
         rows_of.reshape(runs, frames, *rows_of.shape[1:]) for rows_of in rows
     )
-    tokens = [checkpoint.tokenizer.encode(torch.from_numpy(x)) for x in (obs, next_obs)]
+    tokens = [system.tokenizer.encode(torch.from_numpy(x)) for x in (obs, next_obs)]
     rest = [torch.from_numpy(x) for x in (action, reward, terminated, first)]
     return HeldOut(TokenBatch(*tokens, *rest), creature)
 
@@ -84,20 +84,20 @@ class Hits:
 
 
 def predict(
-    checkpoint: TwistedCheckpoint, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
+    system: TwistedSystem, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For `rows` runs at a time: p (N, L, K) of every transition, the tokens before it and those after it (N, L)."""
-    chosen = checkpoint.model.config.default_depth if depth is None else depth
+    chosen = system.config.default_depth if depth is None else depth
     for start in range(0, len(data), rows):
         part = TokenBatch(*(tensor[start : start + rows] for tensor in data.batch))
         with torch.inference_mode():
-            logits, _ = checkpoint.model(part.tokens, part.action, part.first, chosen)
-            p = checkpoint.probabilities(logits.tokens).flatten(0, 1)
+            logits, _ = system.network(part.tokens, part.action, part.first, chosen)
+            p = system.probabilities(logits.tokens).flatten(0, 1)
         yield p, part.tokens.flatten(0, 1), part.next_tokens.flatten(0, 1)
 
 
 def score(
-    checkpoint: TwistedCheckpoint,
+    system: TwistedSystem,
     data: HeldOut,
     decoders: Mapping[str, Decoder],
     centre: Tensor,
@@ -107,7 +107,7 @@ def score(
     """Every decoder on the same probabilities, each with the same random numbers. centre: bool (L,)."""
     generators = {name: torch.Generator().manual_seed(seed) for name in decoders}
     right: dict[str, list[Tensor]] = {name: [] for name in decoders}
-    for p, previous, after in predict(checkpoint, data, depth):
+    for p, previous, after in predict(system, data, depth):
         for name, decoder in decoders.items():
             right[name].append(decoder(p, previous, generators[name]) == after)
     found = {name: torch.cat(parts) for name, parts in right.items()}

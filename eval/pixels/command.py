@@ -11,6 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from eval.models.options import positive
 from loopwm.records.files import write_json
@@ -38,11 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     curve.add_argument("groups", nargs="+", type=_group, metavar="NAME=DIR[,DIR...]", help="runs that share a line")
     curve.add_argument("--bins", type=positive, default=40, help="points of a line (default: %(default)s)")
     curve.add_argument("--out", type=Path, required=True, help="PNG file")
-    purpose = "true frames above those that a checkpoint imagines with each decoder of a protocol"
+    purpose = "true frames above those that a checkpoint imagines, a row for each way of sampling"
     sheet = tasks.add_parser("sheet", help=purpose, description=purpose)
     sheet.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     sheet.add_argument("--episode", type=Path, required=True, help="recorded episode (.npz)")
-    sheet.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
+    sheet.add_argument(
+        "--sampling",
+        action="append",
+        type=_sampling,
+        metavar="NAME={KEY: VALUE}",
+        help="a row's name and section `sampling` as YAML; may be repeated (default: the system's own)",
+    )
     sheet.add_argument("--start", type=positive, default=10, help="frame that imagination starts at (default: 10)")
     sheet.add_argument("--context", type=positive, default=5, help="frames it has seen by then (default: 5)")
     sheet.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
@@ -53,6 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     {"accuracy": _accuracy, "play": _play, "curve": _curve, "sheet": _sheet}[args.task](args)
+
+
+def _sampling(text: str) -> tuple[str, dict[str, Any]]:
+    name, _, section = text.partition("=")
+    try:
+        keys = yaml.safe_load(section)
+    except yaml.YAMLError:
+        keys = None
+    if not name or not isinstance(keys, dict):
+        raise argparse.ArgumentTypeError(f"expected NAME={{KEY: VALUE}}, got {text!r}")
+    return name, keys
 
 
 def _group(text: str) -> tuple[str, list[Path]]:
@@ -88,15 +108,12 @@ def _curve(args: argparse.Namespace) -> None:
 
 
 def _sheet(args: argparse.Namespace) -> None:
-    from eval.pixels.protocol import load_protocol
-    from eval.pixels.sheet import Scene, draw, imagined, load
+    from eval.pixels.sheet import Scene, draw, imagined, load, world_of
 
-    protocol, scene = load_protocol(args.protocol), Scene(args.start, args.context, args.steps)
-    checkpoint, episode = load(args.model, args.episode)
+    scene = Scene(args.start, args.context, args.steps)
+    system, episode = load(args.model, args.episode)
     scene.check(episode)
-    grid = checkpoint.tokenizer.grid
-    region = protocol.centre.region(grid)
     rows = {"true": episode.obs[scene.start + 1 : scene.start + scene.steps + 1]}
-    for name, config in protocol.decoders.items():
-        rows[name] = imagined(checkpoint, episode, config.decoder(grid, region), scene, args.seed)
+    for name, sampling in args.sampling or [("imagined", {})]:
+        rows[name] = imagined(world_of(system, sampling), episode, scene, args.seed)
     draw(args.out, rows, args.every)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.scores.intervals import interval95
-from loopwm.pixel.acting import Player
-from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
-from loopwm.pixel.policy import ActorCritic
+from loopwm.pixel.agent import LEARNER
+from loopwm.pixel.agent_config import AgentConfig, agent_config
+from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
+from loopwm.pixel.learner import Learner
+from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay
-from loopwm.pixel.twisted.agent_config import AgentConfig
-from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint, TwistedWorld
-from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 from loopwm.training.real_world import real_environments
@@ -92,26 +92,29 @@ class Trained:
     """An agent out of its run folder; world: None where it was trained on real play alone."""
 
     config: AgentConfig
-    policy: ActorCritic
-    world: TwistedCheckpoint | None
+    learner: Learner
+    world: FrameWorld[Any] | None
+
+    def player(self, count: int, seed: int) -> Policy:
+        return self.learner.player(count, torch.Generator().manual_seed(seed), self.world)
 
 
 def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
     """Raises InputError for a run that has not ended."""
-    path = folder / "policy.pt"
+    path = folder / LEARNER
     if not path.is_file():
         raise InputError(f"{path}: no such file; the run has not ended")
-    policy = ActorCritic(config.policy, space.frame_shape, space.actions)
-    policy.load_state_dict(torch.load(path, weights_only=True))
-    world = TwistedCheckpoint.load(folder / "model") if config.world.updates else None
-    return Trained(config, policy.eval(), world)
+    system = load_checkpoint(folder / "model", config.of_system) if config.world.updates else None
+    learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, system.width if system else 0)
+    learner.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
+    return Trained(config, learner, system.world(config.sampling) if system else None)
 
 
 def read_config(folder: Path) -> AgentConfig:
     """Raises InputError for a folder that is no run of an agent."""
     path = folder / "config.yaml"
     try:
-        return typed(AgentConfig, yaml.safe_load(path.read_text(encoding="utf-8")))
+        return agent_config(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except (InputError, yaml.YAMLError) as error:
@@ -139,9 +142,7 @@ def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int,
     """Play in worlds imagined from places of the replay."""
     assert agent.world is not None
     c = agent.config.imagination
-    grid = agent.world.tokenizer.grid
-    world = TwistedWorld(agent.world, c.decoder.decoder(grid, c.centre.region(grid)))
-    env = ImaginedVectorEnv(world, replay, c.count, c.burn_in, horizon=c.steps + 1)
+    env = ImaginedVectorEnv(agent.world, replay, c.count, c.burn_in, horizon=c.steps + 1)
     rng = np.random.default_rng(seed)
     return [
         rollout(env, policy, c.steps, Moment.begin(env, int(rng.integers(2**31))))
@@ -169,10 +170,10 @@ def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str,
     chance = RandomPolicy(space.actions, np.random.default_rng(seed))
     results: dict[str, Any] = {"run": str(folder), "environment": space.env}
     results["random"] = asdict(play_real(env, chance, episodes, seed))
-    player = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
+    player = agent.player(config.real.count, seed)
     results["agent"] = asdict(play_real(env, player, episodes, seed))
     if agent.world is not None:
-        again = Player(agent.policy, config.real.count, torch.Generator().manual_seed(seed))
+        again = agent.player(config.real.count, seed)
         results |= _real_and_imagined(agent, env, space, again, chance, rollouts, seed)
         results |= {f"{name}_gap": results[f"imagined_{name}"] - results["agent"][name] for name in ("reward", "ends")}
     return results
@@ -182,7 +183,7 @@ def _real_and_imagined(
     agent: Trained,
     env: VectorEnv[Any, Any, Any],
     space: FrameSpace,
-    player: Player,
+    player: Policy,
     chance: Policy,
     rollouts: int,
     seed: int,
@@ -191,7 +192,7 @@ def _real_and_imagined(
     c = agent.config.imagination
     replay = Replay(space, env.num_envs * REPLAYED)
     replay.add_segments(rollout(env, player, REPLAYED, Moment.begin(env, seed)).segments, "agent", seed)
-    dreamer = Player(agent.policy, c.count, torch.Generator().manual_seed(seed))
+    dreamer = agent.player(c.count, seed)
     imagined = play_imagined(agent, dreamer, replay, rollouts, seed)
     results: dict[str, Any] = {
         "imagined_reward": float(np.mean([found.segments.reward for found in imagined])),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loopwm.pixel.twisted.decoder_config import Centre, DecoderConfig
-from loopwm.pixel.twisted.training_config import TwistedTrainingConfig
-from loopwm.records.config import load_typed, read_sections, typed
+from loopwm.pixel.training_config import PixelTrainingConfig, training_config
+from loopwm.pixel.twisted.decoding import Centre, DecoderConfig
+from loopwm.records.config import load_typed, read_sections
 from loopwm.records.errors import InputError
 
 
@@ -70,8 +70,8 @@ class Protocol:
         """Changes to the base configuration that make one run. Later ones win."""
         return (*self.shared, *self.arms[arm].overrides, f"run.seed={seed}")
 
-    def config(self, arm: str, seed: int) -> TwistedTrainingConfig:
-        return typed(TwistedTrainingConfig, read_sections(Path(self.base), self.overrides(arm, seed)))
+    def config(self, arm: str, seed: int) -> PixelTrainingConfig:
+        return training_config(read_sections(Path(self.base), self.overrides(arm, seed)))
 
 
 def load_protocol(path: Path, overrides: Sequence[str] = ()) -> Protocol:

@@ -1,4 +1,4 @@
-"""A picture of imagination: true frames above what each decoder makes of the same start and actions."""
+"""A picture of imagination: true frames above what each way of sampling makes of the same start and actions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from eval.scores.figures import save_figure
-from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint, TwistedWorld
-from loopwm.pixel.twisted.decoding import Decoder
+from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.imagined import FrameWorld
+from loopwm.pixel.system import PixelSystem
+from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, read_episode
 
 Frames = NDArray[np.uint8]
 
 
-def load(model: Path, episode: Path) -> tuple[TwistedCheckpoint, FrameEpisode]:
+def load(model: Path, episode: Path) -> tuple[PixelSystem, FrameEpisode]:
     """Raises InputError for what cannot be read or does not belong together."""
-    checkpoint, played = TwistedCheckpoint.load(model), read_episode(episode)
-    checkpoint.space.require(played.space, str(episode))
-    return checkpoint, played
+    system, played = load_checkpoint(model), read_episode(episode)
+    system.space.require(played.space, str(episode))
+    return system, played
+
+
+def world_of(system: PixelSystem, sampling: Mapping[str, Any]) -> FrameWorld[Any]:
+    """sampling: the keys of that section. Raises InputError naming the one at fault."""
+    return system.world(typed(system.Sampling, dict(sampling)))
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,10 @@ class Scene:
             raise InputError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
 
 
-def imagined(checkpoint: TwistedCheckpoint, episode: FrameEpisode, decoder: Decoder, scene: Scene, seed: int) -> Frames:
+def imagined(world: FrameWorld[Any], episode: FrameEpisode, scene: Scene, seed: int) -> Frames:
     """(steps, H, W, C): what the world shows after each step."""
     start, context, steps = scene.start, scene.context, scene.steps
-    world, generator = TwistedWorld(checkpoint, decoder), torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     seen = slice(start - context + 1, start + 1)
     obs = torch.from_numpy(episode.obs[seen])[None]
     action = torch.from_numpy(episode.action[start - context + 1 : start])[None]
@@ -57,7 +64,7 @@ def imagined(checkpoint: TwistedCheckpoint, episode: FrameEpisode, decoder: Deco
     for step in range(steps):
         found = world.step(state, torch.from_numpy(episode.action[start + step : start + step + 1]), generator)
         state = found.state
-        frames.append(found.obs[0].numpy())
+        frames.append(world.show(state)[0].numpy())
     return np.stack(frames)
 
 

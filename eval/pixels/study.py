@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
-from eval.pixels.protocol import DecoderConfig, Protocol
+from eval.pixels.protocol import Protocol
 from eval.scores.intervals import paired_difference
 from eval.scores.tables import table
 from eval.studies.training import Run, train
-from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
-from loopwm.pixel.twisted.decoding import Decoder
+from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.twisted.decoding import Decoder, DecoderConfig
+from loopwm.pixel.twisted.system import TwistedSystem
 from loopwm.records.files import atomic_write, write_atomic, write_json
 from loopwm.records.provenance import provenance
 
@@ -111,22 +112,23 @@ def _scored(protocol: Protocol, run: Run) -> tuple[dict[str, Hits], NDArray[np.b
     """Hits of a trained run by decoder, and which transitions start with a creature; kept in the run's folder."""
     path = run.folder / "accuracy.npz"
     if not path.exists():
-        checkpoint = TwistedCheckpoint.load(run.model)
-        data = held_out(Path(protocol.frames), checkpoint, protocol.run_frames, protocol.transitions)
-        _write(path, _all_hits(protocol, run, checkpoint, data), data.creature.flatten())
+        system = load_checkpoint(run.model, TwistedSystem.name)
+        assert isinstance(system, TwistedSystem)
+        data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
+        _write(path, _all_hits(protocol, run, system, data), data.creature.flatten())
     with np.load(path) as arrays:
         names = list(dict.fromkeys(name.rpartition("/")[0] for name in arrays if "/" in name))
         hits = {name: Hits(arrays[f"{name}/frame"], arrays[f"{name}/centre"]) for name in names}
         return hits, arrays["creature"]
 
 
-def _all_hits(protocol: Protocol, run: Run, checkpoint: TwistedCheckpoint, data: HeldOut) -> dict[str, Hits]:
-    grid = checkpoint.tokenizer.grid
+def _all_hits(protocol: Protocol, run: Run, system: TwistedSystem, data: HeldOut) -> dict[str, Hits]:
+    grid = system.tokenizer.grid
     decoders, centre = _decoders(protocol, run.arm, grid), protocol.centre.region(grid)
-    hits = score(checkpoint, data, decoders, centre, run.seed)
+    hits = score(system, data, decoders, centre, run.seed)
     if run.arm == protocol.reference:
         one = {PERMUTED: decoders[protocol.compared_decoder]}
-        hits |= score(checkpoint, permuted_actions(data, run.seed), one, centre, run.seed)
+        hits |= score(system, permuted_actions(data, run.seed), one, centre, run.seed)
     return hits
 
 

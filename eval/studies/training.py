@@ -17,7 +17,7 @@ import yaml
 
 from eval.studies.protocol import Decoding, Protocol, arm_config, arm_overrides
 from eval.studies.training_log import read_training_log
-from loopwm.pixel.twisted.training_config import TwistedTrainingConfig
+from loopwm.pixel.training_config import PixelTrainingConfig
 from loopwm.records.errors import InputError
 from loopwm.records.template import Regime
 from loopwm.text.training_config import TrainingConfig
@@ -33,7 +33,7 @@ class Run:
     folder: Path
     base: Path
     overrides: tuple[str, ...]
-    config: TrainingConfig | TwistedTrainingConfig
+    config: TrainingConfig | PixelTrainingConfig
 
     @property
     def model(self) -> Path:

@@ -28,16 +28,18 @@ Step = tuple[Array, Array, Array, Array, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Imagined(Generic[S]):
-    """obs: uint8 (B, H, W, C); reward: float (B,); terminated: bool (B,); state: that of the worlds after the step."""
+    """reward: float (B,); terminated: bool (B,); state: that of the worlds after the step."""
 
-    obs: Tensor
     reward: Tensor
     terminated: Tensor
     state: S
 
 
 class FrameWorld(Protocol[S]):
-    """A world model as an environment sees it. Chance comes from the generators alone, states are not changed."""
+    """A world model as an environment sees it. Chance comes from the generators alone, states are not changed.
+
+    Frames are made only for those who look: `show`. Worlds that keep what they know as a vector are `LatentWorld`.
+    """
 
     space: FrameSpace
 
@@ -46,12 +48,32 @@ class FrameWorld(Protocol[S]):
         first bool (B, T), True where an episode begins."""
         ...
 
+    def observe(self, state: S, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator) -> S:
+        """The state after one more real frame: action int64 (B,) led to obs uint8 (B, H, W, C), or, where first bool
+        (B,) is True, an episode begins with it. Repeated, it equals `start` on the whole."""
+        ...
+
     def step(self, state: S, action: Tensor, generator: torch.Generator) -> Imagined[S]:
         """action: int64 (B,)."""
         ...
 
+    def show(self, state: S) -> Tensor:
+        """The frames that the worlds are at: uint8 (B, H, W, C)."""
+        ...
+
     def replace(self, state: S, rows: Tensor, fresh: S) -> S:
         """The state with its rows int64 (R,) taken from `fresh`, a state of R worlds in that order."""
+        ...
+
+
+class LatentWorld(FrameWorld[S], Protocol[S]):
+    """A world whose state policies can act on without a frame."""
+
+    width: int
+    """F."""
+
+    def features(self, state: S) -> Tensor:
+        """(B, F)."""
         ...
 
 
@@ -112,9 +134,9 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
                 f"actions: expected {self.num_envs} of 0 to {self.space.actions - 1}, got {actions.tolist()}"
             )
         found = self._world.step(self._state, torch.from_numpy(actions).to(self._device), self._generator)
-        obs, reward = found.obs.cpu().numpy().copy(), found.reward.double().cpu().numpy()
-        terminated = found.terminated.cpu().numpy()
         self._state = found.state
+        obs, reward = self._world.show(found.state).cpu().numpy().copy(), found.reward.double().cpu().numpy()
+        terminated = found.terminated.cpu().numpy()
         self._age += 1
         truncated = ~terminated & (self._age >= self._horizon)
         infos: dict[str, Any] = {}

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from loopwm.core import quick_products
 from loopwm.machine import keep_everything
+from loopwm.pixel.registry import AGENTS
+from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
 from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
 from loopwm.text.training_config import TrainingConfig
@@ -40,30 +42,27 @@ def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training
     return Trainer(config, TextProgram, folder, start_from)
 
 
-def _twisted(sections: Sections, folder: Path, start_from: Path | None) -> Training:
-    from loopwm.pixel.twisted.training_config import TwistedTrainingConfig
-
-    config = typed(TwistedTrainingConfig, sections)
-    from loopwm.pixel.twisted.training import TwistedProgram
+def _pixels(sections: Sections, folder: Path, start_from: Path | None) -> Training:
+    from loopwm.pixel.program import PixelProgram
+    from loopwm.pixel.training_config import training_config
     from loopwm.trainer.trainer import Trainer
 
-    return Trainer(config, TwistedProgram, folder, start_from)
+    return Trainer(training_config(sections), PixelProgram, folder, start_from)
 
 
-def _twisted_agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
+def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     if start_from is not None:
         raise InputError("--start-from: an agent starts with its world alone")
-    from loopwm.pixel.twisted.agent_config import AgentConfig
-
-    config = typed(AgentConfig, sections)
-    from loopwm.pixel.twisted.agent import AgentTrainer
+    from loopwm.pixel.agent import AgentTrainer
+    from loopwm.pixel.agent_config import agent_config
     from loopwm.training.real_world import real_environments
 
+    config = agent_config(sections)
     env, space = real_environments(config.real.environment, config.real.count)
     return AgentTrainer(config, env, space, folder)
 
 
-SYSTEMS = {"text": _text, "twisted": _twisted, "twisted-agent": _twisted_agent}
+SYSTEMS = {"text": _text} | dict.fromkeys(PIXEL_SYSTEMS, _pixels) | dict.fromkeys(AGENTS, _agent)
 """By the configuration's `system`: what makes a run of its sections."""
 
 PRODUCTS = {"text": quick_products}

@@ -25,8 +25,9 @@ def twisted_config(frames, tmp_path_factory):
     """A training configuration that learns the blocks in a few seconds."""
     config = {
         "system": "twisted",
-        "model": {"codes": 8, "dim": 32, "heads": 2, "mlp_dim": 64, "mu_rec": 2.0, "default_depth": 2, "max_loops": 4},
-        "data": {"train": str(frames / "train"), "dev": str(frames / "test"), "patch": [PATCH, PATCH]},
+        "model": {"codes": 8, "dim": 32, "heads": 2, "mlp_dim": 64, "mu_rec": 2.0, "default_depth": 2, "max_loops": 4}
+        | {"patch": [PATCH, PATCH]},
+        "data": {"train": str(frames / "train"), "dev": str(frames / "test")},
         "batch": {"rows": 4, "steps": 6, "micro_batches": 2},
         "optimizer": {"name": "adamw", "learning_rate": 5e-3, "weight_decay": 0.0, "warmup_steps": 5},
         "run": {

@@ -10,27 +10,27 @@ import torch
 
 from eval.__main__ import main as evaluate
 from eval.pixels.accuracy import accuracy, held_out, permuted_actions, score
+from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.replay import Replay
-from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
-from loopwm.pixel.twisted.codebook import PatchTokenizer
+from loopwm.pixel.system import make_system
 from loopwm.pixel.twisted.decoding import Argmax, Copy
-from loopwm.pixel.twisted.model import Twisted, TwistedConfig
-from loopwm.pixel.twisted.training import grow
+from loopwm.pixel.twisted.model import TwistedConfig
+from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from tests.pixel.blocks import PATCH, SPACE
 
+CONFIG = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, patch=(PATCH, PATCH))
 EVERYWHERE = torch.ones(12, dtype=torch.bool)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(frames):
     """A model that was not trained, with the codebook of the train frames."""
-    tokenizer = PatchTokenizer(SPACE.frame_shape, (PATCH, PATCH), capacity=8)
-    grow(tokenizer, Replay.from_folder(frames / "train"))
     torch.manual_seed(0)
-    config = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4)
-    return TwistedCheckpoint(Twisted(config, tokenizer.grid, SPACE.actions).eval(), tokenizer, SPACE)
+    system = make_system("twisted", CONFIG, TwistedCoefficients(), SPACE)
+    system.prepare(torch.from_numpy(episode.obs) for episode in Replay.from_folder(frames / "train").episodes())
+    return system.eval()
 
 
 def test_held_out_runs_are_the_play_in_order(frames, checkpoint):
@@ -76,7 +76,7 @@ def test_permuted_actions_are_the_same_ones_elsewhere(frames, checkpoint):
 def test_too_little_play_and_play_of_another_environment_are_refused(frames, checkpoint):
     with pytest.raises(InputError, match="transitions in runs of 5, 5000 are asked for"):
         held_out(frames / "test", checkpoint, 5, 5000)
-    other = TwistedCheckpoint(checkpoint.model, checkpoint.tokenizer, FrameSpace("other", "1", SPACE.frame_shape, 4))
+    other = make_system("twisted", CONFIG, TwistedCoefficients(), FrameSpace("other", "1", SPACE.frame_shape, 4))
     with pytest.raises(InputError, match="env is 'blocks', expected 'other'"):
         held_out(frames / "test", other, 5, 20)
     with pytest.raises(InputError, match="/nowhere"):
@@ -109,7 +109,7 @@ compared_decoder: argmax
         ("twisted", "permuted actions"),
     }
     for arm in ("twisted", "unlooped"):
-        trained = TwistedCheckpoint.load(tmp_path / "study" / arm / "seed-0" / "model")
+        trained = load_checkpoint(tmp_path / "study" / arm / "seed-0" / "model")
         again = score(trained, held_out(frames / "test", trained, 6, 60), {"argmax": Argmax()}, EVERYWHERE, 0)
         assert share[arm, "argmax"] == again["argmax"].frame.mean()
     (compared,) = (

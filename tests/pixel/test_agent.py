@@ -13,11 +13,11 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from loopwm.pixel.acting import Player, play
+from loopwm.pixel.agent import AgentTrainer
+from loopwm.pixel.agent_config import agent_config
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
-from loopwm.pixel.twisted.agent import AgentTrainer
-from loopwm.pixel.twisted.agent_config import AgentConfig
-from loopwm.records.config import load_typed, typed
+from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 
@@ -53,24 +53,24 @@ def policy():
 
 def config(**changes):
     sections = {
-        "model": {"codes": 8, "dim": 32, "heads": 2, "mlp_dim": 64, "mu_rec": 2.0, "default_depth": 2, "max_loops": 4},
+        "model": {"codes": 8, "dim": 32, "heads": 2, "mlp_dim": 64, "mu_rec": 2.0, "default_depth": 2, "max_loops": 4}
+        | {"patch": [PATCH, PATCH]},
         "policy": {"channels": [4, 8], "memory": 16, "hidden": 32},
         "real": {"count": 4, "steps": 8, "total": 128, "epochs": 1, "minibatches": 2},
-        "world": {"updates": 2, "rows": 4, "steps": 6, "minibatches": 2, "patch": [PATCH, PATCH]},
+        "world": {"updates": 2, "rows": 4, "steps": 6, "minibatches": 2},
         "imagination": {
             "updates": 2,
             "warmup": 32,
             "count": 4,
             "steps": 5,
             "burn_in": 3,
-            "decoder": {"kind": "argmax"},
         },
+        "sampling": {"decoder": {"kind": "argmax"}},
         "run": {"save_every": 1},
     }
-    sections["imagination"]["decoder"] = {"kind": "argmax"}
     for section, values in changes.items():
         sections[section] = sections[section] | values
-    return typed(AgentConfig, {"system": "twisted-agent", **sections})
+    return agent_config({"system": "twisted-agent", **sections})
 
 
 def test_what_is_recorded_is_what_the_policy_computes_again(policy):
@@ -112,10 +112,7 @@ def test_a_truncated_episode_is_judged_by_its_own_last_frame(policy):
 def test_memories_of_imagined_worlds_are_warmed_up_on_the_frames_before(policy, tmp_path):
     trainer = AgentTrainer(config(imagination={"updates": 0}), blocks(4), SPACE, tmp_path)
     trainer.run()
-    from loopwm.pixel.twisted.checkpoint import TwistedWorld
-    from loopwm.pixel.twisted.decoding import Argmax
-
-    env = ImaginedVectorEnv(TwistedWorld(trainer.world.checkpoint(), Argmax()), trainer.replay, 4, 3, 6)
+    env = ImaginedVectorEnv(trainer.world.world(), trainer.replay, 4, 3, 6)
     obs, info = env.reset(seed=0)
     player = Player(policy, 4, torch.Generator())
     player(obs, np.ones(4, dtype=bool), info)
@@ -140,7 +137,7 @@ def test_the_loop_imagines_after_its_warm_up_and_not_before(finished):
     assert [record["interactions"] for record in records] == [32, 64, 96, 128]
     assert ["imagined_reward" in record for record in records] == [False, True, True, True]
     assert all({"world_loss", "real_entropy", "real_reward", "real_ends"} <= record.keys() for record in records)
-    assert (finished / "policy.pt").is_file()
+    assert (finished / "learner.pt").is_file()
     assert (finished / "model" / "config.json").is_file()
 
 
@@ -153,7 +150,8 @@ def test_a_resumed_run_goes_on_from_all_that_was_saved(tmp_path):
     assert restored["counts"] == state["counts"]
     assert 0 < state["counts"][1] < 128
     for name in ("policy", "scale"):
-        assert all(np.array_equal(restored[name][key], value) for key, value in state[name].items())
+        pairs = ((restored["learner"][name][key], value) for key, value in state["learner"][name].items())
+        assert all(np.array_equal(ours, theirs) for ours, theirs in pairs)
     assert all(torch.equal(restored["world"]["model"][k], v) for k, v in state["world"]["model"].items())
     assert restored["world"]["updates"] == state["world"]["updates"]
     assert restored["replay"] == state["replay"]
@@ -179,7 +177,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("twisted-agent-*.yaml")), ids=lambda path: path.stem)
 def test_configurations_in_the_box_can_be_read(path):
-    assert load_typed(AgentConfig, path).imagination.decoder.kind == "transport"
+    assert agent_config(read_sections(path)).sampling.decoder.kind == "transport"
 
 
 @pytest.mark.parametrize(
@@ -191,8 +189,8 @@ def test_configurations_in_the_box_can_be_read(path):
         ("imagination.updates", 300, 300, 2000),
         ("imagination.warmup", 50_000, 50_000, 200_000),
         ("imagination.entropy_coef", 0.01, 0.01, 0.05),
-        ("imagination.decoder.c_d", 0.6, 0.6, 0.2),
-        ("imagination.decoder.c_w", 0.3, 0.3, 0.05),
+        ("sampling.decoder.c_d", 0.6, 0.6, 0.2),
+        ("sampling.decoder.c_w", 0.3, 0.3, 0.05),
         ("objective.done_coef", 1.0, 1.0, 10.0),
         ("ppo.gamma", 0.925, 0.925, 0.95),
         ("ppo.td_lambda", 0.625, 0.625, 0.75),
@@ -201,7 +199,7 @@ def test_configurations_in_the_box_can_be_read(path):
 )
 def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, classic, craftax, minatar):
     names = ("craftax-classic", "craftax", "minatar")
-    found = [load_typed(AgentConfig, CONFIGS / f"twisted-agent-{name}.yaml") for name in names]
+    found = [agent_config(read_sections(CONFIGS / f"twisted-agent-{name}.yaml")) for name in names]
     assert [attrgetter(key)(config) for config in found] == [classic, craftax, minatar]
 
 

@@ -69,8 +69,15 @@ class GameWorld:
     def step(self, state: list[int], action: Tensor, generator: torch.Generator) -> Imagined[list[int]]:
         self.steps += 1
         numbers, reward, over = zip(*map(play, state, action.tolist()), strict=True)
-        frames = torch.tensor(numbers, dtype=torch.uint8)[:, None, None, None].expand(-1, *self.space.frame_shape)
-        return Imagined(frames, torch.tensor(reward), torch.tensor(over), list(numbers))
+        return Imagined(torch.tensor(reward), torch.tensor(over), list(numbers))
+
+    def observe(
+        self, state: list[int], action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
+    ) -> list[int]:
+        return obs[:, 0, 0, 0].tolist()
+
+    def show(self, state: list[int]) -> Tensor:
+        return torch.tensor(state, dtype=torch.uint8)[:, None, None, None].expand(-1, *self.space.frame_shape)
 
     def replace(self, state: list[int], rows: Tensor, fresh: list[int]) -> list[int]:
         merged = dict(enumerate(state)) | dict(zip(rows.tolist(), fresh, strict=True))

@@ -13,8 +13,8 @@ from eval.__main__ import main
 from eval.pixels import playing
 from eval.pixels.curve import read_curve, smoothed
 from eval.pixels.playing import Stretch, crafter_score, evaluate, play_real
+from loopwm.pixel.agent import AgentTrainer
 from loopwm.pixel.imagined import RandomPolicy
-from loopwm.pixel.twisted.agent import AgentTrainer
 from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files
 from loopwm.training.__main__ import main as train
@@ -73,28 +73,21 @@ def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none' / 'config.yaml'}: ")
 
 
-def test_the_sheet_shows_a_row_for_the_truth_and_one_for_each_decoder(frames, twisted_config, tmp_path, capsys):
+def test_the_sheet_shows_a_row_for_the_truth_and_one_for_each_way_of_sampling(frames, twisted_config, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(["--config", str(twisted_config), "--out", str(run), "run.steps=2"]) == 0
-    protocol = tmp_path / "protocol.yaml"
-    protocol.write_text(f"""
-question: how does it look?
-base: {twisted_config}
-frames: {frames / "test"}
-arms: {{twisted: {{}}}}
-reference: twisted
-decoders: {{argmax: {{kind: argmax}}, transport: {{kind: transport, c_d: 0.05, c_w: 0.6}}}}
-reference_decoder: argmax
-compared_decoder: argmax
-""")
     episode = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
-    common = ["pixels", "sheet", "--model", str(run / "model"), "--episode", str(episode), "--protocol", str(protocol)]
+    common = ["pixels", "sheet", "--model", str(run / "model"), "--episode", str(episode)]
+    common += ["--sampling", "argmax={decoder: {kind: argmax}}"]
+    common += ["--sampling", "transport={decoder: {kind: transport, c_d: 0.05, c_w: 0.6}}"]
     arguments = [*common, "--start", "2", "--context", "2", "--steps", "4", "--out", str(tmp_path / "sheet.png")]
     assert main(arguments) == 0
     width, height = Image.open(tmp_path / "sheet.png").size
     assert width > height
     assert main([*common, "--steps", "400", "--out", str(tmp_path / "none.png")]) == 2
     assert "--steps: the episode ends" in capsys.readouterr().err
+    assert main([*arguments, "--sampling", "other={dekoder: {}}"]) == 2
+    assert "dekoder: unknown key" in capsys.readouterr().err
     assert not (tmp_path / "none.png").exists()
 
 

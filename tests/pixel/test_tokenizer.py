@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from loopwm.pixel.twisted import codebook as tokenizer_module
 from loopwm.pixel.twisted.codebook import Growth, PatchTokenizer, first_occurrences, squared_distances
-from loopwm.records.errors import InputError
 from tests.reference.patches import Codebook, squared_distance
 
 SHAPE, PATCH = (6, 9, 3), (2, 3)
@@ -46,7 +42,7 @@ def test_growth_and_codes_equal_the_slow_reference(monkeypatch, capacity, thresh
         assert growth == Growth(len(reference.codes) - before[0], reference.refused - before[1])
     assert tokenizer.size == len(reference.codes)
     assert tokenizer.full == (tokenizer.size == capacity)
-    assert tokenizer.state_dict()["codes"].tolist() == [code.ravel().tolist() for code in reference.codes]
+    assert tokenizer.codes.tolist() == [code.ravel().tolist() for code in reference.codes]
     new = noisy_tiles(10, seed=2)
     tokens = tokenizer.encode(new)
     assert tokens.dtype == torch.int64
@@ -115,68 +111,20 @@ def test_distinct_patches_come_in_order_of_first_occurrence(monkeypatch, collide
     assert distinct.tolist() == [list(row) for row in dict.fromkeys(map(tuple, rows.tolist()))]
 
 
-def test_a_saved_tokenizer_is_the_same_and_no_other_file_remains(grown, tmp_path):
-    path = tmp_path / "patches.safetensors"
-    grown.save(path)
-    loaded = PatchTokenizer.load(path)
-    frames = noisy_tiles(5, seed=9)
-    assert torch.equal(loaded.encode(frames), grown.encode(frames))
-    assert loaded.grow(frames) == grown.grow(frames)
-    assert (loaded.capacity, loaded.threshold, loaded.grid) == (grown.capacity, grown.threshold, grown.grid)
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_state_continues_where_it_was_taken(grown, tmp_path):
-    torch.save(grown.state_dict(), tmp_path / "state.pt")
+def test_taken_codes_go_on_where_they_were(grown):
     other = PatchTokenizer(SHAPE, PATCH, threshold=0.05)
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    other.take_codes(grown.codes)
     later = noisy_tiles(20, seed=5)
     assert other.grow(later) == grown.grow(later)
     assert torch.equal(other.encode(later), grown.encode(later))
 
 
 @pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"threshold": 0.75}, "threshold"),
-        ({"capacity": 100}, "capacity"),
-        ({"patch": (2, 9)}, "patch"),
-        ({"frame_shape": (6, 6, 3)}, "frame_shape"),
-    ],
+    "codes", [torch.zeros(2, 17, dtype=torch.uint8), torch.zeros(2, 18), torch.zeros(5000, 18).byte()]
 )
-def test_a_state_of_other_settings_is_refused_by_name(grown, settings, field):
-    other = PatchTokenizer(**{"frame_shape": SHAPE, "patch": PATCH, "threshold": 0.05, **settings})
-    with pytest.raises(ValueError, match=f"^{field}: the codes belong to"):
-        other.load_state_dict(grown.state_dict())
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def foreign(path: Path) -> None:
-    save_file({"codes": torch.zeros(2, 18, dtype=torch.uint8)}, path)
-
-
-def of_other_codes(path: Path) -> None:
-    settings = '{"frame_shape": [6, 9, 3], "patch": [2, 3], "capacity": 9, "threshold": 0.1}'
-    header = {"format": tokenizer_module.FORMAT, "settings": settings}
-    save_file({"codes": torch.zeros(2, 17, dtype=torch.uint8)}, path, header)
-
-
-def without_settings(path: Path) -> None:
-    save_file({"codes": torch.zeros(2, 18, dtype=torch.uint8)}, path, {"format": tokenizer_module.FORMAT})
-
-
-@pytest.mark.parametrize("damage", [truncate, foreign, of_other_codes, without_settings, Path.unlink])
-def test_a_damaged_or_foreign_file_is_one_line_that_names_it(grown, tmp_path, damage):
-    path = tmp_path / "patches.safetensors"
-    grown.save(path)
-    damage(path)
-    with pytest.raises(InputError) as caught:
-        PatchTokenizer.load(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
+def test_codes_of_other_settings_are_refused(codes):
+    with pytest.raises(ValueError, match="are no codes of these settings"):
+        PatchTokenizer(SHAPE, PATCH).take_codes(codes)
 
 
 @pytest.mark.parametrize(

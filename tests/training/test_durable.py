@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loopwm.pixel.twisted.checkpoint import TwistedCheckpoint
-from loopwm.pixel.twisted.codebook import PatchTokenizer
-from loopwm.pixel.twisted.model import Twisted, TwistedConfig
+from loopwm.pixel.checkpoint import save_checkpoint
+from loopwm.pixel.system import make_system
+from loopwm.pixel.twisted.model import TwistedConfig
+from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.files import publish
 from loopwm.records.frames import FrameSpace
 from loopwm.records.run_folder import RunFolder
@@ -72,11 +73,9 @@ def test_an_exported_text_model_is_on_the_disk_before_it_has_its_name(disk, conf
 
 
 def test_an_exported_pixel_model_is_on_the_disk_before_it_has_its_name(disk, tmp_path):
-    config = TwistedConfig(dim=32, heads=2, mlp_dim=64, codes=8)
-    model = Twisted(config, (2, 3), 2)
-    space = FrameSpace("toy", "1", (4, 6, 1), 2)
-    tokenizer = PatchTokenizer((4, 6, 1), (2, 2), 8, 0.75)
-    TwistedCheckpoint(model, tokenizer, space).save(tmp_path / "model")
+    config = TwistedConfig(dim=32, heads=2, mlp_dim=64, codes=8, patch=(2, 2))
+    system = make_system("twisted", config, TwistedCoefficients(), FrameSpace("toy", "1", (4, 6, 1), 2))
+    save_checkpoint(system, tmp_path / "model")
     assert disk.missing == []
     assert disk.is_named(tmp_path / "model")
 

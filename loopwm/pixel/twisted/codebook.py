@@ -8,22 +8,13 @@ N patches, S codes, P bytes of a patch; H, W, C frame; L = rows * columns patche
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from loopwm.records.errors import InputError
-from loopwm.records.files import write_atomic
-
-FORMAT = "loopwm-patches-v1"
 BLOCK = 8192
 """Patches whose distances to all codes are held at once: 128 MiB at 4,096 codes."""
 
@@ -120,47 +111,16 @@ class PatchTokenizer:
         patches = self._codes[tokens].view(-1, rows, columns, h, w, channels)
         return patches.transpose(2, 3).reshape(*tokens.shape[:-1], *self.frame_shape)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The codes, uint8 (size, h * w * C), and the settings they belong to."""
-        return {"codes": self._codes, **self._settings()}
+    @property
+    def codes(self) -> Tensor:
+        """uint8 (S, P)."""
+        return self._codes
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the codes of a `state_dict`. Raises ValueError naming the setting that differs."""
-        for name, value in self._settings().items():
-            if state.get(name) != value:
-                raise ValueError(f"{name}: the codes belong to {state.get(name)}, not {value}")
-        codes = state["codes"]
+    def take_codes(self, codes: Tensor) -> None:
+        """Goes on with the codes of another tokenizer. Raises ValueError for those of other settings."""
         if codes.dtype != torch.uint8 or codes.shape[1:] != self._codes.shape[1:] or len(codes) > self.capacity:
             raise ValueError(f"codes: {codes.dtype} {tuple(codes.shape)} are no codes of these settings")
         self._codes = codes
-
-    def save(self, path: Path) -> None:
-        """Writes codes and settings as safetensors; the file appears complete or not at all."""
-        header = {"format": FORMAT, "settings": json.dumps(self._settings())}
-        write_atomic(path, save({"codes": self._codes}, header))
-
-    @classmethod
-    def load(cls, path: Path) -> PatchTokenizer:
-        """The tokenizer of a file. Raises InputError if it is missing, damaged or something else."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise InputError(f"{path}: not a saved patch tokenizer")
-                settings = json.loads(header["settings"])
-                state: dict[str, Any] = {
-                    name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-                }
-                tokenizer = cls(**state)
-                tokenizer.load_state_dict({"codes": file.get_tensor("codes"), **state})
-        except InputError:
-            raise
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: {' '.join(str(error).split())}") from error
-        return tokenizer
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("frame_shape", "patch", "capacity", "threshold")}
 
     def _check_frames(self, frames: Tensor) -> None:
         if frames.dtype != torch.uint8 or tuple(frames.shape[-3:]) != self.frame_shape:

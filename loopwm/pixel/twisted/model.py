@@ -12,13 +12,11 @@ Shape suffixes: B batch, T environment steps, L patch tokens, N = L + 1 slots, K
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from loopwm.core import CoreConfig, ExitRule
 from loopwm.pixel.dynamics import Depth, DynamicsOutput, FrameCache, LoopedAttention
@@ -49,6 +47,10 @@ class TwistedConfig:
     absolute_positions: bool = True
     """A learned embedding of (x, y) on every state token."""
     exit_gate: bool = False
+    patch: tuple[int, ...] = (7, 7)
+    """Height and width."""
+    threshold: float = 0.75
+    """tau, squared distance of pixels in [0, 1] beyond which a patch is a code of its own."""
 
     def __post_init__(self) -> None:
         for name in ("codes", "dim", "heads", "default_depth", "max_loops", "window"):
@@ -60,6 +62,8 @@ class TwistedConfig:
             raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
         if len(set(self.rewards)) < 2:
             raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
+        if len(self.patch) != 2:
+            raise ValueError(f"patch: {self.patch} is not a height and a width")
 
     def core(self) -> CoreConfig:
         return CoreConfig(
@@ -206,46 +210,3 @@ class Twisted(nn.Module):
 def _head(dim: int, out: int) -> nn.Sequential:
     """128-dimensional linear layer, ReLU, linear layer (TWISTED, appendix B.2)."""
     return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, out))
-
-
-@dataclass(frozen=True)
-class TwistedCoefficients:
-    """Of the losses beside that of tokens: 1 on Craftax-classic, 10 on MinAtar (TWISTED, table 12)."""
-
-    reward: float = 1.0
-    done: float = 1.0
-
-
-class TwistedObjective(nn.Module):
-    """Cross-entropies of next tokens, reward class and done, each the mean over its items (TWISTED, appendix B.2)."""
-
-    def __init__(self, model: Twisted, coefficients: TwistedCoefficients) -> None:
-        super().__init__()
-        self.model = model
-        self.coefficients = coefficients
-
-    def forward(self, batch: TokenBatch, depth: Depth) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss and diagnostics: sum and count (2,) each. Truncated episodes go on behind their end, so truncation
-        is no target."""
-        logits, out = self.model(batch.tokens, batch.action, batch.first, depth)
-        targets = batch.next_tokens.flatten()
-        tokens = F.cross_entropy(logits.tokens.flatten(0, 2), targets)
-        reward = F.cross_entropy(logits.reward.flatten(0, 1), self.model.reward_class(batch.reward).flatten())
-        done = F.binary_cross_entropy_with_logits(logits.done, batch.terminated.float())
-        loss = tokens + self.coefficients.reward * reward + self.coefficients.done * done
-        with torch.no_grad():
-            right = logits.tokens.argmax(-1) == batch.next_tokens
-            diagnostics = {
-                "loss": _mean_of(tokens, len(targets)),
-                "reward_loss": _mean_of(reward, batch.reward.numel()),
-                "done_loss": _mean_of(done, batch.reward.numel()),
-                "token_accuracy": torch.stack((right.sum(), torch.tensor(right.numel(), device=right.device))),
-                "frame_accuracy": _mean_of(right.all(-1).float().mean(), batch.reward.numel()),
-                "mean_depth": _mean_of(out.loops.float().mean(), batch.reward.numel()),
-            }
-        return loss, diagnostics
-
-
-def _mean_of(mean: Tensor, count: int) -> Tensor:
-    """A mean as sum and count."""
-    return torch.stack((mean.detach() * count, mean.new_tensor(count)))

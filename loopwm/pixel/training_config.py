@@ -1,26 +1,22 @@
-"""Typed configuration of TWISTED's training."""
+"""Typed configuration of a pixel world model's training; the sections `model` and `objective` are its system's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
-from loopwm.pixel.twisted.model import TwistedConfig
-from loopwm.records.config import require_positive
+from loopwm.pixel.system import system_class, with_sections
+from loopwm.records.config import require_positive, typed
 from loopwm.records.errors import InputError
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
 
 @dataclass(frozen=True)
 class FramesConfig:
-    """Recorded episodes, and how their frames become tokens."""
+    """Folders of recorded episodes."""
 
     train: str = ""
     dev: str = ""
-    patch: tuple[int, ...] = (7, 7)
-    """Height and width."""
-    threshold: float = 0.75
-    """tau, squared distance of pixels in [0, 1] beyond which a patch is a code of its own."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +29,7 @@ class SegmentConfig:
 
 
 @dataclass(frozen=True)
-class CoefficientConfig:
-    reward_coef: float = 1.0
-    done_coef: float = 1.0
-
-
-@dataclass(frozen=True)
-class TwistedDepthConfig:
+class BackwardConfig:
     backward_loops: int = 0
     """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
 
@@ -53,19 +43,25 @@ POSITIVE = {
 
 
 @dataclass(frozen=True)
-class TwistedTrainingConfig:
+class PixelTrainingConfig:
     """Raises InputError for values out of range."""
 
-    system: Literal["twisted"] = "twisted"
-    model: TwistedConfig = field(default_factory=TwistedConfig)
+    system: str = "twisted"
+    model: Any = None
+    objective: Any = None
     data: FramesConfig = field(default_factory=FramesConfig)
     batch: SegmentConfig = field(default_factory=SegmentConfig)
-    objective: CoefficientConfig = field(default_factory=CoefficientConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    depth: TwistedDepthConfig = field(default_factory=TwistedDepthConfig)
+    depth: BackwardConfig = field(default_factory=BackwardConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         if not self.data.train:
             raise InputError("data.train: a folder of recorded episodes is needed")
         require_positive(self, POSITIVE)
+
+
+def training_config(sections: dict[str, Any]) -> PixelTrainingConfig:
+    """Raises InputError naming the key at fault."""
+    kind = system_class(sections.get("system", PixelTrainingConfig.system))
+    return typed(with_sections(PixelTrainingConfig, {"model": kind.Model, "objective": kind.Objective}), sections)

@@ -1,16 +1,16 @@
-"""Typed configuration of an agent that learns in TWISTED's imagination (TWISTED, tables 7, 8, 11 and 12)."""
+"""Typed configuration of an agent that learns in a world model's imagination.
+
+The sections `model`, `objective` and `sampling` are its system's; others, as `policy`, its learner's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from loopwm.pixel.policy import PolicyConfig
-from loopwm.pixel.ppo import PPOConfig
-from loopwm.pixel.twisted.decoder_config import Centre, DecoderConfig
-from loopwm.pixel.twisted.model import TwistedConfig
-from loopwm.pixel.twisted.training_config import CoefficientConfig
-from loopwm.records.config import require_positive
+from loopwm.pixel.registry import AGENTS, LEARNERS, named
+from loopwm.pixel.system import system_class, with_sections
+from loopwm.records.config import require_positive, typed
 from loopwm.records.errors import InputError
 
 
@@ -34,22 +34,20 @@ class WorldConfig:
     """The world model's training in an iteration."""
 
     updates: int = 500
-    """U_WM; 0 learns no model: PPO on the real play alone."""
+    """U_WM; 0 learns no model: the learner has its real play alone."""
     rows: int = 48
     steps: int = 20
     """T_WM."""
     minibatches: int = 3
     learning_rate: float = 1e-3
     clip_norm: float = 0.5
-    patch: tuple[int, ...] = (7, 7)
-    threshold: float = 0.75
     replay: int = 128_000
     """Transitions kept."""
 
 
 @dataclass(frozen=True)
 class ImaginationConfig:
-    """The policy's training in imagined worlds in an iteration."""
+    """The learner's training in imagined worlds in an iteration."""
 
     updates: int = 300
     """U_imag."""
@@ -63,8 +61,6 @@ class ImaginationConfig:
     epochs: int = 1
     minibatches: int = 1
     entropy_coef: float = 0.01
-    decoder: DecoderConfig = field(default_factory=lambda: DecoderConfig("transport", c_d=0.6, c_w=0.3))
-    centre: Centre = field(default_factory=Centre)
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,8 @@ class AgentRunConfig:
     seed: int = 0
     save_every: int = 5
     """Iterations between checkpoints."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if there is one."""
 
 
 POSITIVE = {
@@ -87,11 +85,11 @@ POSITIVE = {
 class AgentConfig:
     """Raises InputError for values out of range."""
 
-    system: Literal["twisted-agent"] = "twisted-agent"
-    model: TwistedConfig = field(default_factory=TwistedConfig)
-    objective: CoefficientConfig = field(default_factory=CoefficientConfig)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    system: str = "twisted-agent"
+    learner: str = "ppo"
+    model: Any = None
+    objective: Any = None
+    sampling: Any = None
     real: RealConfig = field(default_factory=RealConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
@@ -106,3 +104,18 @@ class AgentConfig:
                 raise InputError(f"{section}.minibatches: {parts} are more than {rows} rows")
         if self.imagination.updates and not self.world.updates:
             raise InputError("imagination.updates: there is no world without world.updates")
+
+    @property
+    def of_system(self) -> str:
+        """The system's name."""
+        return AGENTS[self.system]
+
+
+def agent_config(sections: dict[str, Any]) -> AgentConfig:
+    """Raises InputError naming the key at fault."""
+    name = sections.get("system", AgentConfig.system)
+    if name not in AGENTS:
+        raise InputError(f"system: {name!r} is not one of {', '.join(AGENTS)}")
+    kind, learner = system_class(AGENTS[name]), named(LEARNERS, sections.get("learner", AgentConfig.learner), "learner")
+    of_system = {"model": kind.Model, "objective": kind.Objective, "sampling": kind.Sampling}
+    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), sections)

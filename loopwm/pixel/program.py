@@ -1,0 +1,132 @@
+"""A pixel world model as a program of the trainer: recorded frames in, what its system predicts of them learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from loopwm.pixel.checkpoint import save_checkpoint
+from loopwm.pixel.replay import Replay
+from loopwm.pixel.system import FrameBatch, make_system
+from loopwm.pixel.training_config import PixelTrainingConfig
+from loopwm.records.errors import InputError
+
+EVALUATION = 2**31
+"""Keeps the draws of evaluation segments apart from those of training steps."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Segments, the indices of their rows in the global batch, and the seed of all chance in their loss."""
+
+    frames: FrameBatch
+    rows: range
+    seed: tuple[int, ...]
+
+    def to(self, device: torch.device) -> Rows:
+        return replace(self, frames=self.frames.to(device))
+
+    def generator(self) -> torch.Generator:
+        return seeded(self.frames.action.device, *self.seed)
+
+
+def seeded(device: torch.device, *seed: int) -> torch.Generator:
+    """A generator whose numbers follow from several seeds."""
+    return torch.Generator(device).manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
+
+
+@dataclass(frozen=True)
+class NoCursor:
+    """Batches are drawn by step: there is nothing to resume from."""
+
+
+class PixelProgram:
+    """Any pixel system as a `Program`; its objective is the system itself."""
+
+    cursor_type = NoCursor
+
+    def __init__(self, config: PixelTrainingConfig) -> None:
+        """Raises InputError naming the section and key that do not fit."""
+        self.config = config
+        self.micro_batches = config.batch.micro_batches
+        self.train = _replay(config.data.train, "data.train")
+        self.dev = _replay(config.data.dev, "data.dev") if config.data.dev else None
+        if self.dev is not None:
+            self.train.space.require(self.dev.space, config.data.dev)
+        torch.manual_seed(config.run.seed)
+        self.objective = make_system(config.system, config.model, config.objective, self.train.space)
+        self.preparation = self.objective.prepare(torch.from_numpy(e.obs) for e in self.train.episodes())
+
+    def global_batches(self, cursor: NoCursor, step: int) -> Iterator[tuple[list[Rows], NoCursor]]:
+        batch = self.config.batch
+        while True:
+            yield [self._batch(self.train, step, i * batch.rows) for i in range(batch.micro_batches)], cursor
+            step += 1
+
+    def evaluation_batches(self) -> list[Rows]:
+        if self.dev is None:
+            return []
+        rows = self.config.batch.rows
+        return [self._batch(self.dev, EVALUATION, i * rows) for i in range(self.config.run.eval_batches)]
+
+    def _batch(self, replay: Replay, step: int, first_row: int) -> Rows:
+        """Segments drawn by (seed, step, row)."""
+        batch, seed = self.config.batch, (self.config.run.seed, step, first_row)
+        drawn = replay.sample(batch.rows, batch.steps, np.random.default_rng(seed))
+        return Rows(FrameBatch.of(drawn), range(first_row, first_row + batch.rows), seed)
+
+    def normaliser(self, batches: Sequence[Rows]) -> float:
+        return len(batches)
+
+    def loss(
+        self, objective: nn.Module, batch: Rows, step: int, normaliser: float
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        plan = self.objective.plan(self.config.run.seed, step, batch.rows)
+        plan = replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
+        loss, measured = objective(batch.frames, plan, batch.generator())
+        return loss / normaliser, measured
+
+    def evaluation(self, objective: nn.Module, batch: Rows) -> Mapping[str, Tensor]:
+        """At the default depth."""
+        _, measured = objective(batch.frames, self.config.model.default_depth, batch.generator())
+        return dict(measured)
+
+    def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        record = {name: (pair[0] / pair[1]).item() for name, pair in sums.items()}
+        return record | {"tokens": sums["loss"][1].item()}
+
+    def summary(self, record: Mapping[str, float]) -> str:
+        shown = (name for name in record if name.endswith(("accuracy", "_loss")))
+        return " ".join(f"{name.removesuffix('_loss')} {record[name]:.3f}" for name in shown)
+
+    def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "space": vars(self.train.space),
+            "transitions": {"train": len(self.train), "dev": len(self.dev) if self.dev else 0},
+            **self.preparation,
+        }
+
+    def export(self, folder: Path) -> None:
+        save_checkpoint(self.objective, folder)
+
+
+def _replay(folder: str, key: str) -> Replay:
+    try:
+        return Replay.from_folder(Path(folder))
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error

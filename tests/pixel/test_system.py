@@ -1,0 +1,147 @@
+"""A new pixel system is a module and a line of the registry: it trains, is kept, imagines and is drawn like others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from eval.__main__ import main as evaluate
+from loopwm.pixel import registry
+from loopwm.pixel.agent import AgentTrainer
+from loopwm.pixel.agent_config import agent_config
+from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
+from loopwm.pixel.imagined import Imagined
+from loopwm.pixel.program import PixelProgram
+from loopwm.pixel.system import PixelSystem, make_system, mean_of
+from loopwm.pixel.training_config import training_config
+from loopwm.records.errors import InputError
+from loopwm.records.frames import episode_files
+from loopwm.trainer.trainer import Trainer
+from tests.pixel.blocks import SPACE
+from tests.pixel.test_agent import blocks
+
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int = 4
+    mu_rec: float = 1.0
+    default_depth: int = 1
+    max_loops: int = 1
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+class Still(PixelSystem):
+    """A world in which nothing moves; it learns the mean frame and says how far it is from that."""
+
+    name = "still"
+    Model, Objective, Sampling = Sizes, Nothing, Nothing
+
+    def __init__(self, config, objective, space):
+        super().__init__(config, objective, space)
+        self.mean = torch.nn.Parameter(torch.ones(space.frame_shape))
+        self.looked = 0
+
+    def loss(self, batch, depth, generator):
+        error = (batch.next_obs.float() / 255 - self.mean).square().mean()
+        return error, {"loss": mean_of(error, batch.action.numel())}
+
+    def world(self, sampling=None):
+        return StillWorld(self)
+
+
+class StillWorld:
+    def __init__(self, system):
+        self.system, self.space = system, system.space
+
+    def start(self, obs, action, first, generator):
+        return obs[:, -1]
+
+    def observe(self, state, action, obs, first, generator):
+        return obs
+
+    def step(self, state, action, generator):
+        return Imagined(torch.zeros(len(state)), torch.zeros(len(state), dtype=torch.bool), state)
+
+    def show(self, state):
+        self.system.looked += 1
+        return state
+
+    def replace(self, state, rows, fresh):
+        return state.index_copy(0, rows, fresh)
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """Registered by one line, as any other."""
+    monkeypatch.setitem(registry.SYSTEMS, "still", f"{__name__}:Still")
+    monkeypatch.setitem(registry.AGENTS, "still-agent", "still")
+
+
+def test_a_registered_system_trains_is_kept_and_drawn(still, frames, tmp_path, capsys):
+    sections = {
+        "system": "still",
+        "model": {"width": 2},
+        "data": {"train": str(frames / "train"), "dev": str(frames / "test")},
+        "batch": {"rows": 4, "steps": 3},
+        "optimizer": {"name": "adamw", "warmup_steps": 1, "learning_rate": 0.1, "weight_decay": 0.0},
+        "run": {"steps": 20, "eval_every": 20, "log_every": 1, "mixed_precision": "no"},
+    }
+    Trainer(training_config(sections), PixelProgram, tmp_path / "run").run()
+    losses = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1]["loss"] < losses[0]["loss"] / 2
+    assert load_checkpoint(tmp_path / "run" / "model").config == Sizes(width=2)
+    longest = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
+    sheet = ["pixels", "sheet", "--model", str(tmp_path / "run" / "model"), "--episode", str(longest)]
+    assert evaluate([*sheet, "--start", "1", "--context", "1", "--steps", "3", "--out", str(tmp_path / "s.png")]) == 0
+    assert Image.open(tmp_path / "s.png").size[0] > 100
+
+
+def test_an_agent_learns_in_a_registered_system(still, tmp_path):
+    sections = {
+        "system": "still-agent",
+        "policy": {"channels": [4], "memory": 8, "hidden": 8},
+        "real": {"count": 2, "steps": 8, "total": 32, "epochs": 1, "minibatches": 1},
+        "world": {"updates": 1, "rows": 2, "steps": 3, "minibatches": 1},
+        "imagination": {"updates": 1, "warmup": 8, "count": 2, "steps": 3, "burn_in": 2},
+    }
+    trainer = AgentTrainer(agent_config(sections), blocks(2), SPACE, tmp_path)
+    trainer.run()
+    assert trainer.world.system.looked == 2 * 3
+    assert load_checkpoint(tmp_path / "model", "still").name == "still"
+
+
+@pytest.mark.parametrize("read", [training_config, agent_config])
+def test_a_system_that_is_not_registered_is_refused_by_name(read):
+    with pytest.raises(InputError, match="system: 'dreamer' is not one of"):
+        read({"system": "dreamer"})
+
+
+def test_a_learner_that_is_not_registered_is_refused_by_name():
+    with pytest.raises(InputError, match="learner: 'sarsa' is not one of ppo"):
+        agent_config({"system": "twisted-agent", "learner": "sarsa"})
+
+
+def test_a_checkpoint_of_another_system_is_refused(still, tmp_path):
+    save_checkpoint(make_system("still", Sizes(), Nothing(), SPACE), tmp_path / "model")
+    with pytest.raises(InputError, match="system: is 'still', expected 'twisted'"):
+        load_checkpoint(tmp_path / "model", "twisted")
+    config = tmp_path / "model" / "config.json"
+    record = json.loads(config.read_text())
+    for change, message in (
+        ({"system": "other"}, "system: 'other' is not one of"),
+        ({"model": {}}, "model.*: missing"),
+    ):
+        config.write_text(json.dumps(record | change))
+        with pytest.raises(InputError, match=message) as caught:
+            load_checkpoint(tmp_path / "model")
+        assert str(caught.value).startswith(str(tmp_path / "model"))
+        assert yaml.safe_load(config.read_text()) == record | change
