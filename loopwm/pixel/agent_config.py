@@ -1,4 +1,4 @@
-"""Typed configuration of an agent that learns in a world model's imagination.
+"""Typed configuration of an agent that learns in a world model's imagination (TWISTED, tables 7, 8, 11 and 12).
 
 The sections `model`, `objective` and `sampling` are its system's; others, as `policy`, its learner's.
 """

@@ -1,4 +1,4 @@
-"""The recurrent policy that learns by PPO, from real play and from imagined frames (TWISTED, appendix B.3)."""
+"""The recurrent policy that learns by PPO, from real play and from imagined frames."""
 
 from __future__ import annotations
 
