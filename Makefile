@@ -59,7 +59,7 @@ probe: $(VENV)/.installed
 	for name in Probe Names; do sha256sum $(PROBE)/$$name.java | cut -d' ' -f1 > $(PROBE)/$$name.sha256; done
 
 test-games: $(VENV)/.games
-	$(BIN)/python -m pytest tests/data_prep/test_alfworld.py tests/data_prep/test_textworld.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/data_prep/test_alfworld.py tests/data_prep/test_alfworld_texts.py tests/data_prep/test_textworld.py $(PYTEST_ARGS)
 
 # The compilation asks for a command named `python`.
 $(VENV)/.games: $(VENV)/.installed

@@ -28,7 +28,7 @@ from loopwm.core import (
 )
 from loopwm.core.block import AttentionInputs
 from loopwm.core.halting import ExitGate, LoopView
-from tests.core.test_core import CONFIG, THETA, random_core, random_input, shared_inputs
+from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.reference import halting as reference
 
 GATED = dataclasses.replace(CONFIG, exit_gate=True)

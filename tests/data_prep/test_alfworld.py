@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,10 +16,9 @@ import pytest
 
 from data_prep.__main__ import main
 from data_prep.environments.alfworld import environment as module
-from data_prep.environments.alfworld.environment import PACKAGES, AlfWorld
-from data_prep.environments.alfworld.expert import World, make_plan, parse_goal
+from data_prep.environments.alfworld.environment import AlfWorld
 from data_prep.environments.alfworld.games import EXCLUDED_PLANS, TASKS, build_game, list_games
-from data_prep.environments.alfworld.hidden import describe, listed, unreadable_line
+from data_prep.environments.alfworld.hidden import listed, unreadable_line
 from data_prep.environments.base import SimulatorError
 from data_prep.policies import random_action
 from data_prep.windows import Cut, cut_window
@@ -31,9 +28,10 @@ from loopwm.records.files import line_files
 from loopwm.records.template import REGIMES, render_context, window_context
 
 from .conftest import as_answered, check_that_kills_change_nothing, play_once
+from .test_alfworld_texts import listings
 
 needs_engine = pytest.mark.skipif(
-    any(find_spec(package) is None for package in PACKAGES),
+    any(find_spec(package) is None for package in AlfWorld.packages),
     reason="the extra 'alfworld' is not installed (installing it needs g++ and make)",
 )
 SUITE = Path(__file__).parents[2] / "eval/suites/alfworld-500.jsonl.gz"
@@ -41,23 +39,6 @@ ORIGINAL_GAMES = os.environ.get("ALFWORLD_DATA")
 """Where original games are, before a test says otherwise."""
 SMALL = "built/pick_two_obj_and_place-329-61"
 """Six receptacles: quick to ground."""
-
-FACTS = [
-    ["atlocation", "agent1", "loc start"],
-    ["receptacleatlocation", "shelf 1", "loc 1"],
-    ["receptacleatlocation", "fridge 1", "loc 2"],
-    ["receptacleatlocation", "shelf 10", "loc 3"],
-    ["receptacleatlocation", "shelf 2", "loc 3"],
-    ["openable", "fridge 1"],
-    ["inreceptacle", "mug 1", "fridge 1"],
-    ["inreceptacle", "desklamp 1", "shelf 2"],
-    ["inreceptacle", "pen 1", "nowhere 1"],
-    ["toggleable", "desklamp 1"],
-    ["ishot", "mug 1"],
-    ["isclean", "mug 1"],
-    *(["cancontain", f"{place}type", "mugtype"] for place in ("shelf", "fridge")),
-]
-COOL_MUG = "(:goal (objectType ?o MugType) (receptacleType ?r ShelfType) (isCool ?o))"
 
 
 @pytest.fixture(scope="session")
@@ -336,77 +317,9 @@ def test_an_engine_that_dies_or_hangs_is_ended_and_replaced(
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(AlfWorld, "packages", ("no_such_package",))
     options = ["--split", "built", "--policy", "expert", "--episodes-per-task", "1", "--out", "unused"]
     assert main(["collect", "alfworld", *options]) == 2
     assert capsys.readouterr().err == (
         "error: alfworld: the package no_such_package is not installed; pip install 'loopwm[alfworld]'\n"
     )
-
-
-def test_the_hidden_state_tells_what_the_answers_depend_on_in_the_games_order() -> None:
-    facts = [
-        *FACTS,
-        ["inreceptacle", "mug 2", "shelf 2"],
-        ["inreceptacle", "mug 10", "shelf 2"],
-        ["objectatlocation", "mug 2", "loc 3"],
-        ["not_inreceptacle", "mug 2", "shelf 10"],
-        ["not_inreceptacle", "mug 1", "shelf 10"],
-        ["not_inreceptacle", "mug 1", "shelf 1"],
-        ["inreceptacleobject", "pen 1", "mug 2"],
-    ]
-    hidden = describe(World.of(facts))
-    assert unreadable_line(hidden) is None
-    assert unreadable_line(hidden.replace("is off", "glows")) == "The desklamp 1 glows."
-    assert hidden.splitlines() == [
-        "The fridge 1 is closed. In it, you see a mug 1.",
-        "On the shelf 10, you see nothing.",
-        "On the shelf 2, you see a desklamp 1, a mug 10, and a mug 2.",
-        "On the shelf 1, you see nothing.",
-        "Facing the shelf 10, and shelf 2. Next to it, you see a mug 2. "
-        "You took a mug 2, and a mug 1 from the shelf 10.",
-        "In the mug 2, you see a pen 1.",
-        "The desklamp 1 is off.",
-        "The mug 1 is hot and clean.",
-    ]
-
-
-def listings(text: str) -> list[list[str]]:
-    """The names of each list in a text that has two or more."""
-    return [re.findall(r"[a-z]+ \d+", names) for names in re.findall(r"(?:see|facing the) ([^.]*, and [^.]*)\.", text)]
-
-
-def test_recorded_lists_stand_in_the_order_of_the_hidden_state() -> None:
-    with gzip.open(SUITE, "rt") as file:
-        windows = [json.loads(line) for line in file]
-    texts = {text for w in windows for text in (w["look"], *(step["observation"] for step in w["history"]))}
-    lists = [names for text in texts for names in listings(text)]
-    assert len(lists) > 500
-    assert all(names == sorted(names, key=listed) for names in lists)
-
-
-def test_the_expert_searches_and_remembers() -> None:
-    goal = parse_goal(COOL_MUG)
-    plans = [make_plan(FACTS, goal, (), str(seed)) for seed in range(20)]
-    for plan in plans:
-        found = plan.index("take mug 1 from fridge 1")
-        assert plan[found - 1] == "open fridge 1"
-        assert plan[found + 1] == "cool mug 1 with fridge 1"
-        assert plan[-1].startswith("move mug 1 to shelf")
-    assert len({tuple(plan) for plan in plans}) > 5
-    assert "examine shelf 10" in {command for plan in plans for command in plan}  # beside shelf 2, no way to go
-    known = make_plan(FACTS, goal, ("fridge 1", "shelf 1"), "0")
-    assert known[:3] == ["go to fridge 1", "open fridge 1", "take mug 1 from fridge 1"]
-
-
-@pytest.mark.parametrize(
-    ("goal", "message"),
-    [
-        (COOL_MUG.replace("Mug", "Hat"), "not solvable: no hat within reach"),
-        (COOL_MUG.replace("Shelf", "Safe"), "not solvable: no safe within reach"),
-        ("(:goal (isHot ?o))", "goal: not one of the six tasks"),
-    ],
-)
-def test_a_goal_out_of_reach_is_said(goal: str, message: str) -> None:
-    with pytest.raises(SimulatorError, match=message):
-        make_plan(FACTS, parse_goal(goal), (), "0")

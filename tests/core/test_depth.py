@@ -1,0 +1,76 @@
+"""Depths are drawn as promised, and a learned mean settles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from loopwm.core import (
+    DepthPlan,
+)
+from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
+
+
+def test_depth_and_noise_depend_only_on_seed_step_and_global_row():
+    together = DepthPlan.sample(7, 3, range(6), 4.0, 12)
+    apart = [DepthPlan.sample(7, 3, [row], 4.0, 12) for row in range(6)]
+    assert together.loops == tuple(plan.loops[0] for plan in apart)
+    device = torch.device("cpu")
+    for row, plan in enumerate(apart):
+        shorter = plan.initial_state(3, 16, device)[0]
+        # Vectorised and scalar code may differ in the last bit.
+        torch.testing.assert_close(together.initial_state(5, 16, device)[row, :3], shorter, atol=1e-6, rtol=1e-5)
+    assert together.loops != DepthPlan.sample(7, 4, range(6), 4.0, 12).loops
+
+
+def test_sampled_depths_are_poisson_with_a_floor_of_one_and_noise_has_the_stated_variance():
+    plan = DepthPlan.sample(0, 0, range(4000), 4.0, 12)
+    assert min(plan.loops) == 1
+    assert max(plan.loops) <= 12
+    assert abs(plan.mean - (4 + 2.718281828**-4)) < 0.1
+    assert plan.mu_bwd == 2
+    noise = DepthPlan((1,), 1, (0,)).initial_state(2000, 10, torch.device("cpu"))
+    assert abs(noise.std().item() / (2 / 50) ** 0.5 - 0.987) < 0.02  # cutting at three deviations removes 1.3 %
+    assert noise.abs().max() <= 3 * (2 / 50) ** 0.5
+
+
+def test_other_samplings_share_noise_and_differ_in_depth_alone():
+    apart = DepthPlan.sample(7, 3, range(6), 4.0, 12)
+    alike = DepthPlan.sample_batch(7, 3, range(6), 4.0, 12)
+    constant = DepthPlan.constant(7, 3, range(6), 4.0, 12)
+    assert len(set(apart.loops)) > 1
+    assert alike.loops == (apart.loops[0],) * 6
+    assert constant.loops == (4,) * 6
+    assert apart.noise_seeds == alike.noise_seeds == constant.noise_seeds
+    means = [DepthPlan.sample_batch(7, step, range(6), 4.0, 12).mean for step in range(2000)]
+    assert abs(sum(means) / 2000 - (4 + 2.718281828**-4)) < 0.15
+
+
+def test_the_ramp_ends_at_mu_rec():
+    assert [MeanRamp(1.0, 4.0, 6).at(step) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
+    assert MeanRamp(1.0, 4.0, 0).at(0) == 4.0
+
+
+@pytest.mark.parametrize("price", [0.0, 0.04, 2.0])
+def test_a_learned_mean_settles_where_a_loop_gains_what_it_costs(price):
+    """loss(T) = exp(-T / 2): the least expected cost lies at the upper end, between, and at the lower end."""
+
+    def cost(mu):
+        chances = [math.exp(-mu) * mu**n / math.factorial(n) for n in range(60)]
+        return sum(c * (math.exp(-min(max(n, 1), 8) / 2) + price * min(max(n, 1), 8)) for n, c in enumerate(chances))
+
+    best = min((mu / 10 for mu in range(10, 81)), key=cost)
+    assert {0.0: best == 8, 0.04: 2 < best < 8, 2.0: best == 1}[price]
+    mean = LearnedMean(3.0, max_loops=8, price=price, rate=3.0)
+    for step in range(1500):
+        plan = DepthPlan.sample(0, step, range(16), mean.mu_rec, 8)
+        loops = np.array(plan.loops)
+        nats = np.exp(-loops / 2)
+        mean.update(DepthMoments(nats.mean(), loops.mean(), (nats * loops).mean(), (loops**2).mean()))
+    assert abs(mean.mu_rec - best) < 1.2
+    resumed = LearnedMean(1.0, max_loops=8, price=price, rate=3.0)
+    resumed.load_state_dict(mean.state_dict())
+    assert (resumed.mu_rec, resumed.baseline) == (mean.mu_rec, mean.baseline)

@@ -1,0 +1,140 @@
+"""What reaches the model has the shares and lengths of the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwm.text.rows import Cursor, PlannedRow
+from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.training import TextProgram
+from loopwm.text.tree import IGNORED
+from tests.training.conftest import toy_episode, write_toy_shards
+from tests.training.consequences.watched import (
+    program_of,
+    rows_seen,
+    shows,
+)
+
+
+def plans_seen(program: TextProgram, steps: int = 25) -> list[PlannedRow]:
+    return [planned for rows, _ in islice(program.train_stream.steps(Cursor()), steps) for planned in rows]
+
+
+def target_shares(pairs: Iterator[tuple[Any, int]]) -> dict[Any, float]:
+    """Of keys with counts."""
+    counts: Counter = Counter()
+    for key, count in pairs:
+        counts[key] += count
+    return {key: count / counts.total() for key, count in counts.items()}
+
+
+@shows("data.regimes")
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+def test_snapshots_have_their_share_of_the_targets_that_reach_the_model(config_file, share):
+    program = program_of(config_file, f"data.regimes={{observed: {1 - share}, snapshot: {share}}}")
+    look = load_tokenizer().convert_tokens_to_ids("<|look|>")
+    found = target_shares(
+        (bool((batch.tokens[row] == look).any()), int((batch.label[row] != IGNORED).sum()))
+        for batch, row in rows_seen(program)
+    )
+    assert found.get(True, 0.0) == pytest.approx(share, abs=0.05)
+
+
+@shows("data.trunk_tokens_max")
+@pytest.mark.parametrize("limit", [90, 130])
+def test_no_trunk_is_longer_than_its_limit(config_file, limit):
+    data = [f"data.trunk_tokens_max={limit}", "data.trunk_tokens_min=64"]
+    trunks = [int((batch.branch[row] == 0).sum()) for batch, row in rows_seen(program_of(config_file, *data))]
+    assert 0.8 * limit < max(trunks) <= limit
+
+
+@shows("data.trunk_tokens_min")
+def test_trunks_are_cut_no_shorter_than_their_least_length_asks(config_file):
+    """With equal limits every window takes what it can: episodes fall into fewer, longer rows."""
+    trunks = {}
+    for least in (64, 200):
+        data = [f"data.trunk_tokens_min={least}", "data.trunk_tokens_max=200", "data.regimes={observed: 1}"]
+        trunks[least] = [row.row.branch.count(0) for row in plans_seen(program_of(config_file, *data))]
+    assert sum(trunks[200]) / len(trunks[200]) > 1.2 * sum(trunks[64]) / len(trunks[64])
+
+
+@shows("data.history_share")
+def test_history_before_the_first_target_takes_its_share_at_most(config_file):
+    shown = {}
+    for share in (0.0, 0.6):
+        data = [f"data.history_share={share}", "data.regimes={observed: 1}", "data.trunk_tokens_max=150"]
+        plans = [row.plan for row in plans_seen(program_of(config_file, *data))]
+        shown[share] = [plan.targets_from - plan.first for plan in plans if plan.targets_from > 1]
+    assert set(shown[0.0]) == {1}  # the step before always stays
+    assert max(shown[0.6]) > 2
+
+
+@shows("data.snapshot_steps")
+@pytest.mark.parametrize("most", [1, 3])
+def test_snapshots_are_followed_by_so_many_steps_at_most(config_file, most):
+    program = program_of(config_file, f"data.snapshot_steps={most}", "data.trunk_tokens_min=256")
+    lengths = {row.plan.last - row.plan.first + 1 for row in plans_seen(program) if row.plan.regime == "snapshot"}
+    assert max(lengths) == most
+
+
+@shows("data.horizon_shares")
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.6, 0.2, 0.2)])
+def test_horizons_have_their_shares_of_the_targets_that_reach_the_model(config_file, shares):
+    program = program_of(config_file, f"data.horizon_shares={list(shares)}")
+    found = target_shares(
+        (max(horizon, 1), 1)
+        for batch, row in rows_seen(program)
+        for horizon in batch.horizon[row][batch.label[row] != IGNORED].tolist()
+    )
+    assert found == pytest.approx(dict(enumerate(shares, start=1)), abs=0.05)
+
+
+@shows("data.max_branches")
+@pytest.mark.parametrize("most", [0, 2])
+def test_rows_have_so_many_branches_at_most(config_file, most):
+    program = program_of(config_file, f"data.max_branches={most}")
+    assert max(int(batch.branch[row].max()) for batch, row in rows_seen(program)) == most
+
+
+@shows("data.repeat_weight")
+def test_branches_leave_more_often_before_repeated_actions_the_more_these_weigh(config_file):
+    before_repeats = {}
+    for weight in (1.0, 100.0):
+        # One branch a row, so that there is something to choose.
+        data = [f"data.repeat_weight={weight}", "data.max_branches=1", "data.horizon_shares=[0.5, 0.5]"]
+        rows = plans_seen(program_of(config_file, *data), 40)
+        repeats = [
+            row.episode.actions[b.step + 1].tolist() == row.episode.actions[b.step + 2].tolist()
+            for row in rows
+            for b in row.plan.branches
+        ]
+        before_repeats[weight] = sum(repeats) / len(repeats)
+    assert before_repeats[100.0] > before_repeats[1.0] + 0.2
+
+
+@pytest.fixture(scope="module")
+def mixed_shards(tmp_path_factory) -> Path:
+    """Two worlds, and two policies in each, in equal parts."""
+    out = tmp_path_factory.mktemp("mixed")
+    kinds = [(env, policy) for env in ("scienceworld", "alfworld") for policy in ("random", "gold")]
+    episodes = (dataclasses.replace(toy_episode(i), env=env, policy=policy) for env, policy in kinds for i in range(12))
+    write_toy_shards(out, episodes)
+    return out
+
+
+@shows("data.envs", "data.policies")
+def test_worlds_and_policies_have_their_shares_of_the_targets(config_file, mixed_shards):
+    data = ["data.envs={scienceworld: 0.75, alfworld: 0.25}", "data.policies={random: 0.8, gold: 0.2}"]
+    program = program_of(config_file, f"data.train=[{mixed_shards}]", *data)
+    rows = plans_seen(program, 40)
+    by_world = target_shares((row.episode.env, row.row.targets) for row in rows)
+    by_policy = target_shares((row.episode.policy, row.row.targets) for row in rows)
+    assert by_world == pytest.approx({"scienceworld": 0.75, "alfworld": 0.25}, abs=0.04)
+    assert by_policy == pytest.approx({"random": 0.8, "gold": 0.2}, abs=0.04)
