@@ -24,6 +24,8 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
 
 SIMULATORS = {
+    "catch": "numpy",
+    "catch-drift": "numpy",
     "crafter": "crafter",
     "minatar/breakout": "minatar",
     "minatar/seaquest": "minatar",
@@ -32,6 +34,8 @@ SIMULATORS = {
     "vizdoom/basic": "vizdoom",
 }
 GEOMETRY = {
+    "catch": ((10, 5, 1), 3),
+    "catch-drift": ((10, 5, 1), 3),
     "crafter": ((63, 63, 3), 17),
     "minatar/breakout": ((10, 10, 4), 3),
     "minatar/seaquest": ((10, 10, 10), 6),

@@ -26,6 +26,12 @@ def _craftax(classic: bool) -> Simulator:
     return Craftax(classic)
 
 
+def _catch(name: str, drift: float) -> Simulator:
+    from data_prep.environments.pixels.catch import Catch
+
+    return Catch(name, drift)
+
+
 def _minatar(game: str) -> Simulator:
     from data_prep.environments.pixels.minatar import MinAtar
 
@@ -51,6 +57,8 @@ def _vizdoom(scenario: str) -> Simulator:
 
 
 SINGLE: dict[str, Callable[[], Simulator]] = {
+    "catch": partial(_catch, "catch", 0.0),
+    "catch-drift": partial(_catch, "catch-drift", 0.3),
     "crafter": _crafter,
     "craftax": partial(_craftax, False),
     "craftax-classic": partial(_craftax, True),
@@ -63,7 +71,7 @@ FAMILIES: dict[str, Callable[[str], Simulator]] = {
 }
 """Environments named FAMILY/GAME."""
 
-FRAME_ENVIRONMENTS = ("crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
+FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
 """Examples for messages and help."""
 
 
