@@ -150,7 +150,7 @@ class AgentTrainer:
         record = self._learn_from_real_play()
         if self.world is not None:
             started = time.monotonic()
-            updates = range(self.config.world.updates)
+            updates = range(self.config.world.updates if self.interactions > self.config.world.warmup else 0)
             record |= _means("world", [self.world.update(self.replay, self.chance.rng) for _ in updates])
             record["world_seconds"] = time.monotonic() - started
             if self.interactions > self.config.imagination.warmup:

@@ -43,6 +43,8 @@ class WorldConfig:
     clip_norm: float = 0.5
     replay: int = 128_000
     """Transitions kept."""
+    warmup: int = 0
+    """Interactions before the first update: as long as the replay has no segment of `steps`, nothing can be learned."""
 
 
 @dataclass(frozen=True)

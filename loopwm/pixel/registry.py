@@ -9,6 +9,7 @@ from typing import Any
 from loopwm.records.errors import InputError
 
 SYSTEMS = {
+    "storm": "loopwm.pixel.storm.system:StormSystem",
     "twisted": "loopwm.pixel.twisted.system:TwistedSystem",
 }
 """By the name that configurations and checkpoints give: module and class, a `PixelSystem`."""
@@ -17,6 +18,7 @@ AGENTS = {f"{name}-agent": name for name in SYSTEMS}
 """Systems by the names of the agents that learn in them."""
 
 LEARNERS = {
+    "actor-critic": "loopwm.pixel.actor_critic_learner:ActorCriticAgent",
     "ppo": "loopwm.pixel.ppo_learner:PPOLearner",
 }
 """By the configuration's `learner`: module and class, a `Learner`."""

@@ -126,7 +126,7 @@ def test_a_system_that_is_not_registered_is_refused_by_name(read):
 
 
 def test_a_learner_that_is_not_registered_is_refused_by_name():
-    with pytest.raises(InputError, match="learner: 'sarsa' is not one of ppo"):
+    with pytest.raises(InputError, match="learner: 'sarsa' is not one of"):
         agent_config({"system": "twisted-agent", "learner": "sarsa"})
 
 

@@ -1,0 +1,351 @@
+"""An actor and a critic on vectors or frames, with a memory or without, taught by REINFORCE with a baseline.
+
+    G_t = r_t + gamma (1 - d_t) [(1 - lambda) V(s_{t+1}) + lambda G_{t+1}]
+    actor:  - (G_t - V(s_t)) / S log pi(a_t | s_t) - eta H(pi(. | s_t))
+    critic: loss(V(s_t), G_t) + loss(V(s_t), V_slow(s_t))            the slow critic regularises, it does not bootstrap
+
+(STORM, section 3.2; EDELINE has the same without S and V_slow, and with squared errors.) d_t: the step ended the
+episode. Steps behind an end count nowhere.
+
+Shape suffixes: B rows, T steps, A actions, F width of a feature, Y of a memory, K of what a critic puts out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from loopwm.core.twohot import BINS, two_hot_loss, two_hot_value
+from loopwm.pixel.imagined import LatentWorld
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig:
+    """Defaults are STORM's (table 9). Raises ValueError for values out of range."""
+
+    hidden: int = 512
+    hidden_layers: int = 2
+    """Of the actor, and of the critic."""
+    memory: int = 0
+    """Width of an LSTM between encoder and heads; 0 for none."""
+    channels: tuple[int, ...] = ()
+    """Of a convolutional encoder of frames, each block of which halves them; none for vectors."""
+    from_play: bool = False
+    """Learns from real play too."""
+    gamma: float = 0.985
+    td_lambda: float = 0.95
+    entropy_coef: float = 3e-4
+    critic: Literal["two-hot", "squared"] = "two-hot"
+    percentiles: tuple[float, ...] = (5.0, 95.0)
+    """Between which the returns' range scales advantages; none for no scale."""
+    scale_decay: float = 0.99
+    slow_decay: float = 0.98
+    """Of the slow critic's weights; 0 for no slow critic."""
+    learning_rate: float = 3e-5
+    clip_norm: float = 100.0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "hidden_layers", "learning_rate", "clip_norm"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is not above zero")
+        for name in ("gamma", "td_lambda", "scale_decay", "slow_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is outside 0 to 1")
+        for name in ("memory", "entropy_coef"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is below zero")
+        low_high = self.percentiles
+        if low_high and not (len(low_high) == 2 and 0 <= low_high[0] < low_high[1] <= 100):
+            raise ValueError(f"percentiles: {low_high}, expected two, rising, within 0 to 100, or none")
+
+
+class PolicyOutput(NamedTuple):
+    """logits: (B, T, A) of actions, critic: (B, T, K) before it is read, memory: (B, Y) after the last step."""
+
+    logits: Tensor
+    critic: Tensor
+    memory: Tensor
+
+
+class _Reading(Protocol):
+    """What a critic's numbers mean: `size` K of them, a value in units of reward, a loss against values."""
+
+    size: int
+
+    def value(self, critic: Tensor) -> Tensor: ...
+
+    def loss(self, critic: Tensor, target: Tensor) -> Tensor: ...
+
+
+class _TwoHot:
+    size = BINS
+
+    def value(self, critic: Tensor) -> Tensor:
+        return two_hot_value(critic)
+
+    def loss(self, critic: Tensor, target: Tensor) -> Tensor:
+        return two_hot_loss(critic, target)
+
+
+class _Squared:
+    size = 1
+
+    def value(self, critic: Tensor) -> Tensor:
+        return critic[..., 0].float()
+
+    def loss(self, critic: Tensor, target: Tensor) -> Tensor:
+        return (critic[..., 0].float() - target).square()
+
+
+READINGS: dict[str, _Reading] = {"two-hot": _TwoHot(), "squared": _Squared()}
+
+
+class FrameEncoder(nn.Module):
+    """uint8 frames (B, T, H, W, C) to vectors (B, T, F)."""
+
+    def __init__(self, frame_shape: tuple[int, int, int], channels: tuple[int, ...]) -> None:
+        super().__init__()
+        height, width, inputs = frame_shape
+        blocks: list[nn.Module] = []
+        for outputs in channels:
+            blocks += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.GroupNorm(1, outputs), nn.SiLU()]
+            inputs, height, width = outputs, -(-height // 2), -(-width // 2)
+        self.blocks, self.features = nn.Sequential(*blocks), inputs * height * width
+
+    def forward(self, frames: Tensor) -> Tensor:
+        # Contiguous: group norm's backward pass crashes on permuted frames of one channel (torch 2.13).
+        x = frames.flatten(0, 1).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
+        return self.blocks(x).flatten(1).unflatten(0, frames.shape[:2])
+
+
+def mlp(inputs: int, hidden: int, hidden_layers: int, outputs: int) -> nn.Sequential:
+    """Linear, LayerNorm, ReLU, and so on, then a linear layer of zeros: at first it says nothing (STORM, table 8)."""
+    layers: list[nn.Module] = []
+    for width in [inputs] + [hidden] * (hidden_layers - 1):
+        layers += [nn.Linear(width, hidden, bias=False), nn.LayerNorm(hidden), nn.ReLU()]
+    last = nn.Linear(hidden, outputs)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
+
+
+class ActorCriticNetwork(nn.Module):
+    """Encoder, LSTM, and two heads."""
+
+    def __init__(self, config: ActorCriticConfig, input_shape: tuple[int, ...], actions: int) -> None:
+        """input_shape: (F,) of vectors, or (H, W, C) of frames, which need `channels`. Raises ValueError for others."""
+        super().__init__()
+        if (len(input_shape) == 3) != bool(config.channels):
+            raise ValueError(f"channels: {config.channels} do not fit inputs of shape {input_shape}")
+        self.config, self.reading = config, READINGS[config.critic]
+        self.encoder: nn.Module = nn.Identity()
+        features = input_shape[0]
+        if len(input_shape) == 3:
+            encoder = FrameEncoder((input_shape[0], input_shape[1], input_shape[2]), config.channels)
+            self.encoder, features = encoder, encoder.features
+        self.memory = nn.LSTMCell(features, config.memory) if config.memory else None
+        width = config.memory or features
+        self.actor = mlp(width, config.hidden, config.hidden_layers, actions)
+        self.critic = mlp(width, config.hidden, config.hidden_layers, self.reading.size)
+
+    def initial(self, batch: int, device: torch.device) -> Tensor:
+        """Empty memory (B, Y): Y is 2 `memory`, hidden and cell state side by side."""
+        return torch.zeros(batch, 2 * self.config.memory, device=device)
+
+    def forward(self, inputs: Tensor, first: Tensor, memory: Tensor) -> PolicyOutput:
+        """inputs: (B, T, F) or (B, T, H, W, C); first: bool (B, T), before which the memory is empty; memory: (B, Y)
+        before the first step."""
+        features, memory = self.remember(inputs, first, memory)
+        return PolicyOutput(self.actor(features), self.critic(features), memory)
+
+    def remember(self, inputs: Tensor, first: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads read, (B, T, F), and the memory (B, Y) after the last step."""
+        seen = self.encoder(inputs)
+        if self.memory is None:
+            return seen, memory
+        remembered = []
+        for t in range(seen.shape[1]):
+            hidden, cell = memory.masked_fill(first[:, t, None], 0).chunk(2, -1)
+            hidden, cell = self.memory(seen[:, t], (hidden, cell))
+            remembered.append(hidden)
+            memory = torch.cat((hidden, cell), -1)
+        return torch.stack(remembered, 1), memory
+
+    def step(self, inputs: Tensor, first: Tensor, memory: Tensor) -> PolicyOutput:
+        """One step: inputs (B, ...), first (B,); what comes is without T."""
+        out = self(inputs[:, None], first[:, None], memory)
+        return PolicyOutput(out.logits[:, 0], out.critic[:, 0], out.memory)
+
+    def value(self, critic: Tensor) -> Tensor:
+        """V in units of reward, (...) of (..., K)."""
+        return self.reading.value(critic)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What a policy did in T steps, with what it saw after the last. inputs: (B, T + 1, ...); first: bool (B, T + 1);
+    memory: (B, Y) before the first; all else (B, T).
+
+    valid: False where a row is past its end. final_value: where truncated, V of what the step led to, since the input
+    after it is another episode's; not read elsewhere.
+    """
+
+    inputs: Tensor
+    first: Tensor
+    memory: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_value: Tensor
+    valid: Tensor
+
+    def select(self, rows: Tensor) -> Experience:
+        return Experience(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def lambda_returns(
+    reward: Tensor, terminated: Tensor, truncated: Tensor, next_value: Tensor, gamma: float, td_lambda: float
+) -> Tensor:
+    """G_t (B, T) of steps (B, T); next_value: V of what each step led to.
+
+    A terminated step is worth its reward; a truncated one, and the last, bootstraps from next_value alone (STORM,
+    section 3.2; the published code takes V(s_t) for V(s_{t+1})).
+    """
+    after, found = next_value[:, -1], []
+    for t in reversed(range(reward.shape[1])):
+        mixed = torch.where(truncated[:, t], next_value[:, t], torch.lerp(next_value[:, t], after, td_lambda))
+        after = reward[:, t] + gamma * torch.where(terminated[:, t], 0.0, mixed)
+        found.append(after)
+    return torch.stack(found[::-1], 1)
+
+
+def before_the_end(terminated: Tensor) -> Tensor:
+    """bool (B, T): no earlier step of the row (B, T) ended it."""
+    return (terminated.long().cumsum(1) - terminated.long()) == 0
+
+
+class PercentileScale:
+    """The moving range of returns between two percentiles, at least 1 (DreamerV3; STORM, section 3.2).
+
+    The first batch counts whole.
+    """
+
+    def __init__(self, percentiles: tuple[float, ...], decay: float) -> None:
+        self.percentiles, self.decay = percentiles, decay
+        self.low: float | None = None
+        self.high: float | None = None
+
+    def update(self, returns: Tensor) -> float:
+        """Takes returns (n,) in; the range, 1 without percentiles."""
+        if not self.percentiles:
+            return 1.0
+        at = torch.tensor(self.percentiles, device=returns.device) / 100
+        low, high = returns.float().quantile(at).tolist()
+        if self.low is None or self.high is None:
+            self.low, self.high = low, high
+        self.low = self.decay * self.low + (1 - self.decay) * low
+        self.high = self.decay * self.high + (1 - self.decay) * high
+        return max(1.0, self.high - self.low)
+
+
+class ActorCriticLearner:
+    """A network with its optimiser, slow critic and scale of returns. Each batch of experience is for one step."""
+
+    def __init__(self, network: ActorCriticNetwork, config: ActorCriticConfig) -> None:
+        self.network, self.config = network, config
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.slow_critic = copy.deepcopy(network.critic).requires_grad_(False)
+        self.scale = PercentileScale(config.percentiles, config.scale_decay)
+
+    def update(self, data: Experience) -> dict[str, float]:
+        """One optimiser step; diagnostics."""
+        loss, diagnostics = self.loss(data)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        for slow, new in zip(self.slow_critic.parameters(), self.network.critic.parameters(), strict=True):
+            slow.lerp_(new, 1 - self.config.slow_decay)
+        return {"loss": loss.item(), "grad_norm": norm.item()} | diagnostics
+
+    def loss(self, data: Experience) -> tuple[Tensor, dict[str, float]]:
+        """The loss, each term the mean over valid steps, and diagnostics. Moves the scale of returns on."""
+        c, network, steps = self.config, self.network, data.action.shape[1]
+        features, _ = network.remember(data.inputs, data.first, data.memory)
+        critic, features = network.critic(features), features[:, :steps]
+        value = network.value(critic).detach()
+        next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
+        returns = lambda_returns(data.reward, data.terminated, data.truncated, next_value, c.gamma, c.td_lambda)
+        scale = self.scale.update(returns[data.valid])
+        log_p = network.actor(features).float().log_softmax(-1)
+        chosen = log_p.gather(-1, data.action[..., None])[..., 0]
+        gain = self._mean((returns - value[:, :steps]) / scale * chosen, data.valid)
+        entropy = self._mean(-(log_p.exp() * log_p).sum(-1), data.valid)
+        critic_loss = self._mean(network.reading.loss(critic[:, :steps], returns), data.valid)
+        loss = critic_loss - gain - c.entropy_coef * entropy
+        if c.slow_decay:
+            slow = network.value(self.slow_critic(features)).detach()
+            loss = loss + self._mean(network.reading.loss(critic[:, :steps], slow), data.valid)
+        means = {"entropy": entropy, "value_loss": critic_loss, "gain": gain}
+        means |= {"return": self._mean(returns, data.valid), "value": self._mean(value[:, :steps], data.valid)}
+        return loss, {name: mean.item() for name, mean in means.items()} | {"scale": scale}
+
+    @staticmethod
+    def _mean(x: Tensor, valid: Tensor) -> Tensor:
+        return (x * valid).sum() / valid.sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "network": self.network.state_dict(),
+            "slow_critic": self.slow_critic.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scale": (self.scale.low, self.scale.high),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.slow_critic.load_state_dict(state["slow_critic"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scale.low, self.scale.high = state["scale"]
+
+
+@torch.no_grad()
+def dream(
+    world: LatentWorld[S], network: ActorCriticNetwork, state: S, steps: int, generator: torch.Generator
+) -> Experience:
+    """Plays `steps` steps of imagination on from a state; no frame is decoded and nothing leaves the device.
+
+    The rows go on behind their ends, where they are not valid.
+    """
+    inputs = [world.features(state)]
+    memory = begun = network.initial(len(inputs[0]), inputs[0].device)
+    carried = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
+    columns = []
+    for _ in range(steps):
+        out = network.step(inputs[-1], carried, memory)
+        memory = out.memory
+        action = torch.multinomial(out.logits.float().softmax(-1), 1, generator=generator)[:, 0]
+        found = world.step(state, action, generator)
+        state = found.state
+        inputs.append(world.features(state))
+        columns.append((action, found.reward, found.terminated))
+    action, reward, terminated = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    return Experience(
+        inputs=torch.stack(inputs, 1),
+        first=carried[:, None].expand(-1, steps + 1),
+        memory=begun,
+        action=action,
+        reward=reward,
+        terminated=terminated,
+        truncated=torch.zeros_like(terminated),
+        final_value=torch.zeros_like(reward),
+        valid=before_the_end(terminated),
+    )

@@ -1,0 +1,1 @@
+"""STORM on the looped core."""

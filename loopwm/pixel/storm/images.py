@@ -1,0 +1,113 @@
+"""STORM's images: frames to logits of latents and back (STORM, tables 2 and 3), and a variant for small frames.
+
+Shape suffixes: N frames, C/H/W channels, height, width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SMALL = 16
+"""Pixels of a side up to which frames need no strides."""
+
+
+def as_pixels(obs: Tensor) -> Tensor:
+    """uint8 (..., H, W, C) as (N, C, H, W) in 0 to 1."""
+    return obs.flatten(0, -4).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
+
+
+class Images(nn.Module):
+    """An encoder (N, C, H, W) -> (N, latent), frames in 0 to 1, and a decoder back, whose output is to be compared."""
+
+    encoder: nn.Sequential
+    decoder: nn.Sequential
+
+    @staticmethod
+    def compare(decoded: Tensor, target: Tensor) -> Tensor:
+        """Losses (N,) of what the decoder put out for target frames, both (N, C, H, W), summed over pixels."""
+        raise NotImplementedError
+
+    @staticmethod
+    def frames(decoded: Tensor) -> Tensor:
+        """uint8 (N, H, W, C)."""
+        raise NotImplementedError
+
+
+class StridedImages(Images):
+    """Encoder and decoder of tables 2 and 3; frames are compared by squared errors."""
+
+    def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
+        """Raises ValueError for frames that the strides do not divide."""
+        super().__init__()
+        height, width, channels = frame_shape
+        step = 2**halvings
+        if height % step or width % step:
+            raise ValueError(f"halvings: frames of {height} x {width} cannot be halved {halvings} times")
+        widths = [channels, *(stem * 2**i for i in range(halvings))]
+        down: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            down += [nn.Conv2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        flat = widths[-1] * (height // step) * (width // step)
+        self.encoder = nn.Sequential(*down, nn.Flatten(), nn.Linear(flat, latent))
+        up: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths[:0:-1]):
+            up += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.decoder = nn.Sequential(
+            nn.Linear(latent, flat, bias=False),
+            nn.Unflatten(1, (widths[-1], height // step, width // step)),
+            nn.BatchNorm2d(widths[-1]),
+            nn.ReLU(),
+            *up,
+            nn.ConvTranspose2d(widths[1], channels, 4, 2, 1),
+        )
+
+    @staticmethod
+    def compare(decoded: Tensor, target: Tensor) -> Tensor:
+        return (decoded - target).square().sum((1, 2, 3))
+
+    @staticmethod
+    def frames(decoded: Tensor) -> Tensor:
+        return (decoded.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+
+
+class SmallImages(Images):
+    """Encoder and decoder of frames of 0 and 255 up to 16 pixels: two convolutions each, as wide as the frame."""
+
+    def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
+        """Raises ValueError for larger frames."""
+        super().__init__()
+        height, width, channels = frame_shape
+        if max(height, width) > SMALL:
+            raise ValueError(f"image: frames of {height} x {width} are not small, at most {SMALL} x {SMALL}")
+        deep = 2 * stem
+        self.encoder = nn.Sequential(
+            *(nn.Conv2d(channels, stem, 3, padding=1, bias=False), nn.BatchNorm2d(stem), nn.ReLU()),
+            *(nn.Conv2d(stem, deep, 3, padding=1, bias=False), nn.BatchNorm2d(deep), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(deep * height * width, latent)),
+        )
+        self.decoder = nn.Sequential(
+            *(nn.Linear(latent, deep * height * width, bias=False), nn.Unflatten(1, (deep, height, width))),
+            *(nn.BatchNorm2d(deep), nn.ReLU(), nn.Conv2d(deep, stem, 3, padding=1, bias=False)),
+            *(nn.BatchNorm2d(stem), nn.ReLU(), nn.Conv2d(stem, channels, 3, padding=1)),
+        )
+
+    @staticmethod
+    def compare(decoded: Tensor, target: Tensor) -> Tensor:
+        """Negative log-likelihoods of independent pixels."""
+        return F.binary_cross_entropy_with_logits(decoded, target, reduction="none").sum((1, 2, 3))
+
+    @staticmethod
+    def frames(decoded: Tensor) -> Tensor:
+        """Each pixel the likelier of its two."""
+        return ((decoded > 0) * 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+IMAGES: dict[str, Callable[[tuple[int, int, int], int, int, int], Images]] = {
+    "strided": StridedImages,
+    "small": SmallImages,
+}
