@@ -9,7 +9,6 @@ in `failed/`, and are tried again when the command is; `manifest.json` says what
 from __future__ import annotations
 
 import argparse
-import json
 import lzma
 import sys
 import time
@@ -34,8 +33,13 @@ from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write, write_lines
+from loopwm.records.files import write_json, write_lines
 from loopwm.records.provenance import checkout
+
+EXAMPLE = (
+    "python -m data_prep collect scienceworld --split train --policy gold --episodes-per-task 40 --workers 2 "
+    "--out data/episodes/train-gold"
+)
 
 MANIFEST = "manifest.json"
 FAILED = "failed"
@@ -205,7 +209,8 @@ def write_manifest(order: Order, out: Path) -> None:
     chunks = load_or_make_plan(order, out)
     done = [chunk for chunk in chunks if (out / chunk.file_name).exists()]
     texts = [lzma.decompress((out / chunk.file_name).read_bytes()) for chunk in done]
-    failed = [line for chunk in done for line in _failures(failures_file(out, chunk))]
+    files = (failures_file(out, chunk) for chunk in done)  # only a chunk with a failure has one
+    failed = [line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()]
     manifest = {
         "simulator": simulator,
         **checkout(),
@@ -214,12 +219,7 @@ def write_manifest(order: Order, out: Path) -> None:
         "transitions": sum(text.count(b'{"action":"') for text in texts),
         "failed": failed,
     }
-    with atomic_write(out / MANIFEST) as file:
-        file.write(json.dumps(manifest, indent=1).encode() + b"\n")
-
-
-def _failures(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    write_json(out / MANIFEST, manifest)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

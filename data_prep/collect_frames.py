@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from data_prep.environments.pixels.by_name import make_frame_environment
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write
+from loopwm.records.files import write_json
 from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, write_episode
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ def _begin(order: FrameOrder, space: FrameSpace, out: Path) -> None:
             if begun.get(name) != value:
                 raise InputError(f"{path}: {name}: begun with {begun.get(name)!r}, asked for {value!r}")
         return
-    with atomic_write(path) as file:
-        file.write(json.dumps(wanted, indent=1).encode() + b"\n")
+    write_json(path, wanted)
 
 
 def run_frames(order: FrameOrder, out: Path, episodes: int | None, steps: int | None) -> None:

@@ -23,6 +23,11 @@ from data_prep.windows import read_windows, write_windows
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
+EXAMPLE = (
+    "python -m data_prep counterfactual --windows eval/suites/scienceworld-500.jsonl.gz --count 200 "
+    "--out eval/suites/scienceworld-counterfactual.jsonl.gz"
+)
+
 TRIES = 4
 """Changes tried on a window before the next one is taken."""
 
@@ -85,14 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.count < 1:
         raise InputError("--count: at least 1")
-    windows = [window for window in read_windows(args.windows) if len(window["actions"]) > 1]
-    found = sorted({window["env"] for window in windows})
-    if len(found) != 1:
-        raise InputError(f"{args.windows}: windows of one environment are needed, found {', '.join(found) or 'none'}")
+    windows = read_windows(args.windows)
     name = args.out.name.split(".")[0]
     cut: list[dict[str, Any]] = []
-    with closing(make_environment(found[0])) as environment, tqdm(total=args.count, unit="pair") as bar:
-        for pair in pairs(environment, windows, args.seed, name):
+    with closing(make_environment(windows[0]["env"])) as environment, tqdm(total=args.count, unit="pair") as bar:
+        for pair in pairs(environment, [w for w in windows if len(w["actions"]) > 1], args.seed, name):
             cut += pair
             bar.update()
             if len(cut) == 2 * args.count:

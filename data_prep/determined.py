@@ -29,12 +29,14 @@ from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
 
+EXAMPLE = "python -m data_prep determined --episodes data/episodes/train --examples 1"
+
 Z = NormalDist().inv_cdf(0.975)
 
 COLUMNS = ("environment", "family", "groups", "places", "places agree", "groups agree", "95 % interval")
 
 
-class Place(NamedTuple):
+class Answer(NamedTuple):
     """Where an answer stands: the step before it, in an episode, by the line of its file; `answer` is its digest."""
 
     answer: bytes
@@ -43,7 +45,7 @@ class Place(NamedTuple):
     step: int
 
 
-Groups = dict[bytes, list[Place]]
+Groups = dict[bytes, list[Answer]]
 """By digest of state and action."""
 
 
@@ -56,7 +58,7 @@ class Agreement:
     agreeing_groups: int = 0
     agreeing_places: int = 0
 
-    def add(self, places: Sequence[Place]) -> None:
+    def add(self, places: Sequence[Answer]) -> None:
         agrees = not disagree(places)
         self.groups += 1
         self.places += len(places)
@@ -71,7 +73,7 @@ class Agreement:
         return [f"{self.groups:,}", f"{self.places:,}", *(f"{s:.2%}" for s in shares), f"{low:.2%} to {high:.2%}"]
 
 
-def disagree(places: Sequence[Place]) -> bool:
+def disagree(places: Sequence[Answer]) -> bool:
     return len({place.answer for place in places}) > 1
 
 
@@ -96,7 +98,7 @@ def group_places(files: Sequence[Path]) -> dict[tuple[str, str], Groups]:
                 if fault := _fault(episode, step):
                     raise InputError(f"{path}: line {line}: hidden_state after step {step}: {fault}")
                 state, answer = _state(episode, step), episode.steps[step + 1].observation
-                place = Place(_digest([answer]), index, line, step)
+                place = Answer(_digest([answer]), index, line, step)
                 found[episode.env, family_of(episode.env, episode.task)][_digest(state)].append(place)
     if not found:
         raise InputError("--episodes: no step with an action after it has a hidden state")
@@ -134,7 +136,7 @@ def _digest(texts: Iterable[str | None]) -> bytes:
     return blake2b(repr(tuple(texts)).encode(), digest_size=16).digest()
 
 
-def table(found: dict[tuple[str, str], Groups]) -> str:
+def render(found: dict[tuple[str, str], Groups]) -> str:
     """A row for each family, and one for each environment, as Markdown."""
     rows: dict[tuple[str, str], Agreement] = defaultdict(Agreement)
     for (env, family), groups in found.items():
@@ -148,7 +150,7 @@ def table(found: dict[tuple[str, str], Groups]) -> str:
     return "\n".join(lines)
 
 
-def describe_group(files: Sequence[Path], places: Sequence[Place]) -> str:
+def describe_group(files: Sequence[Path], places: Sequence[Answer]) -> str:
     """The state and action of a group, and each of its answers with the places where it was given."""
     answers: dict[str, list[str]] = defaultdict(list)
     for place in places:
@@ -177,7 +179,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--examples: at least 0")
     files = line_files(args.episodes)
     found = group_places(files)
-    print(table(found))
+    print(render(found))
     for (env, family), groups in found.items():
         disagreeing = filter(disagree, groups.values())
         for places in islice(disagreeing, args.examples):

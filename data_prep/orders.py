@@ -16,7 +16,7 @@ from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import POLICIES
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write
+from loopwm.records.files import write_json
 
 CHUNK = 10
 """Episodes a file, few enough that a kill loses little."""
@@ -121,6 +121,5 @@ def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
         chunks = plan_chunks(order, environment)
     finally:
         environment.close()
-    with atomic_write(path) as file:
-        file.write(json.dumps({"order": wanted, "chunks": [asdict(c) for c in chunks]}, indent=1).encode() + b"\n")
+    write_json(path, {"order": wanted, "chunks": [asdict(c) for c in chunks]})
     return chunks

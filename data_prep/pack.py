@@ -22,6 +22,8 @@ from data_prep.solutions import PACKED, pack_solutions
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
 
+EXAMPLE = "python -m data_prep pack --folder data/episodes/train-gold --out train-gold.tar.xz"
+
 SUFFIX = ".tar.xz"
 EPISODES = ".jsonl.xz"
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 27}]

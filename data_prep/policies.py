@@ -170,27 +170,17 @@ class _Walk:
         yield from self.follow(self._draw(weights)(gold, path))
 
     def _draw(self, weights: Mapping[str, int]) -> Callable[[Sequence[str], Sequence[str]], list[str]]:
-        kinds = {
-            "near": self._near, "valid": self._valid, "look": self._look, "repeat": self._repeat, "idle": self._idle,
-            "wrong": self._wrong,
-        }  # fmt: skip
-        return kinds[self.rng.choices(list(weights), weights=list(weights.values()))[0]]
-
-    def _near(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
-        return [near_action(self.environment, path, self.rng)]
-
-    def _valid(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
-        return [random_action(self.environment, self.rng)]
-
-    def _look(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
-        return [self.rng.choice(self.environment.looks)]
-
-    def _repeat(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
-        return [self.last] * self.rng.randint(1, LONGEST_RUN)
-
-    def _idle(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
+        """A kind of detour, as what it does given the whole solution and the path that is left."""
         idles = self.environment.idles or self.environment.looks
-        return [self.rng.choice(idles)] * self.rng.randint(1, LONGEST_RUN)
+        kinds: dict[str, Callable[[Sequence[str], Sequence[str]], list[str]]] = {
+            "near": lambda gold, path: [near_action(self.environment, path, self.rng)],
+            "valid": lambda gold, path: [random_action(self.environment, self.rng)],
+            "look": lambda gold, path: [self.rng.choice(self.environment.looks)],
+            "repeat": lambda gold, path: [self.last] * self.rng.randint(1, LONGEST_RUN),
+            "idle": lambda gold, path: [self.rng.choice(idles)] * self.rng.randint(1, LONGEST_RUN),
+            "wrong": self._wrong,
+        }
+        return kinds[self.rng.choices(list(weights), weights=list(weights.values()))[0]]
 
     def _wrong(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
         """A step of the path at the wrong time, or else nonsense."""

@@ -19,12 +19,12 @@ from tokenizers import Tokenizer
 
 from data_prep.environments import declared
 from data_prep.environments.scienceworld.names import ENTITIES
-from data_prep.stats import STEP_MARKS
 from data_prep.tokenizer import read_names
-from loopwm.records.episodes import Episode, read_episodes
+from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files
-from loopwm.records.template import clean
+from loopwm.records.template import STEP_MARKS, clean
+
+EXAMPLE = "python -m data_prep spelling --tokenizers loopwm/text/tokenizer.json --episodes data/episodes/dev-gold"
 
 _NUMBERED = re.compile(r"\b[a-z]+(?= \d)")
 
@@ -32,7 +32,7 @@ Spelling = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class NamePlace:
     """Where a name stands in a text: the name as written, its tokens, and whether a blank goes before."""
 
     name: str
@@ -46,16 +46,16 @@ class Speller:
 
     tokenizer: Tokenizer
     names: re.Pattern[str]
-    known: dict[tuple[str, re.Pattern[str]], tuple[int, list[Place]]] = field(default_factory=dict)
+    known: dict[tuple[str, re.Pattern[str]], tuple[int, list[NamePlace]]] = field(default_factory=dict)
 
-    def spell(self, text: str, numbered: bool) -> tuple[int, list[Place]]:
+    def spell(self, text: str, numbered: bool) -> tuple[int, list[NamePlace]]:
         """Tokens of a text, and the places of names in it."""
         pattern = _NUMBERED if numbered else self.names
         if (text, pattern) not in self.known:
             encoding = self.tokenizer.encode(text)
             spans = list(zip(encoding.tokens, encoding.offsets, strict=True))
             places = [
-                Place(
+                NamePlace(
                     found[0],
                     tuple(token for token, (start, end) in spans if start < found.end() and found.start() < end),
                     text[: found.start()].endswith(" "),
@@ -99,7 +99,7 @@ def measure(speller: Speller, episodes: Iterable[Episode]) -> Totals:
     return totals
 
 
-def _remember(earlier: Mapping[tuple[str, bool], set[Spelling]], places: Iterable[Place]) -> None:
+def _remember(earlier: Mapping[tuple[str, bool], set[Spelling]], places: Iterable[NamePlace]) -> None:
     for place in places:
         earlier[place.name, False].add(place.spelling)
         if place.after_blank:
@@ -112,7 +112,7 @@ def names_pattern(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
 
 
-def table(measured: Sequence[tuple[Path, Tokenizer, Totals]]) -> str:
+def render(measured: Sequence[tuple[Path, Tokenizer, Totals]]) -> str:
     heads = ("vocabulary", "entries", "observation", "action", "transition", "names split differently", "after a blank")
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for path, tokenizer, totals in measured:
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     names = names_pattern(read_names(args.names))
-    episodes = [episode for path in line_files(args.episodes) for episode in read_episodes(path)]
+    episodes = recorded_episodes(args.episodes)
     measured = []
     for path in args.tokenizers:
         try:
@@ -142,4 +142,4 @@ def run(args: argparse.Namespace) -> None:
         if not totals.transitions:
             raise InputError("--episodes: no transitions in the given files")
         measured.append((path, tokenizer, totals))
-    print(f"{measured[0][2].transitions:,} transitions\n\n{table(measured)}")
+    print(f"{measured[0][2].transitions:,} transitions\n\n{render(measured)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,9 +24,9 @@ from data_prep.tokenize import TOKENIZER_FILE
 from loopwm.records import template as template
 from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.files import atomic_write, line_files, write_lines
+from loopwm.records.template import STEP_MARKS
 
-STEP_MARKS = 3
-"""Template tokens of a step in a context: action, observation, end."""
+EXAMPLE = "python -m data_prep stats --episodes data/episodes --out docs/statistics"
 
 COLUMNS = ("episodes", "transitions", "tokens", "repeated episodes", "repeated transitions", "median context", "cut")
 
@@ -149,11 +149,6 @@ def plot_contexts(groups: dict[str, Group], path: Path) -> None:
         figure.savefig(file, format="png", dpi=120)
 
 
-def _all_episodes(files: Sequence[Path]) -> Iterable[Episode]:
-    for path in tqdm(files, unit="file", desc="statistics"):
-        yield from read_episodes(path)
-
-
 def _summary(group: Group) -> dict[str, float]:
     sums = {name: value for name, value in asdict(group).items() if name != "contexts"}
     return {**sums, "cut_share": group.cut_share}
@@ -165,7 +160,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    tables = count_groups(_all_episodes(line_files(args.episodes)), token_counter(TOKENIZER_FILE))
+    files = tqdm(line_files(args.episodes), unit="file", desc="statistics")
+    episodes = (episode for path in files for episode in read_episodes(path))
+    tables = count_groups(episodes, token_counter(TOKENIZER_FILE))
     page = markdown(tables, "statistics.png")
     plot_contexts(tables["environment"], args.out / "statistics.png")
     summary = {title: {name: _summary(group) for name, group in groups.items()} for title, groups in tables.items()}

@@ -46,6 +46,8 @@ from loopwm.records.shards import (  # fmt: skip
     write_shards,
 )
 
+EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2"
+
 TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "tokenizer.json"
 
 

@@ -28,15 +28,14 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
-from loopwm.records.episodes import Episode, read_episodes
+from loopwm.records.episodes import TRAIN_SPLITS, Episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write, line_files, open_text
 from loopwm.records.template import SPECIAL_TOKENS, clean
 
-COMPARED_PHRASES = (0, 448, 896, 1792)
-TRAIN_SPLITS = ("train", "built")
-"""Splits that only train: built games are ALFWorld's train games made from floor plans."""
+EXAMPLE = "python -m data_prep tokenizer --episodes data/episodes/train --alfworld-games data/alfworld"
 
+COMPARED_PHRASES = (0, 448, 896, 1792)
 KINDS = ("goal", "observation", "look", "inventory", "hidden_state", "action")
 
 _LINE = re.compile(r"[^\n]*\n\s*?(?= ?\S)|[^\n]+")

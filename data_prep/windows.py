@@ -27,16 +27,21 @@ from tqdm import tqdm
 from data_prep.environments import make_environment
 from data_prep.families import PAPER_MIX, family_of, scaled_mix
 from data_prep.policies import replay_hidden_states
-from loopwm.records.episodes import Episode, read_episodes
+from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files, open_text, write_lines
+from loopwm.records.files import read_json_lines, write_lines
+
+EXAMPLE = (
+    "python -m data_prep windows --episodes data/episodes/test-gold --suite scienceworld-500 --seed 0 "
+    "--out eval/suites/scienceworld-500.jsonl.gz"
+)
 
 _PLAYED = ("id", "env", "task", "variation", "history", "actions", "observations")
 """What is needed of a window to play it again."""
 
 
 @dataclass(frozen=True)
-class Suite:
+class Recipe:
     """A committed set of windows: whose episodes it is cut from, and in what mix of families."""
 
     env: str
@@ -49,15 +54,15 @@ class Suite:
 DEV_WINDOWS = 300
 """Windows of a suite to tune on."""
 
-SUITES = {
-    "scienceworld-500": Suite("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"]),
-    "scienceworld-500-noisy": Suite("scienceworld", "test", "noisy-expert", 5, PAPER_MIX["scienceworld"]),
-    "alfworld-500": Suite("alfworld", "valid_seen", "expert", 5, PAPER_MIX["alfworld"]),
-    "alfworld-500-noisy": Suite("alfworld", "valid_seen", "noisy-expert", 5, PAPER_MIX["alfworld"]),
-    "scienceworld-dev": Suite("scienceworld", "dev", "gold", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
-    "scienceworld-dev-noisy": Suite("scienceworld", "dev", "noisy-expert", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
-    "alfworld-dev": Suite("alfworld", "dev", "expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
-    "alfworld-dev-noisy": Suite("alfworld", "dev", "noisy-expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
+RECIPES = {
+    "scienceworld-500": Recipe("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"]),
+    "scienceworld-500-noisy": Recipe("scienceworld", "test", "noisy-expert", 5, PAPER_MIX["scienceworld"]),
+    "alfworld-500": Recipe("alfworld", "valid_seen", "expert", 5, PAPER_MIX["alfworld"]),
+    "alfworld-500-noisy": Recipe("alfworld", "valid_seen", "noisy-expert", 5, PAPER_MIX["alfworld"]),
+    "scienceworld-dev": Recipe("scienceworld", "dev", "gold", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
+    "scienceworld-dev-noisy": Recipe("scienceworld", "dev", "noisy-expert", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
+    "alfworld-dev": Recipe("alfworld", "dev", "expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
+    "alfworld-dev-noisy": Recipe("alfworld", "dev", "noisy-expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
 }
 
 
@@ -156,8 +161,7 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
     """All episodes in an order that does not depend on how they are spread over files."""
-    episodes = [episode for path in line_files(paths) for episode in read_episodes(path)]
-    return sorted(episodes, key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
+    return sorted(recorded_episodes(paths), key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
 
 
 def only_environment(episodes: Iterable[Episode], option: str) -> str:
@@ -168,7 +172,7 @@ def only_environment(episodes: Iterable[Episode], option: str) -> str:
     return environments.pop()
 
 
-def check_suite(suite: Suite, episodes: Iterable[Episode]) -> None:
+def check_suite(suite: Recipe, episodes: Iterable[Episode]) -> None:
     """Raises InputError for an episode the suite must not be cut from."""
     for episode in episodes:
         for field in ("env", "split", "policy"):
@@ -180,7 +184,7 @@ def check_suite(suite: Suite, episodes: Iterable[Episode]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--suite", choices=SUITES, help="a suite, with its own mix and horizon")
+    what.add_argument("--suite", choices=RECIPES, help="a suite, with its own mix and horizon")
     what.add_argument("--count", type=int, help="this many windows of any episodes")
     parser.add_argument("--horizon", type=int, default=5, help="actions a window, with --count")
     parser.add_argument("--mix", choices=("episodes", "paper"), default="episodes", help="families, with --count")
@@ -193,7 +197,7 @@ def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list
     """The cuts that the command line asks for, and their horizon."""
     name = args.out.name.split(".")[0]
     if args.suite:
-        suite = SUITES[args.suite]
+        suite = RECIPES[args.suite]
         check_suite(suite, episodes)
         return cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite), suite.horizon
     if min(args.count, args.horizon) < 1:
@@ -216,16 +220,13 @@ def write_windows(path: Path, windows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_windows(path: Path) -> list[dict[str, Any]]:
-    """Windows of a file. Raises InputError naming file, line and field."""
+    """Windows of one environment. Raises InputError naming file, line and field."""
     windows = []
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                window = json.loads(line)
-                missing = [field for field in _PLAYED if field not in window]
-            except (json.JSONDecodeError, TypeError) as error:
-                raise InputError(f"{path}: line {number}: not a window ({error})") from error
-            if missing:
-                raise InputError(f"{path}: line {number}: {missing[0]}: missing")
-            windows.append(window)
+    for number, window in read_json_lines(path):
+        if missing := [field for field in _PLAYED if field not in window]:
+            raise InputError(f"{path}: line {number}: {missing[0]}: missing")
+        windows.append(window)
+    names = sorted({window["env"] for window in windows})
+    if len(names) != 1:
+        raise InputError(f"{path}: windows of one environment are needed, found {', '.join(names) or 'none'}")
     return windows

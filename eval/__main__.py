@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from types import ModuleType
-from typing import NoReturn
 
 from eval.commands import (
     build_entities,
@@ -26,7 +24,7 @@ from eval.reports import command as report
 from eval.reports import ledger
 from eval.studies import command as study
 from eval.studies import plan
-from loopwm.records.errors import InputError
+from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "run": (run, "evaluate a checkpoint, a floor or a language model on a suite"),
@@ -49,36 +47,9 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the usage."""
-        self.exit(2, f"error: {message}\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m eval", description="Evaluate world models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, purpose) in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=purpose,
-            description=module.__doc__,
-            epilog=f"example: {module.EXAMPLE}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    return parser
-
-
 def main(arguments: list[str] | None = None) -> int:
-    args = build_parser().parse_args(arguments)
-    try:
-        args.run(args)
-    except (InputError, OSError) as error:  # OSError names its file: no space, no permission
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    args = command_parser("python -m eval", "Evaluate world models.", COMMANDS).parse_args(arguments)
+    return exit_status(lambda: args.run(args))
 
 
 if __name__ == "__main__":

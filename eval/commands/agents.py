@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from eval.models.fewshot import Message
-from eval.models.train_episodes import EXPERTS, TRAIN_SPLITS
-from loopwm.records.episodes import succeeded
+from eval.models.train_episodes import EXPERTS
+from loopwm.records.episodes import TRAIN_SPLITS, succeeded
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Transition

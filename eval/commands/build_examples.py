@@ -14,8 +14,8 @@ from pathlib import Path
 from eval.models.fewshot import ask
 from eval.models.markov import verb
 from eval.models.options import positive
-from eval.models.train_episodes import TRAIN_SPLITS
 from eval.scores.suites import load_suite
+from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
 from loopwm.records.files import pack_gzip, write_atomic
 from loopwm.records.template import window_context

@@ -6,7 +6,7 @@ Windows that one of them refused are left out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from eval.commands.harness import read_results
 from eval.scores.intervals import PairedDifference, Values, paired_difference
 from eval.scores.metrics import METRICS
-from eval.scores.predictions import Key, Record, read_records
+from eval.scores.predictions import Record, read_records
 from eval.scores.tables import percent, table
 from loopwm.records.errors import InputError
 
@@ -34,16 +34,15 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
     games = results_a["games"]
     found = []
     for k in shared:
-        at_a, at_b = (_at(records, k, refused) for records in (a, b))
+        at_a, at_b = (
+            {name: record for (name, horizon), record in run.items() if horizon == k and name not in refused}
+            for run in (a, b)
+        )
         if at_a.keys() != at_b.keys():
             raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
         found += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
     defined = [difference for difference in found if not np.isnan(difference.difference)]
     return sorted(defined, key=lambda d: list(METRICS).index(d.metric))
-
-
-def _at(records: dict[Key, Record], horizon: int, refused: Collection[str]) -> dict[str, Record]:
-    return {name: record for (name, k), record in records.items() if k == horizon and name not in refused}
 
 
 def _difference(

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.commands.agents import Agent, ChatAgent, RetrievalAgent
-from eval.commands.play import play_imagined, play_real, replay, start_all, won, won_as_imagined
+from eval.commands.play import Plays, play_imagined, play_real, read_plays, replay, start_all, won, won_as_imagined
 from eval.commands.real_world import Game, RealWorld
 from eval.models.base import Predictor
 from eval.models.imagination import Imagination, make_imagination, next_window
 from eval.models.options import DEFAULT_CACHE, ModelOptions, add_model_arguments, make_predictor, positive
-from eval.scores.intervals import RESAMPLES, interval95, resampled_means
+from eval.scores.intervals import RESAMPLES, Values, interval95, resampled_means
 from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
-from eval.scores.predictions import PredictionFolder, append_lines, drop_torn_line
+from eval.scores.predictions import PredictionFolder, append_lines
+from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json_lines, write_atomic, write_json
+from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import REGIMES, Context, Regime
 from loopwm.records.windows import Episode
@@ -45,11 +45,6 @@ EXAMPLE = (
 MAX_STEPS = 40
 RETRIEVAL_AGENT = "retrieval-agent"
 RATES = ("real", "wm", "w2r")
-OVERALL = "overall"
-
-Values = NDArray[np.float64]
-Plays = dict[str, dict[str, Any]]
-"""By the name of a game, its line of plays.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,7 @@ def play_missing(
     path: Path,
 ) -> Plays:
     """Plays the batches of games that the file lacks, and appends each when it is done."""
-    plays = read_plays(path)
+    plays = read_plays(path, RATES)
     batches = [games[i : i + settings.batch_size] for i in range(0, len(games), settings.batch_size)]
     with tqdm(total=len(games), unit="game", desc=f"{settings.model} {settings.env}") as bar:
         for batch in batches:
@@ -169,19 +164,6 @@ def play_missing(
                 append_lines(path, new)
                 plays |= {record["game"]: record for record in new}
             bar.update(len(batch))
-    return plays
-
-
-def read_plays(path: Path) -> Plays:
-    """The plays so far; what a kill left behind the last full line is cut off."""
-    if not path.exists():
-        return {}
-    drop_torn_line(path)
-    plays: Plays = {}
-    for number, record in read_json_lines(path):
-        if missing := {"game", "task", *RATES} - record.keys():
-            raise InputError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
-        plays[record["game"]] = record
     return plays
 
 

@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """What to evaluate. horizons ascend, without repeats; limit None takes every window."""
 
     model: str
@@ -39,7 +39,7 @@ class Settings:
     batch_size: int
 
 
-def sample_windows(suite: Suite, settings: Settings) -> list[Window]:
+def sample_windows(suite: Suite, settings: RunSettings) -> list[Window]:
     """The windows of a run, also those it will have to refuse. Raises InputError for one that is too short."""
     limit = len(suite.windows) if settings.limit is None else settings.limit
     windows = stratified_sample(suite.windows, limit, settings.seed)
@@ -47,7 +47,7 @@ def sample_windows(suite: Suite, settings: Settings) -> list[Window]:
     return windows
 
 
-def select_windows(suite: Suite, settings: Settings) -> list[Window]:
+def select_windows(suite: Suite, settings: RunSettings) -> list[Window]:
     """As `sample_windows`, for runs that must have every window: also raises InputError for one that the regime cannot
     show."""
     windows = sample_windows(suite, settings)
@@ -59,7 +59,7 @@ def evaluate(
     predictor: Predictor,
     suite: Suite,
     windows: Sequence[Window],
-    settings: Settings,
+    settings: RunSettings,
     out: Path,
     seen: Seen | None = None,
 ) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
     return rest
 
 
-def run_spec(predictor: Predictor, suite: Suite, settings: Settings) -> dict[str, Any]:
+def run_spec(predictor: Predictor, suite: Suite, settings: RunSettings) -> dict[str, Any]:
     """All that decides the predictions; a folder with another one is refused."""
     return {
         "model": settings.model,
@@ -110,7 +110,7 @@ def run_spec(predictor: Predictor, suite: Suite, settings: Settings) -> dict[str
     }
 
 
-def plan_batches(windows: Sequence[Window], settings: Settings) -> list[list[Window]]:
+def plan_batches(windows: Sequence[Window], settings: RunSettings) -> list[list[Window]]:
     """Batches of similar context length, the longest first, the same whether or not a run was interrupted."""
     ordered = sorted(windows, key=lambda w: (-len(question(w, settings.context, 1)), w["id"]))
     size = settings.batch_size
@@ -118,7 +118,7 @@ def plan_batches(windows: Sequence[Window], settings: Settings) -> list[list[Win
 
 
 def predict_missing(
-    predictor: Predictor, windows: Sequence[Window], settings: Settings, folder: PredictionFolder
+    predictor: Predictor, windows: Sequence[Window], settings: RunSettings, folder: PredictionFolder
 ) -> dict[Key, Record]:
     """Predicts every batch that is not complete in the folder, appends what it lacks, returns all records."""
     records, refused = folder.read(), folder.read_refusals()
@@ -136,13 +136,15 @@ def predict_missing(
     return records
 
 
-def _missing(batch: Sequence[Window], settings: Settings, records: dict[Key, Record], refused: Refusals) -> list[Key]:
+def _missing(
+    batch: Sequence[Window], settings: RunSettings, records: dict[Key, Record], refused: Refusals
+) -> list[Key]:
     keys = [(window["id"], k) for window in batch if window["id"] not in refused for k in settings.horizons]
     return [key for key in keys if key not in records]
 
 
 def predict_batch(
-    predictor: Predictor, batch: Sequence[Window], settings: Settings
+    predictor: Predictor, batch: Sequence[Window], settings: RunSettings
 ) -> tuple[dict[Key, Record], Refusals]:
     """Records of the windows that can be rendered, and why the others cannot.
 
@@ -205,7 +207,7 @@ def make_results(
     spec: dict[str, Any],
     windows: Sequence[Window],
     refused: Refusals,
-    settings: Settings,
+    settings: RunSettings,
     records: dict[Key, Record],
     seen: Seen | None,
 ) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def read_results(path: Path) -> dict[str, Any]:
     return results
 
 
-def _share_cut(windows: Sequence[Window], settings: Settings, records: dict[Key, Record]) -> float:
+def _share_cut(windows: Sequence[Window], settings: RunSettings, records: dict[Key, Record]) -> float:
     """Share of windows whose oldest steps did not fit the context."""
     cut = [records[window["id"], settings.horizons[0]]["steps_cut"] > 0 for window in windows]
     return sum(cut) / len(cut)

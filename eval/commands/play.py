@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from eval.commands.agents import Agent
 from eval.commands.real_world import Game, RealWorld
+from eval.scores.predictions import drop_torn_line
 from loopwm.records.episodes import FULL_SCORE
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines
 from loopwm.records.template import Context, Regime
 from loopwm.worlds.protocol import Worlds, longer
 
@@ -17,6 +22,10 @@ ENDS_BELOW = 0.5
 
 WON_FROM = FULL_SCORE / 2
 """Points, summed over an imagined episode that ended, from which it counts as won: nearer to all than to none."""
+
+
+Plays = dict[str, dict[str, Any]]
+"""By the name of a game, its line of plays.jsonl."""
 
 
 @dataclass
@@ -113,3 +122,19 @@ def _seen(context: Context) -> Context:
 
 def start_all(world: RealWorld, games: Sequence[Game], regime: Regime) -> list[Context]:
     return [world.robustly(game, partial(world.start, game, regime)) for game in games]
+
+
+def read_plays(path: Path, parts: Iterable[str]) -> Plays:
+    """The games played so far; what a kill left behind the last full line is cut off.
+
+    Raises InputError for a line without its game, its task, or one of these parts.
+    """
+    if not path.exists():
+        return {}
+    drop_torn_line(path)
+    plays: Plays = {}
+    for number, record in read_json_lines(path):
+        if missing := {"game", "task", *parts} - record.keys():
+            raise InputError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
+        plays[record["game"]] = record
+    return plays

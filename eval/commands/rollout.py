@@ -126,16 +126,13 @@ def imagine_missing(
     batches = [ordered[i : i + settings.batch_size] for i in range(0, len(ordered), settings.batch_size)]
     with tqdm(total=len(windows), unit="episode", desc=f"{settings.model} {way}") as bar:
         for batch in batches:
-            made = {} if _complete(batch, records) else imagine_batch(predictor, batch, settings.context)
+            complete = all((window["id"], k) in records for window in batch for k in _depths(window))
+            made = {} if complete else imagine_batch(predictor, batch, settings.context)
             if new := {key: record for key, record in made.items() if key not in records}:
                 folder.append(list(new.values()))
                 records |= new
             bar.update(len(batch))
     return records
-
-
-def _complete(batch: Sequence[Window], records: Mapping[Key, Record]) -> bool:
-    return all((window["id"], k) in records for window in batch for k in _depths(window))
 
 
 def _depths(window: Window) -> range:
@@ -161,8 +158,15 @@ def make_results(
 ) -> dict[str, Any]:
     """The content of results.json. rows: one a way and depth, over the episodes that are that long. episodes: means
     over each episode's depths, then over episodes."""
-    items = {way: [_items(window, settings.context, records[way]) for window in windows] for way in WAYS}
-    scores = {way: np.array([_episode_means(episode) for episode in items[way]]) for way in WAYS}
+    items: dict[str, list[list[Item]]] = {way: [] for way in WAYS}
+    for way in WAYS:
+        for window in windows:
+            predicted = recorded_prediction(window, records[way], _depths(window))
+            items[way].append(list(score_window(window, settings.context, predicted)))
+    scores = {
+        way: np.array([[np.mean([item.scores[metric] for item in episode]) for metric in _SCORES] for episode in found])
+        for way, found in items.items()
+    }
     games = [game_of(window) for window in windows]
     return {
         "model": settings.model,
@@ -179,14 +183,6 @@ def make_results(
             for metric, latent, back in zip(_SCORES, scores["latent"].T, scores["fed_back"].T, strict=True)
         ],
     }
-
-
-def _items(window: Window, regime: Regime, records: Mapping[Key, Record]) -> list[Item]:
-    return list(score_window(window, regime, recorded_prediction(window, records, _depths(window))))
-
-
-def _episode_means(items: Sequence[Item]) -> list[float]:
-    return [float(np.mean([item.scores[metric] for item in items])) for metric in _SCORES]
 
 
 def _rows(way: str, episodes: Sequence[Sequence[Item]]) -> Rows:

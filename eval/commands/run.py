@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.commands.harness import Settings, evaluate, sample_windows
+from eval.commands.harness import RunSettings, evaluate, sample_windows
 from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
 from eval.scores.seen import find_seen
 from eval.scores.suites import load_suite
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     suite = load_suite(args.suite)
-    settings = Settings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
+    settings = RunSettings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
     seen = find_seen(suite, args.seen)
     windows = sample_windows(suite, settings)
     predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)

@@ -72,7 +72,7 @@ generation_kwargs: {until: ["\\n###"], max_gen_toks: 512, temperature: 0}
 
 
 @dataclass(frozen=True)
-class Settings:
+class TaskSettings:
     """What tasks to write of each suite. shots and examples are those of the prompted kind."""
 
     contexts: tuple[Regime, ...]
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.out.exists():
         raise InputError(f"--out: {args.out} is there already; choose another")
-    settings = Settings(tuple(args.contexts), args.horizons, args.shots, args.examples)
+    settings = TaskSettings(tuple(args.contexts), args.horizons, args.shots, args.examples)
     files: dict[str, str] = {}
     for name in args.suites or suite_names():
         made = task_files(name, settings)
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {len(files)} tasks")
 
 
-def task_files(name: str, settings: Settings) -> dict[str, str]:
+def task_files(name: str, settings: TaskSettings) -> dict[str, str]:
     """Contents by file name. Raises InputError for a suite that the tasks could not load."""
     suite = load_suite(name)
     _check(suite, settings)
@@ -116,7 +116,7 @@ def task_files(name: str, settings: Settings) -> dict[str, str]:
     )
 
 
-def _check(suite: Suite, settings: Settings) -> None:
+def _check(suite: Suite, settings: TaskSettings) -> None:
     if len(environments := sorted({window["env"] for window in suite.windows})) > 1:
         raise InputError(f"--suites: {suite.name!r} is of several environments: {', '.join(environments)}")
     for context in settings.contexts:
@@ -124,7 +124,9 @@ def _check(suite: Suite, settings: Settings) -> None:
         load_shots(suite.windows, settings.examples, settings.shots, context, settings.horizons)
 
 
-def _task_file(suite: str, place: str, settings: Settings, context: Regime, kind: str, horizon: int) -> tuple[str, str]:
+def _task_file(
+    suite: str, place: str, settings: TaskSettings, context: Regime, kind: str, horizon: int
+) -> tuple[str, str]:
     """Name and content. suite: its short name. place: what it is loaded by, wherever the harness is started."""
     tag = f"loopwm_{suite.replace(':', '_')}_{context}_{kind}"
     arguments: dict[str, object] = {"suite": place, "context": context, "horizon": horizon}

@@ -23,13 +23,13 @@ _NUMBER = re.compile(r"\d")
 _LETTER = re.compile(r"\b[a-z]$")
 
 
-class World:
+class Scene:
     """What was seen at a place, the last observation first: how things are called there."""
 
     def __init__(self, observations: Sequence[str], names: Names) -> None:
         self._observations = observations
         self._lower = "\n".join(observations).lower()
-        self._known = dict.fromkeys(name for text in observations for name in _sorted_names(text, names))
+        self._known = dict.fromkeys(name for text in observations for name in sorted(names.named(text)))
 
     def knows(self, name: str) -> bool:
         return name in self._known or name in self._lower
@@ -47,10 +47,6 @@ class World:
 
 
 @cache
-def _sorted_names(text: str, names: Names) -> list[str]:
-    return sorted(names.named(text))
-
-
 def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
     """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word.
 
@@ -81,7 +77,7 @@ def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, i
 
 
 def renaming(
-    actions: Sequence[tuple[str, str]], observations: Sequence[tuple[str, str]], old: World, new: World, names: Names
+    actions: Sequence[tuple[str, str]], observations: Sequence[tuple[str, str]], old: Scene, new: Scene, names: Names
 ) -> dict[str, str]:
     """By name of the old world, the name of the new world that takes its place. Of pairs that differ the first holds.
 
@@ -103,7 +99,7 @@ def renaming(
     return {name: new.spell(other) for name, other in found.items() if name != other}
 
 
-def _differ(name: str, other: str, old: World, new: World) -> bool:
+def _differ(name: str, other: str, old: Scene, new: Scene) -> bool:
     """Whether neither world has both, so that they may be one thing."""
     return name == other or not (new.knows(name) or old.knows(other))
 

@@ -32,9 +32,11 @@ class CausalLMPredictor:
         self._shots = shots
         self._hash = _folder_hash(folder)
         transformers_logging.disable_progress_bar()
+        # What the checkpoint holds, but on a processor float32: many have no fast bfloat16.
+        dtype = "auto" if torch.cuda.is_available() else torch.float32
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=_dtype())
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise InputError(f"--model: {folder}: {' '.join(str(error).split())}") from error
         self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -108,11 +110,6 @@ class CausalLMPredictor:
         )
         new = tokens[:, batch["input_ids"].shape[1] :]
         return [read_continuation(text) for text in self._tokenizer.batch_decode(new, skip_special_tokens=True)]
-
-
-def _dtype() -> torch.dtype | str:
-    """What the checkpoint holds, but on a processor float32: many have no fast bfloat16."""
-    return "auto" if torch.cuda.is_available() else torch.float32
 
 
 def _folder_hash(folder: Path) -> str:

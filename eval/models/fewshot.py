@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
-from eval.models.train_episodes import TRAIN_SPLITS
 from eval.scores.entities import DATA
 from eval.scores.suites import load_suite
+from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Regime, window_context

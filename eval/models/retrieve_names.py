@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.models.alignment import World, rename, renaming
+from eval.models.alignment import Scene, rename, renaming
 from eval.models.markov import verb
 from eval.models.readings import ReadingIndex, continue_in_view
 from eval.models.retrieve import Index, Place, Question, Retrieval, read_episodes_for
@@ -57,8 +57,8 @@ def retell(place: Place, question: Question) -> str:
     names = names_of(place.episode.env)
     if names is None:
         return place.answer
-    there = World([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
-    here = World([observation for _, observation in reversed(question.seen)], names)
+    there = Scene([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
+    here = Scene([observation for _, observation in reversed(question.seen)], names)
     return rename(place.answer, renaming(*_pairs(place, question), there, here, names), names)
 
 

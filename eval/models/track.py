@@ -72,9 +72,9 @@ def load_track(windows: Sequence[Window]) -> Track:
     return Track()
 
 
-def known_game(context: Context) -> Game:
+def known_game(context: Context) -> Known:
     """What the context tells of a game; of what it tells twice, the later."""
-    game = Game()
+    game = Known()
     for text in (context.hidden_state, context.look, context.inventory, context.observation):
         game.see(text or "")
     for step in context.history:
@@ -85,7 +85,7 @@ def known_game(context: Context) -> Game:
 
 
 @dataclass
-class Game:
+class Known:
     """What is known of a game, by names such as `drawer 2`. Places that were never seen into are not in `contents`."""
 
     at: str = ""

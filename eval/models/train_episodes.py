@@ -8,14 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from loopwm.records.episodes import read_episodes
+from loopwm.records.episodes import TRAIN_SPLITS, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
 
 EXPERTS = ("gold", "expert")
-
-TRAIN_SPLITS = ("train", "built")
-"""ALFWorld's built games are made to train on."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from eval.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, pe
 from eval.pixels.protocol import Protocol
 from eval.scores.intervals import paired_difference
 from eval.scores.tables import table
-from eval.studies.training import Run, train
+from eval.studies.training import TrainingRun, train
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.twisted.decoding import Decoder, DecoderConfig
 from loopwm.pixel.twisted.system import TwistedSystem
@@ -87,9 +87,9 @@ def run_study(protocol: Protocol, out: Path) -> None:
     write_atomic(out / "report.md", render(results, rows, compared))
 
 
-def _run(protocol: Protocol, arm: str, seed: int, out: Path) -> Run:
+def _run(protocol: Protocol, arm: str, seed: int, out: Path) -> TrainingRun:
     overrides, config = protocol.overrides(arm, seed), protocol.config(arm, seed)
-    return Run(arm, seed, None, out / arm / f"seed-{seed}", Path(protocol.base), overrides, config)
+    return TrainingRun(arm, seed, None, out / arm / f"seed-{seed}", Path(protocol.base), overrides, config)
 
 
 def _decoders(protocol: Protocol, arm: str, grid: tuple[int, int]) -> dict[str, Decoder]:
@@ -108,7 +108,7 @@ def grid_name(c_d: float, c_w: float) -> str:
     return f"transport c_d={c_d:g} c_w={c_w:g}"
 
 
-def _scored(protocol: Protocol, run: Run) -> tuple[dict[str, Hits], NDArray[np.bool_]]:
+def _scored(protocol: Protocol, run: TrainingRun) -> tuple[dict[str, Hits], NDArray[np.bool_]]:
     """Hits of a trained run by decoder, and which transitions start with a creature; kept in the run's folder."""
     path = run.folder / "accuracy.npz"
     if not path.exists():
@@ -122,7 +122,7 @@ def _scored(protocol: Protocol, run: Run) -> tuple[dict[str, Hits], NDArray[np.b
         return hits, arrays["creature"]
 
 
-def _all_hits(protocol: Protocol, run: Run, system: TwistedSystem, data: HeldOut) -> dict[str, Hits]:
+def _all_hits(protocol: Protocol, run: TrainingRun, system: TwistedSystem, data: HeldOut) -> dict[str, Hits]:
     grid = system.tokenizer.grid
     decoders, centre = _decoders(protocol, run.arm, grid), protocol.centre.region(grid)
     hits = score(system, data, decoders, centre, run.seed)

@@ -18,7 +18,7 @@ LENGTHS = (5, 10, 20, 40, 80)
 
 
 @dataclass(frozen=True)
-class Mean:
+class Share:
     """A share of n items with 95 % bounds over games, NaN where there are none."""
 
     value: float
@@ -27,15 +27,15 @@ class Mean:
     n: int
 
 
-def mean_of(row: Mapping[str, Any], name: str, n: int) -> Mean | None:
+def mean_of(row: Mapping[str, Any], name: str, n: int) -> Share | None:
     """A figure of a row of results, over n items; None where the row lacks it."""
     if name not in row:
         return None
     low, high = row["ci95"].get(name, (math.nan, math.nan))
-    return Mean(row[name], low, high, n)
+    return Share(row[name], low, high, n)
 
 
-def em_where(items: Iterable[Item], chosen: Callable[[Item], bool]) -> Mean | None:
+def em_where(items: Iterable[Item], chosen: Callable[[Item], bool]) -> Share | None:
     """None over nothing."""
     rest = [item for item in items if chosen(item)]
     if not rest:
@@ -55,7 +55,7 @@ def length_names() -> list[str]:
     return [*(f"{low}-{high}" for low, high in zip(lows, LENGTHS, strict=False)), f"{lows[-1]}+"]
 
 
-def em_by_length(items: Sequence[Item]) -> list[Mean | None]:
+def em_by_length(items: Sequence[Item]) -> list[Share | None]:
     """EM for each class of length of the true observation."""
     classes = range(len(LENGTHS) + 1)
     return [em_where(items, lambda item, c=c: length_class(item.reference) == c) for c in classes]  # type: ignore[misc]

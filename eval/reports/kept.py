@@ -16,14 +16,14 @@ from eval.commands.harness import read_results
 from eval.models.base import OPPONENTS
 from eval.scores.rows import OVERALL
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json, write_atomic
+from loopwm.records.files import read_json, write_atomic, write_json
 
 Kept = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-SHIPPED = "loopwm-small"
+SHIPPED_NAME = "loopwm-small"
 
-SUITES = {
+SUITE_TITLES = {
     "scienceworld-500": "ScienceWorld, experts' paths",
     "scienceworld-500-noisy": "ScienceWorld, noisy paths",
     "scienceworld-counterfactual": "ScienceWorld, pairs of a path and another action",
@@ -53,7 +53,7 @@ def read_shelf(data: Path) -> Shelf:
     runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
     if not runs:
         raise InputError(f"{data}: nothing is kept there")
-    runs.sort(key=lambda kept: (list(SUITES).index(kept["suite"]), rank(kept), kept["model"]))
+    runs.sort(key=lambda kept: (list(SUITE_TITLES).index(kept["suite"]), rank(kept), kept["model"]))
     others = {kind: tuple(read_json(path) for path in sorted((data / kind).glob("*.json"))) for kind in KINDS}
     claims = data / "claims.json"
     return Shelf(tuple(runs), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
@@ -73,7 +73,7 @@ def environment_of(run: Kept) -> str:
 
 def called(model: str) -> str:
     """The shipped checkpoint by its name in the service, others by their folders."""
-    return SHIPPED if model == "loopwm/pretrained" else Path(model).name
+    return SHIPPED_NAME if model == "loopwm/pretrained" else Path(model).name
 
 
 def overall(run: Kept, horizon: int) -> Row | None:
@@ -117,14 +117,13 @@ def keep(folder: Path, data: Path) -> None:
     name, kept = KINDS[kind][1](results)
     known = ("command", "commit", "model_sha256")
     source = {name: results["provenance"][name] for name in known if name in results["provenance"]}
-    text = json.dumps(_rounded({**kept, **source}), ensure_ascii=False, indent=1)
-    write_atomic(data / kind / f"{name}.json", text + "\n")
+    write_json(data / kind / f"{name}.json", _rounded({**kept, **source}))
 
 
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
     """Without windows and deviations."""
-    if results["suite"] not in SUITES:
-        raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITES)}")
+    if results["suite"] not in SUITE_TITLES:
+        raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
     kept = {
         **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
         "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},

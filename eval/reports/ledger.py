@@ -13,8 +13,8 @@ from pathlib import Path
 
 from eval.models.base import OPPONENTS
 from eval.reports.kept import (
-    SHIPPED,
-    SUITES,
+    SHIPPED_NAME,
+    SUITE_TITLES,
     Kept,
     Row,
     Shelf,
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     print(args.folder / PAGE)
 
 
-def name_of(kept: Kept) -> str:
+def label_of(kept: Kept) -> str:
     """Model and context, and how many windows where it is not all of them."""
     counts = kept["windows"]
     whole = kept["provenance"]["limit"] is None and not counts["refused"]
@@ -81,9 +81,9 @@ def render(shelf: Shelf) -> Iterator[tuple[str, str]]:
             parts.append(_fold("What it is made of", commands))
     if shelf.claims:
         parts.append(f"## What the papers claim\n\n{_claims(shelf.claims)}")
-    if any(called(run["model"]) == SHIPPED for run in shelf.runs):
+    if any(called(run["model"]) == SHIPPED_NAME for run in shelf.runs):
         parts.append(f"## The checkpoint that ships\n\n{in_short(shelf.runs)}")
-    for suite, title in SUITES.items():
+    for suite, title in SUITE_TITLES.items():
         if runs := [run for run in shelf.runs if run["suite"] == suite]:
             body = f"{_table(runs)}\n{_fold('By family', _families(runs))}\n" if _has_families(runs) else _table(runs)
             commands = "".join(f"    {run['provenance']['command']}\n" for run in runs)
@@ -123,9 +123,9 @@ def in_short(kept: Sequence[Kept]) -> str:
     """The table of the shipped checkpoint, as an agent would ask it, that the README and its card show too."""
     header = ["Exact match, %", "windows", "1 action", "5 actions", "novel", "without learning"]
     rows = []
-    for suite, title in SUITES.items():
+    for suite, title in SUITE_TITLES.items():
         runs = [run for run in kept if run["suite"] == suite and run["context"] == "observed"]
-        for run in (run for run in runs if called(run["model"]) == SHIPPED):
+        for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
             rivals = (other for other in runs if other["model"] == OPPONENTS[environment_of(run)])
             rows.append([title, str(run["windows"]["scored"]), *_in_short(run), *(_in_short(o)[1] for o in rivals)])
     return table(header, rows)
@@ -152,7 +152,7 @@ def verdict_of(runs: Sequence[Kept]) -> str:
         if stand := stands(run, runs):
             told, best = stand
             em, rival = percent(last(run)["em"]), percent(last(best)["em"])
-            lines.append(f"**{name_of(run)}: {em}, {told} {name_of(best)} ({rival}).**")
+            lines.append(f"**{label_of(run)}: {em}, {told} {label_of(best)} ({rival}).**")
     return " ".join(lines) or "No checkpoint was scored here."
 
 
@@ -170,16 +170,12 @@ def _table(runs: Sequence[Kept]) -> str:
     rows = []
     for run in runs:
         row = last(run)
-        first = overall(run, 1)
+        first, both = overall(run, 1), _cell(run["pairs"], "both", "n") if run["pairs"] else "-"
         cells = [_cell(row, name, n) for name, n in (("em", "n"), ("em_novel", "n_novel"), ("em_seen", "n_seen"),
                                                      ("em_decidable", "n_decidable"))]  # fmt: skip
-        rows.append([name_of(run), *cells, percent(first["em"]) if first else "-", percent(row["f1"]),
-                     percent(row["entity_recall"]), *([_both(run)] if paired else [])])  # fmt: skip
+        rows.append([label_of(run), *cells, percent(first["em"]) if first else "-", percent(row["f1"]),
+                     percent(row["entity_recall"]), *([both] if paired else [])])  # fmt: skip
     return table([*header, *(["both of a pair"] if paired else [])], rows)
-
-
-def _both(run: Kept) -> str:
-    return _cell(run["pairs"], "both", "n") if run["pairs"] else "-"
 
 
 def _families(runs: Sequence[Kept]) -> str:
@@ -188,7 +184,7 @@ def _families(runs: Sequence[Kept]) -> str:
     names = sorted(counts, key=lambda name: (-counts[name], name))
     lines = [[name, *(f"{percent(rows[name]['em'])} of {rows[name]['n']}" if name in rows else "-" for rows in at)]
              for name in names]  # fmt: skip
-    return table(["Family", *map(name_of, runs)], lines)
+    return table(["Family", *map(label_of, runs)], lines)
 
 
 def _errors(runs: Sequence[Kept]) -> str:
@@ -197,7 +193,7 @@ def _errors(runs: Sequence[Kept]) -> str:
         row = last(run)
         errors, refusal = row["errors"], row["refusal"]
         told = [f"{percent(refusal[name])}" if name in refusal else "-" for name in ("precision", "recall")]
-        lines.append([name_of(run), str(sum(errors.values())), *(str(errors[kind]) for kind in ERROR_KINDS),
+        lines.append([label_of(run), str(sum(errors.values())), *(str(errors[kind]) for kind in ERROR_KINDS),
                       " / ".join(told)])  # fmt: skip
     return table(["Model, context", "wrong", *ERROR_KINDS, "refusals told: precision / recall"], lines)
 

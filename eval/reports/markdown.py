@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from functools import singledispatch
 
-from eval.reports.blocks import Block, Fold, Misses, Page, Plots, Section, Table, Text
-from eval.reports.word_diff import Span
+from eval.reports.blocks import Block, Fold, Misses, Page, Plots, Section, Span, Table, Text
 from eval.scores.tables import table
 
 _MARKS = {"same": "{}", "missing": "[-{}-]", "added": "{{+{}+}}"}
@@ -58,11 +58,7 @@ def _(block: Plots) -> str:
 @_block.register
 def _(block: Fold) -> str:
     body = "\n".join(map(_block, block.blocks))
-    return f"<details><summary>{_html(block.title)}</summary>\n\n{body}\n</details>\n"
-
-
-def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<details><summary>{html.escape(block.title, quote=False)}</summary>\n\n{body}\n</details>\n"
 
 
 @_block.register

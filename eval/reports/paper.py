@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.reports import plots
-from eval.reports.analysis import Mean
+from eval.reports.analysis import Share
 from eval.reports.blocks import Block, Fold, Table, Text
 from eval.reports.groups import Group
 from eval.reports.plots import Line
@@ -33,7 +33,7 @@ def paper_lines(group: Group, metric: str) -> list[Line]:
     name = next(paper for paper, ours in OURS.items() if ours == metric)
     found = [papers.printed(environment, "LoopWM", k, OVERALL) for k in group.horizons]
     values = [rows[0].figures[name] / 100 if rows else None for rows in found]
-    means = [None if value is None else Mean(value, value, value, 0) for value in values]
+    means = [None if value is None else Share(value, value, value, 0) for value in values]
     return [Line("paper: LoopWM", plots.PAPER, means)]
 
 

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.kept import SHIPPED, SUITES, Kept, Shelf, called, stands
+from eval.reports.kept import SHIPPED_NAME, SUITE_TITLES, Kept, Shelf, called, stands
 from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 from eval.scores import papers
 from eval.scores.rows import OVERALL
@@ -44,13 +44,14 @@ def pictures(shelf: Shelf) -> Iterator[tuple[Picture, str | None, str]]:
 def _horizons(shelf: Shelf) -> tuple[Figure, str] | None:
     """EM over horizons, bands of 95 %: a panel a suite, and one of the novel windows where they are known."""
     observed = [run for run in shelf.runs if run["context"] == "observed"]
-    panels = [(suite, name) for suite in SUITES for name in ("em", "em_novel")]
+    panels = [(suite, name) for suite in SUITE_TITLES for name in ("em", "em_novel")]
     found = {panel: _lines(observed, *panel) for panel in panels}
     found = {panel: lines for panel, lines in found.items() if lines and (panel[1] == "em" or "500" in panel[0])}
     if not found:
         return None
     canvas, grid = make_canvas(9, 2.4 * math.ceil(len(found) / 4), math.ceil(len(found) / 4), 4)
-    looks = _looks(sorted({called(run["model"]) for run in observed}, key=lambda name: (name != SHIPPED, name)))
+    names = sorted({called(run["model"]) for run in observed}, key=lambda name: (name != SHIPPED_NAME, name))
+    looks = {name: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
     for axes in grid[len(found) :]:
         axes.axis("off")
     for axes, ((suite, name), lines) in zip(grid, found.items(), strict=False):
@@ -61,7 +62,7 @@ def _horizons(shelf: Shelf) -> tuple[Figure, str] | None:
             axes.fill_between(ks, [a for *_, a, _ in points], [b for *_, b in points], color=color, alpha=0.15, lw=0)
         if name == "em":
             _paper_line(axes, suite)
-        title = SUITES[suite].replace("pairs of a path and another action", "counterfactual")
+        title = SUITE_TITLES[suite].replace("pairs of a path and another action", "counterfactual")
         axes.set_title(title + (": novel" if name == "em_novel" else ""), fontsize=7)
         axes.set(ylim=(0, 100), xticks=range(1, 6))
     _legend(canvas, grid)
@@ -91,11 +92,11 @@ def _paper_line(axes: Axes, suite: str) -> None:
 
 def _standing(runs: Sequence[Kept]) -> str:
     told: dict[str, list[str]] = {}
-    for run in (run for run in runs if called(run["model"]) == SHIPPED):
+    for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
         if stand := stands(run, [other for other in runs if other["suite"] == run["suite"]]):
             told.setdefault(stand[0], []).append(run["suite"])
     parts = [f"{words} it on {', '.join(suites)}" for words, suites in told.items()]
-    return f"{SHIPPED} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
+    return f"{SHIPPED_NAME} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
 
 
 def _families(shelf: Shelf) -> tuple[Figure, str] | None:
@@ -103,7 +104,7 @@ def _families(shelf: Shelf) -> tuple[Figure, str] | None:
     horizon, found = papers.paper_rows()["horizon"], {}
     for suite, environment in papers.paper_rows()["suites"].items():
         runs = [run for run in shelf.runs if run["suite"] == suite and run["context"] == "observed"]
-        ours = next((run for run in runs if called(run["model"]) == SHIPPED), None)
+        ours = next((run for run in runs if called(run["model"]) == SHIPPED_NAME), None)
         if ours and any(row["family"] != OVERALL for row in ours["rows"]):
             stand = stands(ours, runs)
             found[suite] = (environment, [ours] + ([stand[1]] if stand else []))
@@ -121,11 +122,14 @@ def _families(shelf: Shelf) -> tuple[Figure, str] | None:
         axes.plot(list(known.values()), places, "x", color=INK, ms=5, label=PAPER)
         axes.set_yticks(range(len(names)), [f"{name} ({rows[name]['n']})" for name in names], fontsize=7)
         axes.set(ylim=(len(names) - 0.5, -0.5), xlim=(-3, 103), xlabel=f"exact match at horizon {horizon}, %")
-        axes.set_title(SUITES[suite], fontsize=8)
+        axes.set_title(SUITE_TITLES[suite], fontsize=8)
         above = sum(100 * rows[name]["em"] > value for name, value in known.items())
-        better.append(f"{above} of {len(known)} families of {SUITES[suite]}")
+        better.append(f"{above} of {len(known)} families of {SUITE_TITLES[suite]}")
     _legend(canvas, grid)
-    return canvas, f"{SHIPPED} is above the paper's printed figure in {' and '.join(better)} (not the same windows)."
+    return (
+        canvas,
+        f"{SHIPPED_NAME} is above the paper's printed figure in {' and '.join(better)} (not the same windows).",
+    )
 
 
 def _dots(axes: Axes, runs: Sequence[Kept], names: Sequence[str], horizon: int) -> None:
@@ -230,10 +234,6 @@ def _service(shelf: Shelf) -> tuple[Figure, str] | None:
     )
 
 
-def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
-    return {label: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
-
-
 def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
     """Final scores of real games by the same agent, with the model and without."""
     if not shelf.agents:
@@ -258,10 +258,10 @@ def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
 def _whose(kept: Kept, shelf: Shelf) -> str:
     """The model's name; by its first letters where it is not the one that ships now."""
     sha = kept.get("model_sha256")
-    shipped = {run["provenance"].get("model_sha256") for run in shelf.runs if called(run["model"]) == SHIPPED}
+    shipped = {run["provenance"].get("model_sha256") for run in shelf.runs if called(run["model"]) == SHIPPED_NAME}
     if sha is None:
         return str(kept["model"])
-    return SHIPPED if sha in shipped else f"checkpoint {sha[:8]}"
+    return SHIPPED_NAME if sha in shipped else f"checkpoint {sha[:8]}"
 
 
 def _named(study: Kept, shelf: Shelf) -> str:

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.analysis import Mean
+from eval.reports.analysis import Share
 
 INK = "#7f7f80"
 """Axes and text. A page that inlines the plot may put its own text colour in place of it."""
@@ -44,7 +44,7 @@ class Line:
 
     label: str
     look: Look
-    means: Sequence[Mean | None]
+    means: Sequence[Share | None]
 
 
 PAPER = Look(INK, "x", "-.")
@@ -75,7 +75,7 @@ def _draw_line(axes: Axes, line: Line, shift: float) -> None:
     axes.plot(*_bars(points), color=look.color, lw=0.8, clip_on=False)
 
 
-def _bars(points: Sequence[tuple[float, Mean]]) -> tuple[list[float], list[float]]:
+def _bars(points: Sequence[tuple[float, Share]]) -> tuple[list[float], list[float]]:
     """Places and bounds in percent, gaps between them: one path draws them all."""
     places = [place for x, _ in points for place in (x, x, math.nan)]
     bounds = [bound for _, m in points for bound in (100 * m.low, 100 * m.high, math.nan)]
@@ -83,7 +83,7 @@ def _bars(points: Sequence[tuple[float, Mean]]) -> tuple[list[float], list[float
 
 
 def plot_splits(
-    name: str, x_label: str, names: tuple[str, str], rows: Sequence[tuple[str, Mean | None, Mean | None]]
+    name: str, x_label: str, names: tuple[str, str], rows: Sequence[tuple[str, Share | None, Share | None]]
 ) -> str:
     """A row a run: the share for the first kind of item (filled) and for the second (hollow)."""
     with mpl.rc_context(STYLE):
@@ -98,7 +98,7 @@ def plot_splits(
         return svg_text(canvas, name)
 
 
-def _draw_dots(axes: Axes, means: Sequence[Mean | None], label: str, fill: str, color: str) -> None:
+def _draw_dots(axes: Axes, means: Sequence[Share | None], label: str, fill: str, color: str) -> None:
     points = [(float(i), m) for i, m in enumerate(means) if m is not None]
     x, y = [100 * m.value for _, m in points], [i for i, _ in points]
     places, bounds = _bars(points)

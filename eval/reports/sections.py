@@ -7,13 +7,12 @@ from typing import Any
 
 from eval.models.base import OPPONENTS
 from eval.reports import analysis, plots
-from eval.reports.analysis import Mean
-from eval.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text
+from eval.reports.analysis import Share
+from eval.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text, word_diff
 from eval.reports.groups import Group
 from eval.reports.paper import paper, paper_lines
 from eval.reports.plots import Line
 from eval.reports.runs import Run
-from eval.reports.word_diff import word_diff
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.intervals import PairedDifference
 from eval.scores.metrics import HEADLINE, METRICS
@@ -186,12 +185,12 @@ def _horizon_cell(row: Mapping[str, Any] | None) -> str:
     return f"{four_cell(row)}\nEM [{percent(low)}, {percent(high)}]"
 
 
-def _row_mean(run: Run, metric: str, horizon: int) -> Mean | None:
+def _row_mean(run: Run, metric: str, horizon: int) -> Share | None:
     row = run.row(OVERALL, horizon)
     return None if row is None else analysis.mean_of(row, metric, row["n"])
 
 
-def _lines(group: Group, means: Callable[[Run], Sequence[Mean | None]]) -> list[Line]:
+def _lines(group: Group, means: Callable[[Run], Sequence[Share | None]]) -> list[Line]:
     drawn = zip(group.names, group.looks, group.runs, strict=True)
     return [Line(name, look, means(run)) for name, look, run in drawn]
 
@@ -276,7 +275,7 @@ def _splits(group: Group, anchor: str) -> list[Block]:
     return [Text(text), Plots(drawn), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
 
 
-Split = tuple[str, Mean | None, Mean | None]
+Split = tuple[str, Share | None, Share | None]
 
 
 def _split(group: Group, chosen: Callable[[Item], bool]) -> list[Split]:
@@ -292,7 +291,7 @@ def _split_plot(name: str, title: str, kinds: tuple[str, str], rows: Sequence[Sp
     return Plot(name, title, plots.plot_splits(name, "EM", kinds, rows))
 
 
-def _mean_cell(mean: Mean | None) -> str:
+def _mean_cell(mean: Share | None) -> str:
     if mean is None:
         return "-"
     return f"{percent(mean.value)} ({mean.n})\n[{percent(mean.low)}, {percent(mean.high)}]"
@@ -357,7 +356,7 @@ def _pairs(group: Group, anchor: str) -> list[Block]:
     return [Text(text), Plots([Plot(name, "Counterfactual pairs", svg)]), Table(header, rows, "Share of pairs.")]
 
 
-def _pair_means(run: Run) -> dict[str, Mean | None]:
+def _pair_means(run: Run) -> dict[str, Share | None]:
     row = summarize_pairs(run.items) or {"n": 0}
     return {name: analysis.mean_of(row, name, row["n"]) for name in ("both", "fact", "counterfact", "same")}
 

@@ -37,7 +37,7 @@ def is_selection(suite: str) -> bool:
     return bool(colon) and selection in SELECTIONS
 
 
-SUITES = Path(__file__).parents[1] / "suites"
+FOLDER = Path(__file__).parents[1] / "suites"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Suite:
 
 def suite_names() -> list[str]:
     """The committed suites, sorted."""
-    return sorted(path.name.removesuffix(".jsonl.gz") for path in SUITES.glob("*.jsonl.gz"))
+    return sorted(path.name.removesuffix(".jsonl.gz") for path in FOLDER.glob("*.jsonl.gz"))
 
 
 def load_suite(name_or_path: str) -> Suite:
@@ -77,7 +77,7 @@ def _select(suite: Suite, selection: str) -> Suite:
 
 
 def _read_suite(name_or_path: str) -> Suite:
-    path = SUITES / f"{name_or_path}.jsonl.gz"
+    path = FOLDER / f"{name_or_path}.jsonl.gz"
     if not path.is_file():
         path = Path(name_or_path)
     if not path.is_file():

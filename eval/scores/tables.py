@@ -39,7 +39,8 @@ def render_report(results: Mapping[str, Any]) -> str:
         last = max(row["horizon"] for row in results["rows"])
         rows = [row for row in results["rows"] if row["horizon"] == last]
         parts.append(f"## Horizon {last} by family\n\n" + _paper_table(rows, {}))
-    parts += [f"## Refused windows\n\n{_refused_table(results['refused'])}"] if results["refused"] else []
+    if results["refused"]:
+        parts.append("## Refused windows\n\n" + table(["Window", "Reason"], sorted(results["refused"].items())))
     return "\n".join(parts)
 
 
@@ -122,10 +123,6 @@ def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     header = ["Horizon", "Rewards", "accuracy", "not 0", "accuracy of those"]
     return "\n".join([*parts, table(header, lines)] if rewards else parts)
-
-
-def _refused_table(refused: Mapping[str, str]) -> str:
-    return table(["Window", "Reason"], [[name, reason] for name, reason in sorted(refused.items())])
 
 
 def _families(rows: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eval.commands.harness import Settings
+from eval.commands.harness import RunSettings
 from eval.commands.run import ascending
 from eval.models.options import positive
 from eval.scores.suites import load_suite
@@ -71,8 +71,8 @@ def _thresholds(text: str) -> tuple[str, tuple[float, ...]]:
         raise argparse.ArgumentTypeError(f"expected RULE=NUMBER or RULE=NUMBER,NUMBER,.., got {text!r}") from None
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    return Settings(str(args.model), args.context, args.horizons, args.limit, args.seed, args.batch_size)
+def _settings(args: argparse.Namespace) -> RunSettings:
+    return RunSettings(str(args.model), args.context, args.horizons, args.limit, args.seed, args.batch_size)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -9,23 +9,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.commands.harness import Settings, select_windows
+from eval.commands.harness import RunSettings, select_windows
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
 from eval.scores.figures import TITLES, UNITS, save_figure
 from eval.scores.suites import Suite
 from eval.scores.tables import table
-from eval.studies.differences import ALL, METRICS, Difference, Mean, differences, means
-from eval.studies.flops import forward_flops
+from eval.studies.differences import ALL, STUDIED, Difference, Mean, differences, means
 from eval.studies.report import differences_table, means_table
 from eval.studies.scores import add_losses, read_scores, score
-from eval.studies.summary import FLOPS_KEYS
+from eval.studies.summary import FLOPS_KEYS, forward_flops
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.windows import game_of
 
 
-def run_depth_study(model: Path, suite: Suite, settings: Settings, depths: Sequence[int] | None, out: Path) -> None:
+def run_depth_study(model: Path, suite: Suite, settings: RunSettings, depths: Sequence[int] | None, out: Path) -> None:
     """Scores what `out` lacks, then writes results.json, report.md and plot.png there."""
     if not model.is_dir():
         raise InputError(f"--model: {str(model)!r} is no checkpoint folder")
@@ -73,7 +72,7 @@ def write_report(results: dict[str, Any], out: Path) -> None:
         f"interval over games excludes zero. FLOPs are of one token with {FLOPS_KEYS} keys in every layer. {UNITS}\n"
     )
     flops = [[f"T={depth}", f"{value / 1e6:.2f}"] for depth, value in results["flops_per_token"].items()]
-    tables = [means_table(found_means, settings["context"], metric) for metric in METRICS]
+    tables = [means_table(found_means, settings["context"], metric) for metric in STUDIED]
     parts = [head, table(["Depth", "MFLOPs a token"], flops), *tables, differences_table(found_differences)]
     write_atomic(out / "report.md", "\n".join(parts))
     plot(out / "plot.png", found_means, found_differences)
@@ -81,8 +80,8 @@ def write_report(results: dict[str, Any], out: Path) -> None:
 
 def plot(path: Path, found_means: Sequence[Mean], found_differences: Sequence[Difference]) -> None:
     """A panel a metric: the mean over all horizons by depth, with the bounds of the difference from the reference."""
-    canvas = Figure(figsize=(5 * len(METRICS), 4), layout="constrained")
-    for axes, metric in zip(canvas.subplots(1, len(METRICS)), METRICS, strict=True):
+    canvas = Figure(figsize=(5 * len(STUDIED), 4), layout="constrained")
+    for axes, metric in zip(canvas.subplots(1, len(STUDIED)), STUDIED, strict=True):
         points = {m.arm: m.mean for m in found_means if (m.metric, m.horizon) == (metric, ALL)}
         axes.plot([_loops(arm) for arm in points], list(points.values()), marker="o")
         for d in found_differences:

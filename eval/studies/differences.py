@@ -12,7 +12,7 @@ from eval.studies.scores import Scores, Values
 
 ALL = "all"
 """In the place of a horizon: the mean over all of them."""
-METRICS = ("em", "f1", "nats")
+STUDIED = ("em", "f1", "nats")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Difference:
 
 def means(arm: str, regime: str, seeds: Sequence[Scores], horizons: Sequence[int]) -> list[Mean]:
     found = []
-    for metric in METRICS:
+    for metric in STUDIED:
         for horizon, values in _columns(seeds, metric, horizons):
             by_seed = tuple(values.mean(1).tolist())
             found.append(Mean(arm, regime, metric, horizon, float(values.mean()), by_seed))
@@ -64,7 +64,7 @@ def differences(
 ) -> list[Difference]:
     """names: of arm and reference. The scores are of the same seeds and windows in the same order, games of windows."""
     found = []
-    for metric in METRICS:
+    for metric in STUDIED:
         columns = zip(_columns(arm, metric, horizons), _columns(reference, metric, horizons), strict=False)
         for (horizon, ours), (_, theirs) in columns:
             found.append(_difference(names, regime, metric, horizon, ours, theirs, games))

@@ -18,13 +18,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.commands.harness import Settings, select_windows
+from eval.commands.harness import RunSettings, select_windows
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
 from eval.scores.figures import save_figure
 from eval.scores.suites import Suite
 from eval.scores.tables import percent, table
 from eval.studies.differences import ALL, Difference, differences
-from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
+from eval.studies.policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
 from eval.studies.scores import Scores, read_scores, score
 from loopwm.core import RULES, Fixed, make_rule, numbers_of
 from loopwm.records.errors import InputError
@@ -48,7 +48,7 @@ class Thresholds:
         }
     )
 
-    def policies(self, limit: int, with_gate: bool) -> list[Policy]:
+    def policies(self, limit: int, with_gate: bool) -> list[ExitPolicy]:
         """Without a gate those that need none. Raises InputError for a rule that is not made of a threshold and a
         limit, and for a threshold outside its range."""
         found = []
@@ -60,12 +60,12 @@ class Thresholds:
                 rules = [(value, make_rule(name, {numbers[0]: value, "limit": limit})) for value in thresholds]
             except ValueError as error:
                 raise InputError(str(error)) from error
-            found += [Policy(f"{name} {value:g}", name, rule, rule, limit) for value, rule in rules]
+            found += [ExitPolicy(f"{name} {value:g}", name, rule, rule, limit) for value, rule in rules]
         return [policy for policy in found if with_gate or not policy.advance.needs_gate]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PolicyResult:
     """A policy on the windows. against_best and against_random: EM differences, the mean over all horizons."""
 
     policy: str
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def run_halting_study(
-    model: Path, suite: Suite, settings: Settings, thresholds: Thresholds, limit: int | None, out: Path
+    model: Path, suite: Suite, settings: RunSettings, thresholds: Thresholds, limit: int | None, out: Path
 ) -> None:
     """Scores what `out` lacks, then writes results.json, report.md and plot.png there.
 
@@ -96,7 +96,7 @@ def run_halting_study(
     if limit is not None and limit > config.max_loops:
         raise InputError(f"--rule-limit: {limit} is above {config.max_loops}, the loops this checkpoint allows")
     deepest = min(round(2 * config.mu_rec), config.max_loops)
-    fixed = [Policy(f"T={t}", "fixed", Fixed(t), Fixed(t), t) for t in range(1, deepest + 1)]
+    fixed = [ExitPolicy(f"T={t}", "fixed", Fixed(t), Fixed(t), t) for t in range(1, deepest + 1)]
     study.score(fixed)
     best = max(fixed, key=lambda policy: (study.em(policy), -policy.limit))
     rules = thresholds.policies(limit or best.limit, config.exit_gate)
@@ -127,41 +127,41 @@ def run_halting_study(
 class _Study:
     """Scores of policies on the same windows, kept in a folder each."""
 
-    def __init__(self, model: Path, suite: Suite, windows: Sequence[Window], settings: Settings, out: Path) -> None:
+    def __init__(self, model: Path, suite: Suite, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
         self.model, self.suite, self.windows, self.settings, self.out = model, suite, windows, settings, out
 
-    def score(self, policies: Iterable[Policy]) -> None:
+    def score(self, policies: Iterable[ExitPolicy]) -> None:
         for policy in policies:
-            named = Settings(**{**vars(self.settings), "model": f"{self.settings.model} {policy.name}"})
+            named = RunSettings(**{**vars(self.settings), "model": f"{self.settings.model} {policy.name}"})
             predictor = PolicyPredictor(self.model, policy, self._folder(policy))
             score(predictor, self.suite, self.windows, named, self._folder(policy))
 
-    def loops(self, policy: Policy) -> MeanLoops:
+    def loops(self, policy: ExitPolicy) -> MeanLoops:
         return read_mean_loops(self._folder(policy))
 
-    def em(self, policy: Policy) -> float:
+    def em(self, policy: ExitPolicy) -> float:
         return float(self._scores(policy)["em"].mean())
 
-    def outcome(self, policy: Policy, best: Policy, random: Policy | None) -> Outcome:
+    def outcome(self, policy: ExitPolicy, best: ExitPolicy, random: ExitPolicy | None) -> PolicyResult:
         against_best = None if policy == best else self._difference(policy, best)
         against_random = None if random is None else self._difference(policy, random)
         loops, em = self.loops(policy), self.em(policy)
-        return Outcome(policy.name, policy.family, loops, em, against_best, against_random)
+        return PolicyResult(policy.name, policy.family, loops, em, against_best, against_random)
 
-    def _difference(self, ours: Policy, theirs: Policy) -> Difference:
+    def _difference(self, ours: ExitPolicy, theirs: ExitPolicy) -> Difference:
         sides = [self._scores(ours)], [self._scores(theirs)]
         games = [game_of(window) for window in self.windows]
         found = differences((ours.name, theirs.name), self.settings.context, *sides, self.settings.horizons, games)
         return next(d for d in found if (d.metric, d.horizon) == ("em", ALL))
 
-    def _scores(self, policy: Policy) -> Scores:
+    def _scores(self, policy: ExitPolicy) -> Scores:
         return read_scores(self.windows, self.settings.horizons, self._folder(policy))
 
-    def _folder(self, policy: Policy) -> Path:
+    def _folder(self, policy: ExitPolicy) -> Path:
         return self.out / policy.name.replace(", ", "-").replace(" ", "-")
 
 
-def render(results: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
+def render(results: dict[str, Any], outcomes: Sequence[PolicyResult]) -> str:
     """The content of `report.md`."""
     settings, best = results["settings"], results["best_fixed_depth"]
     head = (
@@ -178,7 +178,7 @@ def render(results: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     return f"{head}\n" + table(header, [_row(outcome, best) for outcome in outcomes])
 
 
-def _row(o: Outcome, best: int) -> list[str]:
+def _row(o: PolicyResult, best: int) -> list[str]:
     saved = [percent(1 - loops / best) for loops in (o.loops.advance, o.loops.decode)]
     kept = "yes" if o.keeps_quality else "no"
     loops = [f"{o.loops.advance:.2f}", f"{o.loops.decode:.2f}"]
@@ -191,7 +191,7 @@ def _bounds(d: Difference | None) -> str:
     return f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
 
 
-def plot(path: Path, outcomes: Sequence[Outcome]) -> None:
+def plot(path: Path, outcomes: Sequence[PolicyResult]) -> None:
     """EM against mean loops, of transitions and of decoded tokens."""
     canvas = Figure(figsize=(12, 4.5), layout="constrained")
     for axes, part in zip(canvas.subplots(1, 2, sharey=True), ("advance", "decode"), strict=True):

@@ -45,9 +45,9 @@ def _horizon(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> None:
-    from eval.studies.planner import Settings, run_planner  # torch, which the other commands do without
+    from eval.studies.planner import PlanSettings, run_planner  # torch, which the other commands do without
 
-    settings = Settings(
+    settings = PlanSettings(
         tuple(args.tasks), args.split, args.episodes, args.max_steps, args.seed, args.candidates, args.horizon,
         args.weight,
     )  # fmt: skip

@@ -32,29 +32,26 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.commands.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
-from eval.commands.play import play_real, won
+from eval.commands.play import play_real, read_plays, won
 from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
-from eval.scores.intervals import interval95
-from eval.scores.predictions import PredictionFolder, append_lines, drop_torn_line
+from eval.scores.intervals import Values, interval95
+from eval.scores.predictions import PredictionFolder, append_lines
 from eval.scores.tables import table
 from loopwm.records.episodes import recorded_episodes
-from loopwm.records.errors import InputError
-from loopwm.records.files import read_json_lines, write_atomic, write_json
+from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.local import LocalWorlds
 
-Values = NDArray[np.float64]
 Plans = Sequence[Recalled]
 
 
 @dataclass(frozen=True)
-class Settings:
+class PlanSettings:
     """What to play. horizon: K. candidates: most plans of one decision."""
 
     tasks: tuple[str, ...]
@@ -193,7 +190,7 @@ Arms = Mapping[str, Callable[[Game], Chooser]]
 """By name, what makes an arm's chooser for a game. The first is the reference; the last, what is asked about."""
 
 
-def make_arms(make_worlds: Callable[[], LocalWorlds], settings: Settings) -> Arms:
+def make_arms(make_worlds: Callable[[], LocalWorlds], settings: PlanSettings) -> Arms:
     def look_ahead(horizon: int) -> LookAhead:
         return LookAhead(make_worlds(), horizon, settings.weight)
 
@@ -206,7 +203,7 @@ def make_arms(make_worlds: Callable[[], LocalWorlds], settings: Settings) -> Arm
 
 
 def measure(
-    agent: RetrievalAgent, arms: Arms, world: RealWorld, settings: Settings, spec: Mapping[str, Any], out: Path
+    agent: RetrievalAgent, arms: Arms, world: RealWorld, settings: PlanSettings, spec: Mapping[str, Any], out: Path
 ) -> dict[str, Any]:
     """Plays what `out` lacks, writes the results there and returns them. spec: what else decides them."""
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
@@ -223,20 +220,9 @@ def measure(
     return results
 
 
-def read_plays(path: Path, arms: Arms) -> dict[str, dict[str, Any]]:
-    """Lines of plays.jsonl by game; what a kill left behind the last full line is cut off."""
-    if not path.exists():
-        return {}
-    drop_torn_line(path)
-    plays = {}
-    for number, record in read_json_lines(path):
-        if missing := {"game", "task", *arms} - record.keys():
-            raise InputError(f"{path}: line {number}: {sorted(missing)[0]}: missing")
-        plays[record["game"]] = record
-    return plays
-
-
-def play_game(agent: RetrievalAgent, arms: Arms, world: RealWorld, game: Game, settings: Settings) -> dict[str, Any]:
+def play_game(
+    agent: RetrievalAgent, arms: Arms, world: RealWorld, game: Game, settings: PlanSettings
+) -> dict[str, Any]:
     """The game once by every arm: its line of plays.jsonl."""
 
     def play(make_chooser: Callable[[Game], Chooser]) -> dict[str, Any]:
@@ -324,7 +310,7 @@ def _cell(estimate: Mapping[str, Any]) -> str:
     return f"{estimate['mean']:.1f} ({low:.1f} to {high:.1f})"
 
 
-def run_planner(model: Path, train_episodes: Sequence[Path], settings: Settings, out: Path) -> None:
+def run_planner(model: Path, train_episodes: Sequence[Path], settings: PlanSettings, out: Path) -> None:
     """Plays what `out` lacks and writes results.json, report.md and plays.jsonl there. Raises InputError."""
     torch.set_num_threads(1)  # seconds are those of one core
     predictor = CheckpointPredictor(model)

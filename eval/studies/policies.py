@@ -19,7 +19,7 @@ LOOPS = "loops.jsonl"
 
 
 @dataclass(frozen=True)
-class Policy:
+class ExitPolicy:
     """Exit rules of transitions and of decoded tokens. Contexts are encoded with `limit` loops."""
 
     name: str
@@ -40,7 +40,7 @@ class MeanLoops:
 class PolicyPredictor(CheckpointPredictor):
     """A checkpoint under a policy. Loops go to the file `loops.jsonl` of `out`, window by window."""
 
-    def __init__(self, folder: Path, policy: Policy, out: Path) -> None:
+    def __init__(self, folder: Path, policy: ExitPolicy, out: Path) -> None:
         super().__init__(folder, policy.limit)
         self._policy, self._loops = policy, out / LOOPS
         if self._loops.exists():
@@ -88,12 +88,12 @@ def read_mean_loops(out: Path) -> MeanLoops:
     )
 
 
-def random_policy(policy: Policy, loops: MeanLoops) -> Policy:
+def random_policy(policy: ExitPolicy, loops: MeanLoops) -> ExitPolicy:
     """Random exits with the mean loops of `policy`, in transitions and in decoding apart."""
     advance, decode = (
         _random_rule(mean, policy.limit, seed) for seed, mean in enumerate((loops.advance, loops.decode))
     )
-    return Policy(f"{policy.name}, random", "random", advance, decode, policy.limit)
+    return ExitPolicy(f"{policy.name}, random", "random", advance, decode, policy.limit)
 
 
 def _random_rule(mean: float, limit: int, seed: int) -> ExitRule:

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.commands.harness import Settings, evaluate, plan_batches
+from eval.commands.harness import RunSettings, evaluate, plan_batches
 from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
+from eval.scores.intervals import Values
 from eval.scores.metrics import exact_match, token_f1
 from eval.scores.predictions import append_lines, drop_torn_line, read_records
 from eval.scores.suites import Suite
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
+from loopwm.records.template import Regime
 from loopwm.records.windows import Window
 
-Values = NDArray[np.float64]
 NATS = "nats.jsonl"
 Scores = dict[str, Values]
 """By metric, (windows, horizons), windows in the order given: `em`, `f1`, `nats` (of an observation with its end,
 teacher-forced) and `tokens` (of it). The last two are absent where no such loss is defined."""
 
 
-def score(predictor: Predictor, suite: Suite, windows: Sequence[Window], settings: Settings, out: Path) -> None:
+def score(predictor: Predictor, suite: Suite, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
     """Makes the predictions that `out` lacks.
 
     Raises InputError naming a window that had to be refused: a study compares arms on the same windows.
@@ -50,7 +51,7 @@ def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -
     return scores
 
 
-def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settings: Settings, out: Path) -> None:
+def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
     """Appends to `out`, batch by batch, the teacher-forced losses of the windows it lacks."""
     path = out / NATS
     known = _read_losses(path)
@@ -73,3 +74,30 @@ def _read_losses(path: Path) -> dict[str, dict[str, Any]]:
         return {}
     drop_torn_line(path)
     return {line["id"]: line for _, line in read_json_lines(path)}
+
+
+@dataclass(frozen=True)
+class LatentNorms:
+    """RMS of h_k at the state slots by horizon, from 0 (the encoded context): mean and largest over windows."""
+
+    mean: list[float]
+    largest: list[float]
+
+
+def latent_norms(
+    predictor: CheckpointPredictor, windows: Sequence[Window], regime: Regime, last: int, batch_size: int
+) -> LatentNorms:
+    """Follows the latent for `last` steps in which each window's own actions come again and again."""
+    batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
+    norms = np.concatenate([_batch_norms(predictor, batch, regime, last) for batch in batches])
+    return LatentNorms(norms.mean(0).tolist(), norms.max(0).tolist())
+
+
+def _batch_norms(predictor: CheckpointPredictor, windows: Sequence[Window], regime: Regime, last: int) -> Values:
+    """(windows, last + 1)."""
+    world = predictor.begin(windows, regime).world
+    worlds = [world.latent]
+    for step in range(last):
+        world = predictor.world_model.advance(world, [w["actions"][step % len(w["actions"])] for w in windows])
+        worlds.append(world.latent)
+    return np.stack([h.float().square().mean((1, 2)).sqrt().cpu().numpy() for h in worlds], axis=1)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from eval.scores.figures import UNITS
 from eval.scores.suites import Suite
 from eval.scores.tables import table
-from eval.studies.differences import METRICS, Difference, Mean, differences, means
-from eval.studies.flops import count_parameters, forward_flops, training_flops
+from eval.studies.differences import STUDIED, Difference, Mean, differences, means
 from eval.studies.protocol import Protocol
 from eval.studies.report import differences_table, latents_table, means_table, plot_latents, plot_study
 from eval.studies.scores import read_scores
-from eval.studies.training import Job, make_run
-from eval.studies.training_log import TrainingFacts, read_training_log
+from eval.studies.training import Job, TrainingFacts, make_run, read_training_log
 from loopwm.core.depth import backward_loops
 from loopwm.records.files import read_json, write_atomic
 from loopwm.records.provenance import provenance
 from loopwm.records.windows import Window, game_of
 from loopwm.text.configuration import LoopWMConfig
+from loopwm.text.modeling import LoopWMForCausalLM
 
 FLOPS_KEYS = 512
 """Keys that a token attends to in every layer where FLOPs are given."""
@@ -102,7 +103,7 @@ def write_report(results: dict[str, Any], out: Path) -> None:
     protocol = results["protocol"]
     parts = [f"# Study: {results['study']}\n\n{protocol['question'].strip()}\n", _how(results), _arms_table(results)]
     for regime in protocol["regimes"]:
-        parts += [means_table(found_means, regime, metric) for metric in METRICS]
+        parts += [means_table(found_means, regime, metric) for metric in STUDIED]
     parts.append(differences_table(found_differences))
     followed = {arm["arm"]: arm["latents"] for arm in results["arms"] if arm["latents"]}
     if followed:
@@ -141,3 +142,51 @@ def _arm_row(arm: dict[str, Any]) -> list[str]:
         f"{sum(seed['seconds'] for seed in seeds) / len(seeds) / 60:.1f}", " ".join(losses),
         " ".join(str(seed["spikes"]) for seed in seeds), " ".join(norms),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    total: int
+    without_embeddings: int
+
+
+def count_parameters(config: LoopWMConfig) -> ParameterCount:
+    """The output embedding is tied to the input's and counts once."""
+    with torch.device("meta"):
+        model = LoopWMForCausalLM(config)
+    total = sum(p.numel() for p in model.parameters())
+    return ParameterCount(total, total - model.model.embed_tokens.weight.numel())
+
+
+def layer_flops(config: LoopWMConfig, keys: int) -> int:
+    """One token through one layer: four projections, the MLP, and attention over `keys` keys."""
+    dim = config.hidden_size
+    return 2 * (4 * dim * dim + 2 * dim * config.intermediate_size) + 4 * keys * dim
+
+
+def outer_flops(config: LoopWMConfig, keys: int) -> int:
+    """Everything of a token but the loops: prelude, B, C, coda, copy attention, logits."""
+    dim = config.hidden_size
+    flops = (config.prelude_layers + config.coda_layers) * layer_flops(config, keys) + 2 * 2 * dim * dim
+    if config.copy_attention:
+        flops += 2 * 2 * dim * dim + 4 * keys * dim + 2 * dim
+    return flops + 2 * dim * config.vocab_size
+
+
+def loop_flops(config: LoopWMConfig, keys: int) -> int:
+    """One token through one loop."""
+    return config.block_layers * layer_flops(config, keys)
+
+
+def forward_flops(config: LoopWMConfig, depth: float, keys: int) -> float:
+    """One token through a pass of `depth` loops (a mean may be given), attending to `keys` keys in every layer."""
+    return outer_flops(config, keys) + depth * loop_flops(config, keys)
+
+
+def training_flops(config: LoopWMConfig, mean_depth: float, mu_bwd: int, keys: int) -> float:
+    """Forward, and backward at twice the cost through all that carries gradients: of the loops the last `mu_bwd`.
+
+    Taken at the mean depth: rows shallower than mu_bwd back-propagate a little less.
+    """
+    backward = outer_flops(config, keys) + min(mean_depth, mu_bwd) * loop_flops(config, keys)
+    return forward_flops(config, mean_depth, keys) + 2 * backward

@@ -12,19 +12,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import yaml
 
 from eval.studies.protocol import Decoding, Protocol, arm_config, arm_overrides
-from eval.studies.training_log import read_training_log
 from loopwm.pixel.training_config import PixelTrainingConfig
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json_lines
 from loopwm.records.template import Regime
 from loopwm.text.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One training: its folder, and how the training program is called for it."""
 
     arm: str
@@ -46,7 +48,7 @@ class Job:
 
     protocol: Protocol
     arm: str
-    run: Run
+    run: TrainingRun
 
     @property
     def decode(self) -> Decoding:
@@ -63,15 +65,15 @@ class Job:
         return self.run.folder / "eval" / f"latents-{regime}.json"
 
 
-def make_run(protocol: Protocol, out: Path, arm: str, seed: int, rate: float | None) -> Run:
+def make_run(protocol: Protocol, out: Path, arm: str, seed: int, rate: float | None) -> TrainingRun:
     """The run of a trained arm. A rate of None is the configuration's own."""
     folder = out / arm / f"seed-{seed}" if rate is None else out / arm / f"rate-{rate:g}" / f"seed-{seed}"
     overrides = tuple(arm_overrides(protocol, arm, seed, rate))
-    return Run(arm, seed, rate, folder, Path(protocol.base), overrides, arm_config(protocol, arm, seed, rate))
+    return TrainingRun(arm, seed, rate, folder, Path(protocol.base), overrides, arm_config(protocol, arm, seed, rate))
 
 
 @contextmanager
-def locked(run: Run) -> Iterator[int]:
+def locked(run: TrainingRun) -> Iterator[int]:
     """Holds the run's folder: a process that outlives a killed study still has it, and the next one waits for that.
 
     Yields the file descriptor that holds the lock as long as any process keeps it open.
@@ -82,7 +84,7 @@ def locked(run: Run) -> Iterator[int]:
         yield file.fileno()
 
 
-def train(run: Run) -> None:
+def train(run: TrainingRun) -> None:
     """Trains the run to its end, from where it was left. Raises InputError if that fails.
 
     The caller holds no lock.
@@ -97,7 +99,7 @@ def train(run: Run) -> None:
         raise InputError(f"{run.folder}: training ended with status {status}")
 
 
-def finished(run: Run) -> bool:
+def finished(run: TrainingRun) -> bool:
     """Whether the run has its last checkpoint and the exported model. Raises InputError for another run's folder."""
     if not (run.folder / "config.yaml").is_file():
         return False
@@ -108,7 +110,67 @@ def finished(run: Run) -> bool:
     return last.is_dir() and (run.model / "config.json").is_file()
 
 
-def best_run(runs: Sequence[Run]) -> Run:
+def best_run(runs: Sequence[TrainingRun]) -> TrainingRun:
     """The finished run of lowest final dev loss."""
     facts = [(read_training_log(run.folder), run) for run in runs]
     return min(facts, key=lambda pair: math.inf if pair[0].diverged else pair[0].dev_loss)[1]
+
+
+SPIKE_WINDOW = 50
+"""Steps before a step that its loss is held against."""
+SPIKE_DEVIATIONS = 4.0
+MAD_TO_DEVIATION = 1.4826
+"""Median absolute deviation to standard deviation, for normally distributed values."""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """seconds: spent in optimiser steps. dev_loss: teacher-forced nats a token at the last evaluation.
+    largest_state_rms: largest RMS of h^(T) in any step. mean_depth: loops of a row."""
+
+    steps: int
+    tokens: float
+    seconds: float
+    dev_loss: float
+    spikes: int
+    largest_state_rms: float
+    mean_depth: float
+
+    @property
+    def diverged(self) -> bool:
+        return not math.isfinite(self.dev_loss)
+
+
+def count_spikes(losses: Sequence[float]) -> int:
+    """Steps whose loss is above the median of the SPIKE_WINDOW steps before by more than 4 robust deviations.
+
+    The first SPIKE_WINDOW steps are not judged. A loss that is not finite is a spike.
+    """
+    spikes = 0
+    for step in range(SPIKE_WINDOW, len(losses)):
+        before = np.array(losses[step - SPIKE_WINDOW : step])
+        median = np.median(before)
+        deviation = MAD_TO_DEVIATION * np.median(np.abs(before - median))
+        spikes += not losses[step] <= median + SPIKE_DEVIATIONS * deviation
+    return spikes
+
+
+def read_training_log(run_folder: Path) -> TrainingFacts:
+    """Facts of a run that logs every step. Raises InputError if it never evaluated on dev."""
+    metrics = run_folder / "metrics.jsonl"
+    train, dev = _records(metrics, "train"), _records(metrics, "dev")
+    if not train or not dev:
+        raise InputError(f"{metrics}: holds no {'dev' if train else 'train'} record")
+    return TrainingFacts(
+        steps=train[-1]["step"],
+        tokens=sum(r["tokens"] for r in train),
+        seconds=sum(r["tokens"] / r["tokens_per_s"] for r in train),
+        dev_loss=dev[-1]["loss"],
+        spikes=count_spikes([r["loss"] for r in train]),
+        largest_state_rms=max(r["state_rms"] for r in train),
+        mean_depth=sum(r["mean_depth"] for r in train) / len(train),
+    )
+
+
+def _records(metrics: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for _, record in read_json_lines(metrics) if record["kind"] == kind]

@@ -12,17 +12,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from eval.commands.harness import Settings, select_windows
+from eval.commands.harness import RunSettings, select_windows
 from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.imagination import FedBack
 from eval.scores.suites import load_suite
-from eval.studies.norms import latent_norms
 from eval.studies.protocol import Protocol
-from eval.studies.scores import add_losses, score
+from eval.studies.scores import add_losses, latent_norms, score
 from eval.studies.summary import summarize, write_report
-from eval.studies.training import Job, best_run, locked, make_run, train
-from eval.studies.training_log import read_training_log
+from eval.studies.training import Job, best_run, locked, make_run, read_training_log, train
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 from loopwm.records.template import Regime
@@ -81,8 +79,8 @@ def score_regimes(job: Job) -> None:
             add_latents(checkpoint, windows, protocol, regime, job.latents(regime))
 
 
-def settings_for(protocol: Protocol, model: str, regime: Regime) -> Settings:
-    return Settings(model, regime, protocol.horizons, protocol.limit or None, 0, protocol.batch_size)
+def settings_for(protocol: Protocol, model: str, regime: Regime) -> RunSettings:
+    return RunSettings(model, regime, protocol.horizons, protocol.limit or None, 0, protocol.batch_size)
 
 
 def add_latents(

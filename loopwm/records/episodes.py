@@ -162,4 +162,7 @@ def succeeded(episode: Episode) -> bool:
     return episode.steps[-1].done and episode.steps[-1].score >= FULL_SCORE
 
 
+TRAIN_SPLITS = ("train", "built")
+"""Splits to train on: built games are ALFWorld's train games made from floor plans."""
+
 FULL_SCORE = 100

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import publish, write_atomic
+from loopwm.records.files import publish, write_atomic, write_json
 from loopwm.records.provenance import provenance
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RunFolder:
         """Makes it this run's, unless it is already."""
         if not (self.path / "config.yaml").exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.path / "provenance.json", json.dumps(provenance, indent=1) + "\n")
+            write_json(self.path / "provenance.json", provenance)
             write_atomic(self.path / "config.yaml", _as_yaml(config))
 
     def log(self, number: int, record: Mapping[str, Any]) -> None:

@@ -30,6 +30,9 @@ SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
 CONTEXT_LIMIT = 2048
 """Most tokens a context may have, the slots of h_0 included."""
 
+STEP_MARKS = 3
+"""Tokens of a step beside its texts and slots: <|act|>, <|obs|>, <|end|>."""
+
 LONGEST_OBSERVATION = 512
 """Most tokens of an observation that are decoded; the longest room description of ScienceWorld seen has 370."""
 

@@ -9,12 +9,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from loopwm.records.shards import TokenEpisode
-from loopwm.records.template import RowRegime, StateSlots
+from loopwm.records.template import STEP_MARKS, RowRegime, StateSlots
 from loopwm.text.training_config import DataConfig, ObjectiveConfig
 from loopwm.text.tree import Branch, RowPlan
-
-STEP_MARKS = 3
-"""Template tokens of a trunk step beside its slots: <|act|>, <|obs|>, <|end|>."""
 
 HEAD_MARKS = 2
 """Those of a head's observation."""

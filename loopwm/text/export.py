@@ -5,7 +5,6 @@ python -m loopwm.text.export --checkpoint runs/mine/checkpoints/step-00000400 --
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
+from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
@@ -48,20 +48,11 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loopwm.text.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = script_parser("loopwm.text.export", __doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a folder in a run's checkpoints/")
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")
     arguments = parser.parse_args(argv)
-    try:
-        export_checkpoint(arguments.checkpoint, arguments.out)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: export_checkpoint(arguments.checkpoint, arguments.out))
 
 
 if __name__ == "__main__":

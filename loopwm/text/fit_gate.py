@@ -13,7 +13,6 @@ Shape suffixes: B rows, L columns, N decisions, T loops, D width.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,9 @@ from tqdm import tqdm
 
 from loopwm.core.gate_loss import continue_labels, continue_loss
 from loopwm.core.halting import ExitGate
+from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_json
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -179,15 +180,11 @@ def run(arguments: argparse.Namespace) -> None:
         report[name] = asdict(fit)
         print(f"{name}: dev loss {fit.loss:.4f}, of a constant gate {fit.constant:.4f}")
     export_model(model, tokenizer, arguments.out)
-    (arguments.out / "gate.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(arguments.out / "gate.json", report)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loopwm.text.fit_gate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = script_parser("loopwm.text.fit_gate", __doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--config", type=Path, required=True, help="training configuration, for data, batch and seed")
     parser.add_argument("--steps", type=int, required=True, help="global batches to fit on")
@@ -195,12 +192,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="deepest loop T (default: 2 mu_rec)")
     parser.add_argument("--rate", type=float, default=3e-3, help="first learning rate (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
-    try:
-        run(parser.parse_args(argv))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    arguments = parser.parse_args(argv)
+    return exit_status(lambda: run(arguments))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python -m loopwm.text.row_statistics --config configs/text-small.yaml --steps 10
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.rows import Cursor, PlannedRow, partition
@@ -89,25 +89,20 @@ def statistics(program: TextProgram, steps: int) -> RowStatistics:
     return found
 
 
+def run(config: Path, overrides: Sequence[str], steps: int) -> None:
+    """Prints the statistics. Raises InputError."""
+    if steps < 1:
+        raise InputError(f"--steps: {steps} is below 1")
+    print("\n".join(statistics(TextProgram(load_config(config, overrides)), steps).lines()))
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loopwm.text.row_statistics",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = script_parser("loopwm.text.row_statistics", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="training configuration")
     parser.add_argument("--steps", type=int, default=100, help="optimiser steps to look at (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.steps < 1:
-            raise InputError(f"--steps: {arguments.steps} is below 1")
-        program = TextProgram(load_config(arguments.config, arguments.overrides))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(statistics(program, arguments.steps).lines()))
-    return 0
+    return exit_status(lambda: run(arguments.config, arguments.overrides, arguments.steps))
 
 
 if __name__ == "__main__":

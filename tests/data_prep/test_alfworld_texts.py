@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.environments.alfworld.expert import World, make_plan, parse_goal
+from data_prep.environments.alfworld.expert import Situation, make_plan, parse_goal
 from data_prep.environments.alfworld.hidden import describe, listed, unreadable_line
 from data_prep.environments.base import SimulatorError
 
@@ -43,7 +43,7 @@ def test_the_hidden_state_tells_what_the_answers_depend_on_in_the_games_order() 
         ["not_inreceptacle", "mug 1", "shelf 1"],
         ["inreceptacleobject", "pen 1", "mug 2"],
     ]
-    hidden = describe(World.of(facts))
+    hidden = describe(Situation.of(facts))
     assert unreadable_line(hidden) is None
     assert unreadable_line(hidden.replace("is off", "glows")) == "The desklamp 1 glows."
     assert hidden.splitlines() == [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.determined import group_places, table, wilson_interval
+from data_prep.determined import group_places, render, wilson_interval
 from loopwm.records.episodes import Episode, Step, write_episodes
 
 CLOSED = "The fridge 1 is closed. In it, you see a mug 1."
@@ -26,7 +26,7 @@ def walk(variation: int, *pairs: tuple[str, str], hidden: str | None = CLOSED, t
 def measure(folder: Path, *episodes: Episode) -> dict[str, list[str]]:
     """The cells of the table's rows by family."""
     write_episodes(folder / "e.jsonl", episodes)
-    rows = table(group_places([folder / "e.jsonl"])).splitlines()[2:]
+    rows = render(group_places([folder / "e.jsonl"])).splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     return {family: counts for _, family, *counts in cells}
 

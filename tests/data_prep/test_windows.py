@@ -15,7 +15,7 @@ from data_prep.environments.alfworld.environment import held_out
 from data_prep.environments.alfworld.games import SEEDS
 from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.families import PAPER_MIX, family_of, scaled_mix
-from data_prep.windows import SUITES, cut_any, cut_mix, cut_window
+from data_prep.windows import RECIPES, cut_any, cut_mix, cut_window
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 
@@ -140,9 +140,9 @@ def is_held_out(game: str, split: str) -> bool:
     return int(built[1]) == SEEDS if built else held_out(game)
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_suite_has_the_paper_mix_hidden_states_and_no_training_variation(simulator: ScienceWorld, name: str) -> None:
-    suite, windows = SUITES[name], committed(name)
+    suite, windows = RECIPES[name], committed(name)
     assert Counter(w["family"] for w in windows) == suite.mix
     assert len({w["id"] for w in windows}) == len(windows) == sum(suite.mix.values())
     assert {(w["env"], len(w["actions"])) for w in windows} == {(suite.env, suite.horizon)}

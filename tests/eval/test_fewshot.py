@@ -9,8 +9,8 @@ import pytest
 
 from eval.__main__ import main
 from eval.models.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
-from eval.models.train_episodes import TRAIN_SPLITS
 from eval.scores.suites import load_suite, suite_names
+from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
 from loopwm.records.template import REGIMES, Regime, window_context
 from tests.eval.conftest import MakeWindow, WriteSuite

@@ -14,11 +14,11 @@ import pytest
 
 from eval.__main__ import main
 from eval.reports.analysis import difference, em_by_length, length_class, worst
+from eval.reports.blocks import word_diff
 from eval.reports.groups import make_groups
 from eval.reports.markdown import escape
 from eval.reports.runs import Run, SuiteShelf, check_run
 from eval.reports.sections import lacking_opponent
-from eval.reports.word_diff import word_diff
 from eval.scores.rows import summarize_pairs
 from tests.eval.conftest import MakeWindow, WriteSuite
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.models.alignment import World, rename, renaming
+from eval.models.alignment import Scene, rename, renaming
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.scores.entities import names_of
@@ -38,7 +38,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def renamed(text: str, actions: list[tuple[str, str]], there: list[str], here: list[str]) -> str:
     """`text` of a place where `there` was seen, for one where `here` was."""
     assert NAMES is not None
-    return rename(text, renaming(actions, [], World(there, NAMES), World(here, NAMES), NAMES), NAMES)
+    return rename(text, renaming(actions, [], Scene(there, NAMES), Scene(here, NAMES), NAMES), NAMES)
 
 
 def test_the_answer_is_told_in_the_names_of_the_action_asked(

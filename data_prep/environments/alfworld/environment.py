@@ -126,7 +126,7 @@ class AlfWorld(Declared):
         return self._task
 
     def hidden_state(self) -> str | None:
-        return describe(expert.World.of(self._engine.call("facts")))
+        return describe(expert.Situation.of(self._engine.call("facts")))
 
     def step(self, action: str) -> Step:
         self._first = None

@@ -62,7 +62,7 @@ def natural(name: str) -> tuple[str, int]:
 
 
 @dataclass
-class World:
+class Situation:
     """Facts of one moment. `spots` are places to stand; receptacles without one are out of reach and left out."""
 
     spots: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class World:
     facts: dict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
-    def of(cls, facts: Iterable[Sequence[str]]) -> World:
+    def of(cls, facts: Iterable[Sequence[str]]) -> Situation:
         world = cls()
         for predicate, *names in facts:
             world.facts[predicate].add(tuple(names))
@@ -100,13 +100,13 @@ def make_plan(facts: Iterable[Sequence[str]], goal: Goal, seen: Collection[str],
 
     Raises SimulatorError if what the goal asks for is out of reach.
     """
-    return _Player(World.of(facts), seen, Random(seed)).play(goal)
+    return _Player(Situation.of(facts), seen, Random(seed)).play(goal)
 
 
 class _Player:
     """Plays on a copy of the facts and writes down the commands."""
 
-    def __init__(self, world: World, seen: Collection[str], rng: Random) -> None:
+    def __init__(self, world: Situation, seen: Collection[str], rng: Random) -> None:
         self.world, self.seen, self.rng = world, set(seen), rng
         self.commands: list[str] = []
         self.closes = rng.random() < 0.5

@@ -166,12 +166,9 @@ def list_dev_games(task: str) -> tuple[str, ...]:
 
 
 def _plans_of(task: str) -> list[int]:
-    found = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in _plan_files())
+    files = load_package().layouts.glob("FloorPlan*-openable.json")
+    found = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in files)
     return [plan for plan in sorted(found) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
-
-
-def _plan_files() -> list[Path]:
-    return list(load_package().layouts.glob("FloorPlan*-openable.json"))
 
 
 def build_game(name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from data_prep.environments.alfworld.expert import World, natural
+from data_prep.environments.alfworld.expert import Situation, natural
 
 STATES = {"ishot": "hot", "iscool": "cold", "isclean": "clean", "issliced": "sliced"}
 
@@ -43,7 +43,7 @@ def listed(name: str) -> tuple[str, int]:
     return kind, -number
 
 
-def describe(world: World) -> str:
+def describe(world: Situation) -> str:
     """The hidden state of one moment."""
     parts = (_receptacles, _shared_places, _vessels, _switches, _special_states)
     return "\n".join(line for part in parts for line in part(world))
@@ -54,7 +54,7 @@ def unreadable_line(hidden_state: str) -> str | None:
     return next((line for line in hidden_state.split("\n") if not _LINE.fullmatch(line)), None)
 
 
-def _receptacles(world: World) -> Iterator[str]:
+def _receptacles(world: Situation) -> Iterator[str]:
     for receptacle in sorted(world.contents, key=listed):
         things = _articled(world.contents[receptacle])
         if world.true("openable", receptacle):
@@ -64,11 +64,13 @@ def _receptacles(world: World) -> Iterator[str]:
             yield f"On the {receptacle}, you see {things}."
 
 
-def _shared_places(world: World) -> Iterator[str]:
+def _shared_places(world: Situation) -> Iterator[str]:
     places = defaultdict(list)
     for receptacle in sorted(world.spots, key=listed):
         places[world.spots[receptacle]].append(receptacle)
-    taken = {place: _taken_from(world, place) for place in world.spots}
+    # What was once in a receptacle and is not now: the engine notes what became false, not what always was.
+    removed = world.facts["not_inreceptacle"]
+    taken = {spot: [thing for thing, place in removed if place == spot] for spot in world.spots}
     for place, receptacles in places.items():
         if len(receptacles) > 1:
             here = {thing for thing, where in world.facts["objectatlocation"] if where == place}
@@ -78,12 +80,7 @@ def _shared_places(world: World) -> Iterator[str]:
             yield line + "".join(f" You took {_articled(taken[r])} from the {r}." for r in receptacles if taken[r])
 
 
-def _taken_from(world: World, receptacle: str) -> list[str]:
-    """What was once in a receptacle and is not now: the engine notes what became false, not what always was."""
-    return [thing for thing, place in world.facts["not_inreceptacle"] if place == receptacle]
-
-
-def _vessels(world: World) -> Iterator[str]:
+def _vessels(world: Situation) -> Iterator[str]:
     contents = defaultdict(list)
     for thing, vessel in world.facts["inreceptacleobject"]:
         contents[vessel].append(thing)
@@ -91,12 +88,12 @@ def _vessels(world: World) -> Iterator[str]:
         yield f"In the {vessel}, you see {_articled(contents[vessel])}."
 
 
-def _switches(world: World) -> Iterator[str]:
+def _switches(world: Situation) -> Iterator[str]:
     for thing in sorted((thing for (thing,) in world.facts["toggleable"]), key=listed):
         yield f"The {thing} is {'on' if world.true('istoggled', thing) else 'off'}."
 
 
-def _special_states(world: World) -> Iterator[str]:
+def _special_states(world: Situation) -> Iterator[str]:
     states: dict[str, list[str]] = defaultdict(list)
     for predicate, word in STATES.items():
         for (thing,) in world.facts[predicate]:

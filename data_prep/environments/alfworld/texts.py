@@ -36,7 +36,7 @@ _ABOUT_OBJECTS = (
 
 
 @dataclass(frozen=True)
-class Game:
+class GameTexts:
     """What a game says of itself: its sentences and commands, names such as "drawer 4", and where things are."""
 
     contents: dict[str, tuple[str, ...]]
@@ -80,7 +80,7 @@ def _train_files(path: Path) -> Iterator[tuple[str, str]]:
         raise InputError(f"{path}: not a folder or tar archive of games ({error})") from error
 
 
-def parse_game(record: Mapping[str, Any]) -> Game:
+def parse_game(record: Mapping[str, Any]) -> GameTexts:
     """Reads the JSON of a `game.tw-pddl`. Raises KeyError for a missing field."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for kind, first, second in _FACT.findall(record["pddl_problem"]):
@@ -90,7 +90,7 @@ def parse_game(record: Mapping[str, Any]) -> Game:
     for thing, place in facts["inReceptacle"]:
         contents[names[place]].append(names[thing])
     grammar = record["grammar"]
-    return Game(
+    return GameTexts(
         contents={place: tuple(things) for place, things in contents.items()},
         openable=frozenset(names[thing] for thing, _ in facts["openable"]),
         sentences={
@@ -111,7 +111,7 @@ def _names(typed: list[tuple[str, str]]) -> dict[str, str]:
     return names
 
 
-def game_texts(game: Game) -> Iterator[str]:
+def game_texts(game: GameTexts) -> Iterator[str]:
     """Goal, first observation, commands and observations of a game."""
     yield from game.sentences["task"]
     room = "You are in the middle of a room. Looking quickly around you, you see"
@@ -128,7 +128,7 @@ def game_texts(game: Game) -> Iterator[str]:
                     yield _fill(sentence, thing, place)
 
 
-def _receptacle_texts(game: Game, place: str, things: tuple[str, ...]) -> Iterator[str]:
+def _receptacle_texts(game: GameTexts, place: str, things: tuple[str, ...]) -> Iterator[str]:
     inside, closed, on = game.sentences["examineReceptacle.feedback"]
     arrive = game.sentences["GotoLocation.feedback"][0]
     if place not in game.openable:

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from eval.studies.protocol import Protocol, load_protocol
-from eval.studies.training import Run, make_run, train
+from eval.studies.training import TrainingRun, make_run, train
 from loopwm.records.windows import Window
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
@@ -21,7 +21,7 @@ from loopwm.text.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow
 from tests.training.conftest import config_file, shards  # noqa: F401 - fixtures
 
-Pretend = Callable[[Run], None]
+Pretend = Callable[[TrainingRun], None]
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def protocol(protocol_file: Path) -> Protocol:
 
 
 @pytest.fixture(scope="session")
-def trained(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trained(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     """The one run that the training program really makes."""
     run = make_run(protocol, tmp_path_factory.mktemp("study"), "plain", 0, None)
     train(run)
@@ -88,10 +88,10 @@ def trained(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 
 @pytest.fixture
-def pretend(trained: Run) -> Pretend:
+def pretend(trained: TrainingRun) -> Pretend:
     """Stands in for training: the folder of the real run, under the configuration of another."""
 
-    def train_(run: Run) -> None:
+    def train_(run: TrainingRun) -> None:
         if not run.folder.exists():
             shutil.copytree(trained.folder, run.folder)
             (run.folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(asdict(run.config)))))

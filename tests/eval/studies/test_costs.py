@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from eval.studies.flops import count_parameters, forward_flops, training_flops
-from eval.studies.training_log import SPIKE_WINDOW, count_spikes, read_training_log
+from eval.studies.summary import count_parameters, forward_flops, training_flops
+from eval.studies.training import SPIKE_WINDOW, count_spikes, read_training_log
 from loopwm.core import DepthPlan
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM

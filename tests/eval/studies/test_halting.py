@@ -11,7 +11,7 @@ import torch
 
 from eval.__main__ import main
 from eval.scores.suites import load_suite
-from eval.studies.policies import MeanLoops, Policy, PolicyPredictor, random_policy, read_mean_loops
+from eval.studies.policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
 from loopwm.core import Fixed
 from loopwm.core.halting import Convergence, Gate, RandomExit
 from loopwm.records.template import window_context
@@ -55,7 +55,7 @@ def results(out: Path) -> dict[str, Any]:
 
 def test_recorded_loops_are_those_the_world_takes(gated: Path, windows_file: Path, tmp_path: Path) -> None:
     windows = list(load_suite(str(windows_file)).windows)
-    policy = Policy("gate", "gate", Convergence(0.5, 5), Gate(0.7, 5), 5)
+    policy = ExitPolicy("gate", "gate", Convergence(0.5, 5), Gate(0.7, 5), 5)
     predictor = PolicyPredictor(gated, policy, tmp_path)
     predictions = predictor.predict(windows, "observed", (1, 3))
     world_model = predictor.world_model
@@ -75,7 +75,7 @@ def test_recorded_loops_are_those_the_world_takes(gated: Path, windows_file: Pat
 
 @pytest.mark.parametrize("mean", [1.0, 1.2, 2.5, 4.9, 5.0])
 def test_random_exits_have_the_mean_loops_they_are_made_for(mean: float) -> None:
-    policy = random_policy(Policy("gate", "gate", Fixed(5), Fixed(5), 5), MeanLoops(mean, 3.0))
+    policy = random_policy(ExitPolicy("gate", "gate", Fixed(5), Fixed(5), 5), MeanLoops(mean, 3.0))
     if isinstance(policy.advance, RandomExit):
         rows = policy.advance.for_pass(0, range(4000)).loops
         assert sum(map(sum, rows)) / len(rows) == pytest.approx(mean, abs=0.08)

@@ -22,7 +22,7 @@ from eval.studies.planner import (
     LookAhead,
     MostSimilar,
     PlanningAgent,
-    Settings,
+    PlanSettings,
     Work,
     best_plan,
     candidate_plans,
@@ -36,7 +36,7 @@ from loopwm.worlds.local import LocalWorlds
 from tests.eval.corridor import Corridor, gold_episode
 from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
-SETTINGS = Settings(("ring",), "test", 3, 6, 0, candidates=3, horizon=3, weight=0.5)
+SETTINGS = PlanSettings(("ring",), "test", 3, 6, 0, candidates=3, horizon=3, weight=0.5)
 START = Context("Ring the bell in room 3.", "You are in room 0.")
 FAR = replace(START, history=(Transition("go east", "You are in room 1."), Transition("go east", "You are in room 2.")))
 

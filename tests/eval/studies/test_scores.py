@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from eval.commands.harness import Settings, select_windows
+from eval.commands.harness import RunSettings, select_windows
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.imagination import fed_back
 from eval.scores.suites import Suite, load_suite
 from eval.studies.differences import ALL, Difference, differences, means
-from eval.studies.norms import latent_norms
-from eval.studies.scores import Scores, add_losses, read_scores, score
+from eval.studies.scores import Scores, add_losses, latent_norms, read_scores, score
 from loopwm.records import template
 from loopwm.records.template import Regime, Transition, window_context
 from loopwm.records.windows import Window
@@ -22,8 +21,8 @@ from loopwm.records.windows import Window
 HORIZONS = (1, 3)
 
 
-def settings(regime: Regime = "observed", batch_size: int = 2) -> Settings:
-    return Settings("tiny", regime, HORIZONS, None, 0, batch_size)
+def settings(regime: Regime = "observed", batch_size: int = 2) -> RunSettings:
+    return RunSettings("tiny", regime, HORIZONS, None, 0, batch_size)
 
 
 @pytest.mark.parametrize("regime", ["observed", "snapshot"])

@@ -12,7 +12,7 @@ import pytest
 
 from eval.__main__ import main
 from eval.studies.protocol import Protocol, load_protocol
-from eval.studies.training import Run, best_run, finished, locked, make_run, train
+from eval.studies.training import TrainingRun, best_run, finished, locked, make_run, train
 from loopwm.records.errors import InputError
 from tests.eval.studies.conftest import Pretend
 
@@ -34,7 +34,7 @@ def results(out: Path) -> dict[str, Any]:
 
 
 def test_a_run_is_trained_as_its_configuration_says_and_not_again(
-    trained: Run, monkeypatch: pytest.MonkeyPatch
+    trained: TrainingRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert finished(trained)
     assert (trained.config.run.steps, trained.config.run.seed) == (2, 0)
@@ -42,9 +42,9 @@ def test_a_run_is_trained_as_its_configuration_says_and_not_again(
     train(trained)
 
 
-def test_a_folder_of_another_run_is_refused(trained: Run, protocol: Protocol) -> None:
+def test_a_folder_of_another_run_is_refused(trained: TrainingRun, protocol: Protocol) -> None:
     other = make_run(protocol, trained.folder.parents[1], "flat", 0, None)
-    clash = Run(other.arm, 0, None, trained.folder, other.base, other.overrides, other.config)
+    clash = TrainingRun(other.arm, 0, None, trained.folder, other.base, other.overrides, other.config)
     with pytest.raises(InputError, match="another configuration"):
         train(clash)
 
@@ -125,7 +125,7 @@ def test_each_arm_uses_its_best_rate_of_the_first_seed_for_all_seeds(
 ) -> None:
     losses = {("plain", 1e-3): 2.0, ("plain", 2e-3): 1.0, ("flat", 1e-3): 1.0, ("flat", 2e-3): float("nan")}
 
-    def train_(run: Run) -> None:
+    def train_(run: TrainingRun) -> None:
         pretend(run)
         lines = (run.folder / "metrics.jsonl").read_text().splitlines()
         assert run.rate is not None

@@ -1,0 +1,62 @@
+"""What every command line of the project has in common: one line for what the user is to mend, and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import NoReturn
+
+from loopwm.records.errors import InputError
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def command_parser(
+    prog: str,
+    purpose: str,
+    modules: Mapping[str, tuple[ModuleType, str]],
+    formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
+) -> Parser:
+    """A parser of subcommands: by name the module and what it is for.
+
+    A module has `EXAMPLE`, `add_arguments(parser)` and `run(args)`; its docstring is the command's help.
+    """
+    parser = Parser(prog=prog, description=purpose)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, what_for) in modules.items():
+        command = commands.add_parser(
+            name,
+            help=what_for,
+            description=module.__doc__,
+            epilog=f"example: {module.EXAMPLE}",
+            formatter_class=formatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def script_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """Of a module that is a command by itself."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:
+    """0, or 2 after one line on what the user is to mend: bad input, a full disk, or an error of these kinds."""
+    wrong: tuple[type[Exception], ...] = (InputError, OSError, *more)
+    try:
+        work()
+    except wrong as error:
+        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+    return 0
