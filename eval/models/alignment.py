@@ -29,7 +29,7 @@ class Scene:
     def __init__(self, observations: Sequence[str], names: Names) -> None:
         self._observations = observations
         self._lower = "\n".join(observations).lower()
-        self._known = dict.fromkeys(name for text in observations for name in sorted(names.named(text)))
+        self._known = dict.fromkeys(name for text in observations for name in _sorted_names(text, names))
 
     def knows(self, name: str) -> bool:
         return name in self._known or name in self._lower
@@ -47,6 +47,10 @@ class Scene:
 
 
 @cache
+def _sorted_names(text: str, names: Names) -> list[str]:
+    return sorted(names.named(text))
+
+
 def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
     """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word.
 

@@ -54,8 +54,7 @@ def readings(steps: Steps, times: Sequence[int], last: int, action: str, target:
     for step in range(last, 0, -1):
         if steps[step][0] != action:
             continue
-        text = steps[step][1]
-        numbers, without = tuple(_NUMBER.findall(text)), _NUMBER.sub("#", text)
+        numbers, without = _numbers(steps[step][1])
         template = without if template is None else template
         if without != template:
             return
@@ -63,6 +62,10 @@ def readings(steps: Steps, times: Sequence[int], last: int, action: str, target:
 
 
 @cache
+def _numbers(text: str) -> tuple[tuple[str, ...], str]:
+    return tuple(_NUMBER.findall(text)), _NUMBER.sub("#", text)
+
+
 @dataclass(frozen=True)
 class InView:
     """The readings that a question shows, the last first, and what agrees with how many of them."""

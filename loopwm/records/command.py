@@ -56,7 +56,7 @@ def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:
     try:
         work()
     except wrong as error:
-        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"error: {message}", file=sys.stderr)
+        known = (error.filename, error.strerror) if isinstance(error, OSError) else ()  # without its number
+        print("error:", ": ".join(filter(None, known)) or error, file=sys.stderr)
         return 2
     return 0

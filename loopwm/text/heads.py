@@ -20,10 +20,10 @@ EPS = 1e-6
 
 
 def _pooled(h_NMD: Tensor) -> Tensor:
-    return _unit(h_NMD).mean(1)
+    return unit(h_NMD).mean(1)
 
 
-def _unit(h: Tensor) -> Tensor:
+def unit(h: Tensor) -> Tensor:
     return F.rms_norm(h.float(), h.shape[-1:], eps=EPS).to(h.dtype)
 
 
@@ -75,20 +75,3 @@ class MonitorHead(nn.Linear):
     def forward(self, h_NMD: Tensor) -> Tensor:
         """(N, D), every row of length 1."""
         return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)
-
-
-class Propagation(nn.Linear):
-    """h_{k-1} on its way into the slots of step k: the latent part of [h_{k-1}; e_k; u_k] (LoopWM, equation 4).
-
-    It starts at zero, so that a fresh model is the one without it.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim, bias=False)
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
-
-    def forward(self, h: Tensor) -> Tensor:
-        """(..., D) -> (..., D); zeros stay zeros."""
-        return super().forward(_unit(h))

@@ -46,7 +46,9 @@ from loopwm.core import (
 from loopwm.core.block import RMSNorm
 from loopwm.text.attention import AttentionSlot, CopyAttention
 from loopwm.text.configuration import LoopWMConfig
-from loopwm.text.heads import MonitorHead, PredictionHeads, Propagation
+from loopwm.text.heads import MonitorHead, PredictionHeads
+from loopwm.text.propagation import Carried as Carried
+from loopwm.text.propagation import Propagation
 from loopwm.text.tree_attention import BranchMask, TreeMask, tree_attention
 
 States = CoreState | StateGroup
@@ -80,17 +82,6 @@ class LoopWMPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What the columns of a pass take over from the step before; used with `propagate: latent` only.
-
-    latent: (B, L, D) h_{k-1} at the slots, zeros elsewhere. initial: (B, L, D) h^(0), None for the usual one.
-    """
-
-    latent: Tensor
-    initial: Tensor | None
 
 
 @dataclass

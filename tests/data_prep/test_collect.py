@@ -55,7 +55,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_there(
     capsys.readouterr()
     monkeypatch.setattr(os, "fsync", full)
     assert collect_toy(tmp_path) == 2
-    assert "error: collect: No space left on device\n" in capsys.readouterr().err
+    assert "error: No space left on device\n" in capsys.readouterr().err
     assert contents(tmp_path) == before
 
 
