@@ -24,6 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data_prep.collect_frames import POLICIES as FRAME_POLICIES
 from data_prep.collect_frames import FrameOrder, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
@@ -228,7 +229,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
     )
     parser.add_argument("--split", required=True, help="variations of this split only; of frames: train, dev or test")
-    parser.add_argument("--policy", choices=POLICIES, help="who plays; None: gold, frames at random")
+    players = dict.fromkeys((*POLICIES, *FRAME_POLICIES))
+    parser.add_argument("--policy", choices=players, help="who plays; None: gold, frames at random")
     parser.add_argument("--episodes-per-task", type=int, help="at most; gold plays a variation once; not of frames")
     parser.add_argument("--episodes", type=int, help="frames: play this many")
     parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")
@@ -274,11 +276,9 @@ def _run_frames(args: argparse.Namespace) -> None:
     for name, default in TEXT_ONLY.items():
         if getattr(args, name) != default:
             raise InputError(f"{_option(name)}: not an option of {args.environment}, which shows frames")
-    if args.policy not in (None, "random"):
-        raise InputError(f"--policy: {args.policy!r}: frames are played at random")
     if args.episodes is None and args.steps is None:
         raise InputError("--steps: say how much to play, by --steps or --episodes")
-    order = FrameOrder(args.environment, args.split, args.seed, args.max_steps)
+    order = FrameOrder(args.environment, args.split, args.seed, args.max_steps, args.policy or "random")
     run_frames(order, args.out, args.episodes, args.steps)
 
 
@@ -288,6 +288,8 @@ def _run_text(args: argparse.Namespace) -> None:
             raise InputError(f"{_option(name)}: of frames only, {args.environment} takes --episodes-per-task")
     if args.episodes_per_task is None:
         raise InputError("--episodes-per-task: say how many to play")
+    if args.policy not in (None, *POLICIES):
+        raise InputError(f"--policy: {args.policy!r} plays frames only, {args.environment} shows text")
     order = Order(
         env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),

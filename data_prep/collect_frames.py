@@ -1,4 +1,4 @@
-"""Plays an environment of frames with random actions and writes one file an episode.
+"""Plays an environment of frames by a policy that looks at nothing and writes one file an episode.
 
 Episode i of a split is decided by split, seed and i alone, and a file appears complete or not at all: a run that was
 killed and started again yields the same files, and a run that asks for more goes on where one that asked for less
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,26 +40,55 @@ class FrameOrder:
     split: str
     seed: int
     max_steps: int | None
+    policy: str = "random"
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise InputError(f"--split: unknown {self.split!r}, expected one of {', '.join(SPLITS)}")
         if not 0 <= self.seed < RANGE:
             raise InputError(f"--seed: {self.seed} is not within 0 and {RANGE - 1}")
+        if self.policy not in POLICIES:
+            raise InputError(f"--policy: {self.policy!r}: frames are played by one of {', '.join(POLICIES)}")
+        if self.policy == "look-back" and not self.env.startswith("minigrid/"):
+            raise InputError(f"--policy: look-back plays minigrid, not {self.env}")
 
     def episode_seed(self, index: int) -> int:
         return (SPLITS.index(self.split) * RANGE + self.seed) * RANGE + index
 
 
-def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None) -> FrameEpisode:
-    """One episode of uniformly random actions, decided by the seed."""
+def at_random(actions: int, rng: np.random.Generator) -> Iterator[int]:
+    """Uniformly random actions."""
+    while True:
+        yield int(rng.integers(actions))
+
+
+LEFT, RIGHT, FORWARD, STAY = 0, 1, 2, 6
+"""Of MiniGrid."""
+
+
+def look_back(actions: int, rng: np.random.Generator) -> Iterator[int]:
+    """Turns one to four times, waits 0 to 16 steps, and again, now and then after a few steps forward: what is out of
+    sight comes back into it, sooner or later. For MiniGrid's Memory mazes."""
+    while True:
+        yield from [int(rng.choice((LEFT, RIGHT)))] * int(rng.integers(1, 5))
+        yield from [STAY] * int(rng.integers(17))
+        if rng.random() < 0.2:
+            yield from [FORWARD] * int(rng.integers(1, 5))
+
+
+POLICIES = {"random": at_random, "look-back": look_back}
+
+
+def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:
+    """One episode, decided by the seed."""
     rng = np.random.default_rng([seed, 1])
+    chosen = POLICIES[policy](env.space.actions, rng)
     frame, told = env.reset(seed=seed)
     frames, extras, actions, results = [frame], [told], [], []
     over = False
     while not over:
-        actions.append(rng.integers(env.space.actions))
-        frame, reward, terminated, truncated, told = env.step(actions[-1])
+        actions.append(next(chosen))
+        frame, reward, terminated, truncated, told = env.step(np.int64(actions[-1]))
         truncated = truncated or (not terminated and len(actions) == max_steps)
         frames.append(frame)
         extras.append(told)
@@ -74,7 +103,7 @@ def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None) -> Fra
         terminated=np.array(terminations),
         truncated=np.array(truncations),
         seed=seed,
-        policy="random",
+        policy=policy,
         extras={name: np.stack([row[name] for row in extras]) for name in told},
     )
 
@@ -94,7 +123,7 @@ def collect_frames(order: FrameOrder, out: Path, enough: Callable[[int, int], bo
                 steps = count_steps(path)
                 bar.initial += steps  # what was there before does not count for the rate
             else:
-                episode = play_episode(env, order.episode_seed(episodes), order.max_steps)
+                episode = play_episode(env, order.episode_seed(episodes), order.max_steps, order.policy)
                 write_episode(path, episode)
                 steps = len(episode)
             episodes, transitions = episodes + 1, transitions + steps
@@ -110,7 +139,7 @@ def _begin(order: FrameOrder, space: FrameSpace, out: Path) -> None:
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps({**asdict(order), "space": asdict(space)}))
     if path.is_file():
-        begun = json.loads(path.read_bytes())
+        begun = {"policy": "random"} | json.loads(path.read_bytes())
         for name, value in wanted.items():
             if begun.get(name) != value:
                 raise InputError(f"{path}: {name}: begun with {begun.get(name)!r}, asked for {value!r}")

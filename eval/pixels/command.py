@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
     accuracy.add_argument("--out", type=Path, required=True, help="folder of the study")
     accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
+    purpose = "memory alone: which module still knows a cue long after"
+    memory = tasks.add_parser("memory", help=purpose, description=purpose)
+    memory.add_argument("--steps", type=positive, default=400, help="of training (default: %(default)s)")
+    memory.add_argument("--seeds", type=positive, default=3, help="default: %(default)s")
+    memory.add_argument("--out", type=Path, required=True, help="folder of the study")
     purpose = "returns of an agent, Crafter score, and reward in imagination against reward in play"
     play = tasks.add_parser("play", help=purpose, description=purpose)
     play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
@@ -61,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    {"accuracy": _accuracy, "play": _play, "curve": _curve, "sheet": _sheet}[args.task](args)
+    {"accuracy": _accuracy, "memory": _memory, "play": _play, "curve": _curve, "sheet": _sheet}[args.task](args)
 
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
@@ -90,6 +95,13 @@ def _accuracy(args: argparse.Namespace) -> None:
     from eval.pixels.study import run_study
 
     run_study(load_protocol(args.protocol, args.overrides), args.out)
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _memory(args: argparse.Namespace) -> None:
+    from eval.pixels.memory import Settings, run_study
+
+    run_study(args.out, Settings(steps=args.steps, seeds=tuple(range(args.seeds))))
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 

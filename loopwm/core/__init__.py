@@ -1,6 +1,6 @@
 """The looped transformer core: tensors only. It knows neither text nor pixels nor files."""
 
-from loopwm.core.block import Attend, AttentionInputs, causal_attention, prefix_attention, rotary_angles
+from loopwm.core.block import Attend, AttentionInputs, SeesItself, causal_attention, prefix_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
 from loopwm.core.halting import (
     RULES,
@@ -41,6 +41,7 @@ __all__ = [
     "Gate",
     "LoopedCore",
     "RandomExit",
+    "SeesItself",
     "SharedState",
     "StateGroup",
     "Trace",

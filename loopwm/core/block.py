@@ -81,6 +81,14 @@ def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
     return out.transpose(1, 2).flatten(2)
 
 
+@dataclass(frozen=True)
+class SeesItself:
+    """Attention of columns that see nothing but themselves: what each gets is its own value."""
+
+    def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        return for_queries(v, q.shape[1]).transpose(1, 2).flatten(2)
+
+
 def prefix_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix_k: Tensor, prefix_v: Tensor
 ) -> Tensor:
@@ -133,6 +141,14 @@ class Attention(nn.Module):
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
         return self.o_proj(attend(slot, *self.project(x_BLD, shared.cos, shared.sin), shared.mask))
 
+    def own_values(self, x_BLD: Tensor) -> Tensor:
+        """What `SeesItself` gives: (B, L, H * E)."""
+        v = self.v_proj(x_BLD)
+        shared_by = self.q_proj.out_features // self.v_proj.out_features
+        if shared_by == 1:
+            return v
+        return v.unflatten(-1, (-1, 1, self.head_dim)).expand(*v.shape[:-1], -1, shared_by, -1).flatten(-3)
+
     def project(self, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, L, E), keys and values (B, G, L, E)."""
         q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), cos, sin)
@@ -178,6 +194,8 @@ class Block(nn.Module):
             nn.init.ones_(norm.weight)
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
+        if isinstance(attend, SeesItself):  # nor queries nor keys nor positions decide anything
+            return self.after(self, x_BLD, self.attention.own_values(self.attention_norm(x_BLD)))
         q, k, v = self.before(self, x_BLD, shared.cos, shared.sin)
         return self.after(self, x_BLD, attend(slot, q, k, v, shared.mask))
 

@@ -56,11 +56,18 @@ class StateInjection(nn.Module):
 
         It does not change over the loops of a pass, so it is computed once.
         """
+        return self._gain().to(e_BLD.dtype) * self.B(e_BLD)
+
+    def matrix(self) -> Tensor:
+        """B_bar: (D, D), for those who drive many passes with the same parameters."""
+        return self._gain()[:, None] * self.B.weight
+
+    def _gain(self) -> Tensor:
         gain = F.softplus(self.b.float())
         if self.zoh:
             # (1 - A_bar) / exp(a), written with x = dt * exp(a) so that it stays finite: dt * (1 - exp(-x)) / x.
             gain = gain * -torch.expm1(-self.decay()) / self.decay()
-        return gain.to(e_BLD.dtype) * self.B(e_BLD)
+        return gain
 
 
 class FreeInjection(nn.Module):
@@ -89,6 +96,10 @@ class FreeInjection(nn.Module):
     def drive(self, e_BLD: Tensor) -> Tensor:
         """B_bar e with B_bar = dt * B: (B, L, D)."""
         return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
+
+    def matrix(self) -> Tensor:
+        """B_bar: (D, D)."""
+        return F.softplus(self.b.float())[:, None] * self.B.weight
 
 
 def _log_softplus(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,16 @@ class CoreConfig:
     @property
     def num_slots(self) -> int:
         return self.loop_slot(self.max_loops, 0)
+
+
+class Settled(NamedTuple):
+    """The loops of a pass without prelude and coda, named as in `CoreOutput`."""
+
+    state: Tensor
+    previous_state: Tensor
+    loops: Tensor
+    carried: tuple[Tensor, ...] = ()
+    gate_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,20 @@ class LoopedCore(nn.Module):
         """
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
+        settled = self.settle(drive, retention, shared, attend, rule, exit_columns, initial_BLD)
+        return CoreOutput(self.read_out(settled.state, shared, attend, x_BLD.dtype), *settled)
+
+    def settle(
+        self,
+        drive: Tensor,
+        retention: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        rule: ExitRule,
+        exit_columns: int = 1,
+        initial_BLD: Tensor | None = None,
+    ) -> Settled:
+        """The loops of `forward` alone, driven by B_bar e (B, L, D) under A_bar (D,); a rule that was checked."""
         h = previous = torch.zeros_like(drive, dtype=torch.float32) if initial_BLD is None else initial_BLD
         if isinstance(rule, Fixed):
             # No decision may depend on data here: serving engines capture this path as a graph.
@@ -154,7 +179,7 @@ class LoopedCore(nn.Module):
             loops = torch.full((len(h),), rule.loops, device=h.device)
         else:
             h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
-        return CoreOutput(self.read_out(h, shared, attend, x_BLD.dtype), h, previous, loops)
+        return Settled(h, previous, loops)
 
     def trajectory(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, limit: int) -> list[Tensor]:
         """h^(1) .. h^(limit), each (B, L, D) float32, of one pass: `read_out` of the t-th is `forward` at depth t."""
@@ -190,10 +215,23 @@ class LoopedCore(nn.Module):
         drive, retention = self._drive(x_BLD, shared, attend)
         if initial_BLD is None:
             initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
+        settled = self.settle_sampled(drive, retention, shared, attend, plan, initial_BLD)
+        return CoreOutput(self.read_out(settled.state, shared, attend, x_BLD.dtype), *settled)
+
+    def settle_sampled(
+        self,
+        drive: Tensor,
+        retention: Tensor,
+        shared: AttentionInputs,
+        attend: Attend,
+        plan: DepthPlan,
+        initial_BLD: Tensor,
+    ) -> Settled:
+        """The loops of `forward_sampled` alone, driven by B_bar e (B, L, D) under A_bar (D,)."""
         h = previous = initial_BLD.detach()
         carried, gates = [], []
         for remaining in range(plan.longest, 0, -1):
-            rows = plan.rows_at(remaining, x_BLD.device)
+            rows = plan.rows_at(remaining, drive.device)
             loop = plan.longest - remaining
             with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
@@ -202,16 +240,19 @@ class LoopedCore(nn.Module):
                 if self.gate is not None:
                     nothing = h.new_full(h.shape[:2], math.nan)
                     gates.append(nothing.index_copy(0, rows, self.gate(h[rows])))
-        out = self.read_out(h, shared, attend, x_BLD.dtype)
         loops = torch.tensor(plan.loops, device=h.device)
         gate_logits = torch.stack(gates, dim=-1) if gates else None
-        return CoreOutput(out, h, previous, loops, tuple(carried), gate_logits)
+        return Settled(h, previous, loops, tuple(carried), gate_logits)
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
         """e = RMSNorm(prelude(x)): (B, L, D) (LoopWM, equation 4)."""
+        return self.input_norm(self.run_prelude(x_BLD, shared, attend))
+
+    def run_prelude(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
+        """prelude(x): (B, L, D)."""
         for index, layer in enumerate(self.prelude):
             x_BLD = layer(x_BLD, shared, attend, self.config.prelude_slot(index))
-        return self.input_norm(x_BLD)
+        return x_BLD
 
     def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
         """B_bar e (B, L, D) and A_bar (D,): what stays fixed over the loops of a pass."""

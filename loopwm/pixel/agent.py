@@ -36,6 +36,7 @@ from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, prune
 from loopwm.pixel.system import FrameBatch, make_system
+from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
 from loopwm.records.frames import FrameSpace
 from loopwm.records.run_folder import RunFolder, where_from
@@ -58,7 +59,11 @@ class WorldLearner:
     def __init__(self, config: AgentConfig, space: FrameSpace, device: torch.device) -> None:
         self.config, self.device = config, device
         self.system = make_system(config.of_system, config.model, config.objective, space).to(device)
-        self.optimizer = torch.optim.Adam(self.system.parameters(), lr=config.world.learning_rate)
+        if config.world.steps < self.system.shortest:
+            raise InputError(f"world.steps: {config.world.steps} are fewer than {self.system.shortest}")
+        self.optimizer = torch.optim.AdamW(
+            self.system.parameters(), lr=config.world.learning_rate, weight_decay=config.world.weight_decay
+        )
         self.updates = 0
 
     def prepare(self, found: Rollout) -> Numbers:

@@ -40,6 +40,7 @@ class WorldConfig:
     """T_WM."""
     minibatches: int = 3
     learning_rate: float = 1e-3
+    weight_decay: float = 0.0
     clip_norm: float = 0.5
     replay: int = 128_000
     """Transitions kept."""

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import AttentionInputs, CoreConfig, CoreOutput, CoreState, DepthPlan, ExitRule, Fixed, LoopedCore
+from loopwm.core import (
+    Attend,
+    AttentionInputs,
+    CoreConfig,
+    CoreOutput,
+    CoreState,
+    DepthPlan,
+    ExitRule,
+    Fixed,
+    LoopedCore,
+    SeesItself,
+)
+from loopwm.core.injection import identity_
 from loopwm.pixel.positions import Rotary
 
 Depth = int | ExitRule | DepthPlan
@@ -27,17 +39,25 @@ State = TypeVar("State")
 NO_EPISODE = -1
 """Of frames that stand in a cache for its shape alone."""
 
-FRAMES_AT_ONCE = 2
-"""Whose queries attend in one call: fewer calls, but more keys that are masked."""
+COLUMNS_AT_ONCE = 64
+"""Queries that attend in one call, or those of two frames where these are more: fewer calls, but more masked keys."""
+
+CARRIED = 3.0
+"""Parts of what was carried to one of what a frame brings, at first: with one it forgets before it has learned to
+remember."""
 
 
 @dataclass(frozen=True)
 class DynamicsOutput(Generic[State]):
-    """h: (B, T, N, D) coda output; state: where the next call goes on; loops: (B, T) int64, of each frame."""
+    """h: (B, T, N, D) coda output; state: where the next call goes on; loops: (B, T) int64, of each frame.
+
+    gate: (B, T, N, S) logits of the exit gate after each of the last S loops, of sampled depth alone.
+    """
 
     h: Tensor
     state: State
     loops: Tensor
+    gate: Tensor | None = None
 
 
 class Dynamics(Protocol[State]):
@@ -139,7 +159,8 @@ class LoopedAttention(nn.Module):
         mask = self._mask(_episodes(first, nothing.episodes), x.shape[1], x.shape[2])
         shared = self._inputs(positions, mask)
         out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), plan)
-        return DynamicsOutput(out.h.view_as(x), nothing, out.loops[:, None].expand(-1, x.shape[1]))
+        gate = None if out.gate_logits is None else out.gate_logits.unflatten(1, x.shape[1:3])
+        return DynamicsOutput(out.h.view_as(x), nothing, out.loops[:, None].expand(-1, x.shape[1]), gate)
 
     def _run(
         self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: CoreState
@@ -174,11 +195,14 @@ class LoopedAttention(nn.Module):
 
 
 class LoopedRecurrence(nn.Module):
-    """Each frame's slots take the latents of the frame before through a projection that starts at zero (LoopWM,
-    equation 4: h_{k-1}).
+    """Each frame's slots take the latents of the frame before through a projection that starts as a multiple of the
+    identity (LoopWM, equation 4: h_{k-1}).
 
     Slots see those of their own frame alone: time enters by the carried latents only, so a scan over T takes constant
     memory, and the gradient of a late loss reaches an early input through them.
+
+    Departure: LoopWM gives h_{k-1} to the prelude. Here it is added behind it, and what is carried is the state before
+    the coda, so that prelude and coda run over all frames at once and the scan holds the loops alone.
     """
 
     def __init__(self, config: CoreConfig, rotary: Rotary) -> None:
@@ -186,7 +210,9 @@ class LoopedRecurrence(nn.Module):
         self.core = LoopedCore(config)
         self.rotary = rotary
         self.carry = nn.Linear(config.dim, config.dim, bias=False)
-        nn.init.zeros_(self.carry.weight)
+        identity_(self.carry.weight)
+        with torch.no_grad():
+            self.carry.weight.mul_(CARRIED)
 
     def initial(self, batch: int, device: torch.device) -> Tensor:
         return torch.zeros(batch, 0, self.core.config.dim, device=device)
@@ -194,28 +220,44 @@ class LoopedRecurrence(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor | None = None
     ) -> DynamicsOutput[Tensor]:
-        state = self.initial(len(x), x.device) if state is None else state
-        if not isinstance(depth, DepthPlan):
-            return scan(self.step, x, positions, first, self.core.check(depth), state)
-
-        def run(x: Tensor, positions: Tensor, first: Tensor, plan: DepthPlan, state: Tensor) -> DynamicsOutput[Tensor]:
-            shared = AttentionInputs(*self.rotary.angles(positions))
-            out = self.core.forward_sampled(self._carried(x, first, state), shared, _attend, plan)
-            return DynamicsOutput(out.h, out.h, out.loops)
-
-        return scan(run, x, positions, first, depth, state)
+        batch, steps, slots, _ = x.shape
+        plan = depth if isinstance(depth, DepthPlan) else None
+        rule = None if isinstance(depth, DepthPlan) else self.core.check(depth)
+        shared, attend = self._shared(positions.flatten(0, 1)), _within(slots)
+        p = self.core.run_prelude(x.flatten(0, 1), shared, attend).unflatten(0, (batch, steps))
+        retention, matrix = self.core.injection.retention(), self.core.injection.matrix().to(p.dtype)
+        noise = plan.initial_state(slots, x.shape[-1], x.device) if plan else None
+        h = self.initial(batch, x.device) if state is None else state
+        states, loops, gates = [], [], []
+        for t in range(steps):
+            drive = F.linear(self.core.input_norm(self._carried(p[:, t], first[:, t], h)), matrix)
+            at = self._shared(positions[:, t]) if slots > 1 else shared
+            if plan is not None and noise is not None:
+                settled = self.core.settle_sampled(drive, retention, at, attend, plan, noise)
+            elif rule is not None:
+                settled = self.core.settle(drive, retention, at, attend, rule, slots)
+            h = settled.state
+            states.append(h)
+            loops.append(settled.loops)
+            gates.append(settled.gate_logits)
+        read = torch.stack(states, 1).flatten(0, 1)
+        out = self.core.read_out(read, shared, attend, x.dtype).view_as(x)
+        gate = None if gates[0] is None else torch.stack([logits for logits in gates if logits is not None], 1)
+        return DynamicsOutput(out, h, torch.stack(loops, 1), gate)
 
     def step(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: Tensor
     ) -> DynamicsOutput[Tensor]:
-        shared = AttentionInputs(*self.rotary.angles(positions))
-        out = self.core(self._carried(x, first, state), shared, _attend, depth, exit_columns=x.shape[1])
-        return DynamicsOutput(out.h, out.h, out.loops)
+        out = self(x[:, None], positions[:, None], first[:, None], depth, state)
+        return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])
 
-    def _carried(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+    def _shared(self, positions: Tensor) -> AttentionInputs:
+        return AttentionInputs(*self.rotary.angles(positions))
+
+    def _carried(self, p: Tensor, first: Tensor, state: Tensor) -> Tensor:
         if not state.shape[1]:
-            return x
-        return x + self.carry(torch.where(first[:, None, None], 0, state).to(x.dtype))
+            return p
+        return p + self.carry(torch.where(first[:, None, None], 0, state).to(p.dtype))
 
 
 def scan(
@@ -242,6 +284,11 @@ def _episodes(first: Tensor, before: Tensor) -> Tensor:
     return torch.cat((before, last + first.long().cumsum(1)), 1)
 
 
+def _within(slots: int) -> Attend:
+    """Attention of the slots of one frame."""
+    return SeesItself() if slots == 1 else _attend
+
+
 def _attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
     """Every query sees every key."""
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
@@ -250,7 +297,7 @@ def _attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
 @dataclass(frozen=True)
 class BlockCausal:
     """Attention of frames of `slots` queries, the last columns of the keys, under a mask (B, 1, L, S) that hides the
-    frames after a query's own: those are left out, which halves the work. `FRAMES_AT_ONCE` share one call."""
+    frames after a query's own: those are left out, which halves the work. Frames of few slots share a call."""
 
     slots: int
 
@@ -258,7 +305,7 @@ class BlockCausal:
         dtype = v.dtype
         if q.device.type == "cpu":  # where half precision makes attention slower
             q, k, v = q.float(), k.float(), v.float()
-        length, before, width = q.shape[2], k.shape[2] - q.shape[2], self.slots * FRAMES_AT_ONCE
+        length, before, width = q.shape[2], k.shape[2] - q.shape[2], self.slots * max(2, COLUMNS_AT_ONCE // self.slots)
         parts = []
         with torch.autocast("cpu", enabled=False):
             for start in range(0, length, width):

@@ -61,6 +61,8 @@ class PixelProgram:
             self.train.space.require(self.dev.space, config.data.dev)
         torch.manual_seed(config.run.seed)
         self.objective = make_system(config.system, config.model, config.objective, self.train.space)
+        if config.batch.steps < self.objective.shortest:
+            raise InputError(f"batch.steps: {config.batch.steps} are fewer than {self.objective.shortest}")
         self.preparation = self.objective.prepare(torch.from_numpy(e.obs) for e in self.train.episodes())
 
     def global_batches(self, cursor: NoCursor, step: int) -> Iterator[tuple[list[Rows], NoCursor]]:

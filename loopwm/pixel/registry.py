@@ -9,6 +9,7 @@ from typing import Any
 from loopwm.records.errors import InputError
 
 SYSTEMS = {
+    "edeline": "loopwm.pixel.edeline:Edeline",
     "storm": "loopwm.pixel.storm.system:StormSystem",
     "twisted": "loopwm.pixel.twisted.system:TwistedSystem",
 }

@@ -68,6 +68,8 @@ class PixelSystem(nn.Module):
     """Section `objective`: a dataclass of the loss's settings."""
     Sampling: ClassVar[type]
     """Section `sampling`: a dataclass of how the world is stepped in imagination."""
+    shortest: int = 1
+    """Steps that a segment must have to be learned from."""
     width: int = 0
     """F, of the features of its world if that is a `LatentWorld`, else 0."""
 

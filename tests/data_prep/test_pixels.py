@@ -213,8 +213,8 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
         ("atari/breakout", "atari: unknown game 'breakout', expected one of "),
         ("minigrid/Nowhere", "minigrid: unknown task 'Nowhere', expected one of "),
         ("vizdoom/duel", "vizdoom: unknown scenario 'duel', expected one of basic"),
-        ("pong", "environment: unknown 'pong', expected one of crafter"),
-        ("crafter/big", "environment: unknown 'crafter/big', expected one of crafter"),
+        ("pong", "environment: unknown 'pong', expected one of catch"),
+        ("crafter/big", "environment: unknown 'crafter/big', expected one of catch"),
     ],
 )
 def test_an_unknown_game_is_one_line(name: str, message: str) -> None:
@@ -322,7 +322,7 @@ def test_splits_and_seeds_never_share_an_episode() -> None:
         (("--steps", "9", "--seed", "-1"), "--seed: -1 is not within"),
         (("--steps", "0"), "--steps: at least 1"),
         ((), "--steps: say how much to play"),
-        (("--steps", "9", "--policy", "gold"), "--policy: 'gold': frames are played at random"),
+        (("--steps", "9", "--policy", "gold"), "--policy: 'gold': frames are played by one of random, look-back"),
         (("--steps", "9", "--episodes-per-task", "2"), "--episodes-per-task: not an option of toy"),
         (("--steps", "9", "--workers", "2"), "--workers: not an option of toy"),
     ],
@@ -361,3 +361,55 @@ def test_gymnasium_finds_no_fault() -> None:
     env = make("minatar/breakout")
     importlib.import_module("gymnasium.utils.env_checker").check_env(env, skip_render_check=True)
     assert isinstance(env, gymnasium.Env)
+
+
+def test_settings_are_in_name_and_version_and_unknown_ones_are_one_line() -> None:
+    make("minatar/breakout")
+    plain, sticky = (make_frame_environment(f"minatar/breakout{text}").space for text in ("", "@sticky=0"))
+    assert (sticky.env, plain.env) == ("minatar/breakout@sticky=0", "minatar/breakout")
+    assert "sticky=0 " in sticky.version
+    assert "limit=1000" in sticky.version
+    for text, message in (
+        ("@colour=3", "unknown setting 'colour', expected one of sticky"),
+        ("@sticky=2", "sticky: '2'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_frame_environment(f"minatar/breakout{text}")
+
+
+def test_without_sticky_actions_what_happens_is_what_was_asked_and_ends_after_1000_steps() -> None:
+    make("minatar/breakout")
+    env = make_frame_environment("minatar/asterix@sticky=0")
+    for seed in range(60):
+        env.reset(seed=seed)
+        steps = 0
+        over = truncated = False
+        while not over and not truncated:
+            _, _, over, truncated, _ = env.step(np.int64(0))
+            steps += 1
+        assert steps <= 1000
+        assert truncated == (steps == 1000 and not over)
+
+
+def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:
+    make("minigrid/MemoryS7")
+    env = make_frame_environment("minigrid/MemoryS7@pixels=32")
+    assert env.space.frame_shape == (32, 32, 3)
+    valid = 0
+    for seed in range(60):
+        _, told = env.reset(seed=seed)
+        hidden = told["cue"][0] < 0
+        for _ in range(2):
+            frame, _, _, _, told = env.step(np.int64(0))
+        row, column = told["cue"]
+        assert row >= 0
+        tile = frame[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        assert (tile[..., 1] > tile[..., 0].astype(int) + 30).any()  # the cue is green
+        valid += hidden
+    assert 0.6 < valid / 60 < 0.9
+    order = ["collect", "minigrid/MemoryS7@pixels=32", "--split", "train", "--policy", "look-back", "--episodes", "2"]
+    assert main([*order, "--max-steps", "40", "--out", str(tmp_path)]) == 0
+    episode = read_episode(episode_files(tmp_path)[0])
+    assert episode.policy == "look-back"
+    assert set(episode.action.tolist()) <= {0, 1, 2, 6}
+    assert episode.extras["cue"].shape == (41, 2)

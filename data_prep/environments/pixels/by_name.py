@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from loopwm.records.errors import InputError
@@ -32,10 +33,10 @@ def _catch(name: str, drift: float) -> Simulator:
     return Catch(name, drift)
 
 
-def _minatar(game: str) -> Simulator:
+def _minatar(game: str, sticky: str = "0.1") -> Simulator:
     from data_prep.environments.pixels.minatar import MinAtar
 
-    return MinAtar(game)
+    return MinAtar(game, number("minatar", "sticky", sticky, (0.0, 0.1)))
 
 
 def _atari(game: str) -> Simulator:
@@ -44,10 +45,10 @@ def _atari(game: str) -> Simulator:
     return Atari(game)
 
 
-def _minigrid(task: str) -> Simulator:
+def _minigrid(task: str, pixels: str = "64") -> Simulator:
     from data_prep.environments.pixels.gymnasium import MiniGrid
 
-    return MiniGrid(task)
+    return MiniGrid(task, int(number("minigrid", "pixels", pixels, (32, 64))))
 
 
 def _vizdoom(scenario: str) -> Simulator:
@@ -63,13 +64,13 @@ SINGLE: dict[str, Callable[[], Simulator]] = {
     "craftax": partial(_craftax, False),
     "craftax-classic": partial(_craftax, True),
 }
-FAMILIES: dict[str, Callable[[str], Simulator]] = {
+FAMILIES: dict[str, Callable[..., Simulator]] = {
     "atari": _atari,
     "minatar": _minatar,
     "minigrid": _minigrid,
     "vizdoom": _vizdoom,
 }
-"""Environments named FAMILY/GAME."""
+"""Environments named FAMILY/GAME, some with settings: minigrid/MemoryS7@pixels=32, minatar/breakout@sticky=0."""
 
 FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
 """Examples for messages and help."""
@@ -91,11 +92,31 @@ def make_frame_environment(name: str) -> FrameEnvironment:
         raise InputError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
     if name in SINGLE:
         return FrameEnvironment(SINGLE[name]())
-    family, _, game = name.partition("/")
+    family, _, rest = name.partition("/")
+    game, _, settings = rest.partition("@")
     if family not in FAMILIES:
         expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
         raise InputError(f"environment: unknown {name!r}, expected one of {expected}")
-    return FrameEnvironment(FAMILIES[family](game))
+    return FrameEnvironment(FAMILIES[family](game, **_settings(FAMILIES[family], name, settings)))
+
+
+def _settings(maker: Callable[..., Simulator], name: str, text: str) -> dict[str, str]:
+    """KEY=VALUE,KEY=VALUE of a family that has these keys."""
+    known = list(signature(maker).parameters)[1:]
+    pairs = dict(part.partition("=")[::2] for part in text.split(",") if text)
+    for key in pairs:
+        if key not in known:
+            what = f"expected one of {', '.join(known)}" if known else "it has none"
+            raise InputError(f"environment: {name}: unknown setting {key!r}, {what}")
+    return pairs
+
+
+def number(family: str, key: str, text: str, choices: tuple[float, ...]) -> float:
+    """A setting that is one of a few numbers."""
+    for choice in choices:
+        if text == f"{choice:g}":
+            return choice
+    raise InputError(f"{family}: {key}: {text!r} is not one of {', '.join(f'{choice:g}' for choice in choices)}")
 
 
 def make_frame_vector(name: str, count: int) -> SyncVectorEnv:

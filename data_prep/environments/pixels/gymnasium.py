@@ -1,4 +1,4 @@
-"""Simulators that come as Gymnasium environments: MiniGrid and ViZDoom, at 64 x 64 pixels."""
+"""Simulators that come as Gymnasium environments: MiniGrid and ViZDoom, 64 x 64 pixels unless a setting says else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
 PIXELS = 64
-TILE = 8
-"""Pixels of a MiniGrid tile."""
+TILES = 8
+"""MiniGrid's 7 of each side that are seen, and a border."""
 
 SKIP = 4
 SCENARIOS = {
@@ -26,11 +26,15 @@ SCENARIOS = {
 
 
 class MiniGrid:
-    """What the agent sees of a grid: 7 x 7 tiles of 8 x 8 pixels, with a black border of 8 on the right and below, so
-    that tiles keep to multiples of 8. Action 6 does nothing in the Memory environments."""
+    """What the agent sees of a grid: 7 x 7 tiles and a black border as wide as one on the right and below, so that
+    tiles keep to multiples of their size. Action 6 does nothing in the Memory environments.
 
-    def __init__(self, task: str) -> None:
-        """task: as in MemoryS7. Raises InputError for an unknown one."""
+    Told of each frame of a Memory environment: `cue`, where the object to remember is seen (row and column of its tile,
+    -1 where it is not), and `cue_kind`, 0 for a key and 1 for a ball.
+    """
+
+    def __init__(self, task: str, pixels: int = PIXELS) -> None:
+        """task: as in MemoryS7; pixels: of each side, a multiple of 8. Raises InputError for an unknown task."""
         try:
             from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
         except ModuleNotFoundError as error:
@@ -39,25 +43,35 @@ class MiniGrid:
         if task not in known:
             raise InputError(f"minigrid: unknown task {task!r}, expected one of {', '.join(sorted(known))}")
         env = gymnasium.make(f"MiniGrid-{task}-v0")
-        self._env = ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=TILE))
-        version = installed("minigrid")
-        self.space = FrameSpace(f"minigrid/{task}", version, (PIXELS, PIXELS, 3), int(env.action_space.n))  # type: ignore[attr-defined]
+        self._env = ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES))
+        self._pixels, self._has_cue = pixels, task.startswith("Memory")
+        name = f"minigrid/{task}" if pixels == PIXELS else f"minigrid/{task}@pixels={pixels}"
+        version = installed("minigrid", *(() if pixels == PIXELS else (f"pixels={pixels}",)))
+        self.space = FrameSpace(name, version, (pixels, pixels, 3), int(env.action_space.n))  # type: ignore[attr-defined]
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
-        return _padded(self._env.reset(seed=seed)[0]), {}
+        return self._padded(self._env.reset(seed=seed)[0]), self._told()
 
     def act(self, action: int) -> Outcome:
         view, reward, terminated, truncated, _ = self._env.step(action)
-        return Outcome(_padded(view), float(reward), terminated, truncated)
+        return Outcome(self._padded(view), float(reward), terminated, truncated, self._told())
+
+    def _padded(self, view: Frame) -> Frame:
+        frame = np.zeros((self._pixels, self._pixels, 3), np.uint8)
+        frame[: view.shape[0], : view.shape[1]] = view
+        return frame
+
+    def _told(self) -> dict[str, Any]:
+        if not self._has_cue:
+            return {}
+        grid: Any = self._env.unwrapped
+        place = 1, grid.height // 2 - 1
+        seen = grid.in_view(*place) and grid.agent_sees(*place)
+        column, row = grid.relative_coords(*place) if seen else (-1, -1)
+        return {"cue": np.array((row, column)), "cue_kind": int(grid.grid.get(*place).type == "ball")}
 
     def close(self) -> None:
         self._env.close()
-
-
-def _padded(view: Frame) -> Frame:
-    frame = np.zeros((PIXELS, PIXELS, 3), np.uint8)
-    frame[: view.shape[0], : view.shape[1]] = view
-    return frame
 
 
 class VizDoom:

@@ -1,0 +1,399 @@
+"""EDELINE on the looped core: memory that outlives the last frames, diffusion that draws the next one.
+
+    x_t                 = encoder(o_t) and the action a_t, as one vector
+    h_t                 = f(h_{t-1}, x_t)                           the recurrent embedding, `loopwm.pixel.memory`
+    o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that takes noise away in a few steps
+    r_t, d_t            ~ p(. | h_t)
+
+Departures from the paper: the looped core, a GRU or an LSTM in the place of Mamba; equation 5 is unbounded below, so
+harmonisers are log(1 + exp(s)); memory and noise level are separate keys of the cross-attention, which over one key
+would ignore its query. What the published code adds is switched in `EdelineLoss` and `EdelineSampling`.
+
+Shape suffixes: B rows, T environment steps, L conditioning frames, C channels, H/W frame, D memory, E condition.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.imagined import Imagined
+from loopwm.pixel.memory import Memory, MemoryConfig, MemoryState
+from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
+from loopwm.pixel.unet import FourierFeatures, UNet, UNetConfig
+from loopwm.records.frames import FrameSpace
+
+SIGMA_DATA = 0.5
+LEVELS = 255
+REGRESSED_SIGMA = 1e4
+"""Of the noise level told to a network that regresses: nothing of the noised frame is left."""
+
+
+@dataclass(frozen=True)
+class EdelineConfig:
+    """Defaults are the paper's (EDELINE, table 9)."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    unet: UNetConfig = field(default_factory=UNetConfig)
+    encoder_channels: tuple[int, ...] = (64, 64, 64, 64)
+    """Of each level, which halves the frame."""
+    encoder_stem: int = 1
+    action_dim: int = 128
+    head_hidden: int = 512
+    frames: int = 4
+    """L: frames that the next one is drawn after."""
+    burn_in: int = 4
+    """B: steps of a segment before the first that is drawn."""
+    rewards: tuple[float, ...] = (-1.0, 0.0, 1.0)
+    """The values that rewards are told apart by: each counts as the nearest."""
+    predict: Literal["diffusion", "regression"] = "diffusion"
+    """diffusion, or regression: the mean frame in one step, to compare with."""
+
+    def __post_init__(self) -> None:
+        for name in ("encoder_stem", "action_dim", "head_hidden", "frames"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+        if self.frames > self.burn_in:
+            raise ValueError(f"frames: {self.frames} are more than burn_in, {self.burn_in}")
+        if len(set(self.rewards)) < 2:
+            raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
+
+    @property
+    def mu_rec(self) -> float:
+        return self.memory.mu_rec
+
+    @property
+    def default_depth(self) -> int:
+        return self.memory.default_depth
+
+    @property
+    def max_loops(self) -> int:
+        return self.memory.max_loops
+
+
+@dataclass(frozen=True)
+class EdelineLoss:
+    """Noise levels of training (EDELINE, equation 17), and what the published code adds: defaults are its."""
+
+    noise_mean: float = -0.4
+    noise_std: float = 1.2
+    """P_mean and P_std of log sigma (EDELINE, equation 17)."""
+    sigma_min: float = 0.002
+    sigma_max: float = 20.0
+    offset_noise: float = 0.3
+    """Deviation of noise that a channel has in common, folded into sigma."""
+    own_frame: bool = True
+    """A second step is trained behind the model's own denoised frame."""
+    harmonise: bool = True
+    targets: int = 1
+    """Frames of a row that are predicted, drawn independently: the memory of the row is computed once for all."""
+
+    def __post_init__(self) -> None:
+        if self.targets < 1:
+            raise ValueError(f"targets: {self.targets} is below 1")
+
+
+@dataclass(frozen=True)
+class EdelineSampling:
+    """How a frame is drawn."""
+
+    steps: int = 3
+    sigma_min: float = 0.002
+    sigma_max: float = 5.0
+    rho: float = 7.0
+    rounded: bool = True
+    """Each denoised frame is cut to what a frame can show, and rounded to its 255 levels."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps: {self.steps} is below 1")
+        if not 0 < self.sigma_min <= self.sigma_max:
+            raise ValueError(f"sigma_min: {self.sigma_min} is not within 0 and sigma_max, {self.sigma_max}")
+
+    def sigmas(self) -> list[float]:
+        """From the largest to zero: steps + 1 levels, evenly spaced in sigma^(1 / rho)."""
+        if self.steps == 1:
+            return [self.sigma_max, 0.0]
+        most, least = self.sigma_max ** (1 / self.rho), self.sigma_min ** (1 / self.rho)
+        return [(most + i / (self.steps - 1) * (least - most)) ** self.rho for i in range(self.steps)] + [0.0]
+
+
+class Preconditioners(NamedTuple):
+    """(EDELINE, equations 13 to 16): one number a row."""
+
+    c_in: Tensor
+    c_out: Tensor
+    c_noise: Tensor
+    c_skip: Tensor
+
+
+def preconditioners(sigma: Tensor) -> Preconditioners:
+    """sigma: (B,)."""
+    both = sigma.square() + SIGMA_DATA**2
+    return Preconditioners(both.rsqrt(), sigma * SIGMA_DATA * both.rsqrt(), sigma.log() / 4, SIGMA_DATA**2 / both)
+
+
+def harmonised(loss: Tensor, s: Tensor) -> Tensor:
+    """exp(-s) L + log(1 + exp(s)): least where exp(s) is about L, and never below zero (EDELINE, equation 5)."""
+    return torch.exp(-s) * loss + F.softplus(s)
+
+
+@dataclass(frozen=True)
+class EdelineState:
+    """memory: of all before the frame now; frames: (B, L, C, H, W) in -1 .. 1, the last of them now; first: bool (B,),
+    whether that begins an episode."""
+
+    memory: MemoryState
+    frames: Tensor
+    first: Tensor
+
+
+class Encoder(nn.Module):
+    """Frames (B, C, H, W) as vectors: each level a convolution and a residual one, and halved."""
+
+    def __init__(self, channels: tuple[int, ...], stem: int, frame_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        height, width, colours = frame_shape
+        unit = stem * 2 ** len(channels)
+        if height % unit or width % unit:
+            raise ValueError(
+                f"encoder_channels: {len(channels)} levels and a stem of {stem} halve frames that are divisible by "
+                f"{unit}, not {height} x {width}"
+            )
+        self.stem = stem
+        widths = (colours * stem**2, *channels)
+        self.inwards = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, channels, strict=False))
+        self.onwards = nn.ModuleList(nn.Conv2d(b, b, 3, padding=1) for b in channels)
+        self.norms = nn.ModuleList(nn.GroupNorm(max(1, b // 32), b) for b in channels)
+        self.width = channels[-1] * (height // unit) * (width // unit)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pixel_unshuffle(x, self.stem)
+        for inwards, norm, onwards in zip(self.inwards, self.norms, self.onwards, strict=True):
+            x = inwards(x)
+            x = F.avg_pool2d(x + onwards(F.silu(norm(x))), 2)
+        return F.silu(x).flatten(1)
+
+
+class Edeline(PixelSystem):
+    name = "edeline"
+    Model, Objective, Sampling = EdelineConfig, EdelineLoss, EdelineSampling
+    rewards: Tensor
+
+    def __init__(self, config: EdelineConfig, objective: EdelineLoss, space: FrameSpace) -> None:
+        super().__init__(config, objective, space)
+        config.unet.check(space.frame_shape)
+        self.shortest = config.burn_in + int(objective.own_frame)
+        colours, dim, condition = space.frame_shape[2], config.memory.dim, config.unet.condition
+        self.encoder = Encoder(config.encoder_channels, config.encoder_stem, space.frame_shape)
+        self.action = nn.Embedding(space.actions, config.action_dim)
+        self.inwards = nn.Linear(self.encoder.width + config.action_dim, dim)
+        self.memory = Memory(config.memory)
+        self.reward_head = _head(dim, config.head_hidden, len(config.rewards))
+        self.end_head = _head(dim, config.head_hidden, 1)
+        self.unet = UNet(config.unet, colours * (config.frames + 1), colours)
+        self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
+        self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
+        self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
+        self.harmonisers = nn.Parameter(torch.zeros(2))
+        """Of the frame's loss and the reward's."""
+        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def embed(self, frames: Tensor, action: Tensor) -> Tensor:
+        """x (N, D) of frames (N, C, H, W) and actions (N,)."""
+        return self.inwards(torch.cat((self.encoder(frames), self.action(action)), -1))
+
+    def remember(self, obs: Tensor, action: Tensor, first: Tensor, depth: Depth) -> tuple[Tensor, Tensor]:
+        """h (B, T, D) of frames uint8 (B, T, H, W, C) from nothing, and loops (B, T)."""
+        x = self.embed(to_signed(obs).flatten(0, 1), action.flatten()).unflatten(0, action.shape)
+        out = self.memory(x, first, depth)
+        return out.h, out.loops
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def network(self, noised: Tensor, c_noise: Tensor, before: Tensor, h: Tensor) -> Tensor:
+        """F (B, C, H, W) of scaled noised frames, after frames (B, L, C, H, W) and memory h (B, D)."""
+        noise, memory = self.noise(c_noise), self.memory_key(h)
+        keys = torch.stack((memory, self.noise_key(noise)), 1)
+        condition = self.condition(torch.cat((memory, noise), -1))
+        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys)
+
+    def denoised(self, noised: Tensor, sigma: Tensor, before: Tensor, h: Tensor) -> Tensor:
+        """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise) (EDELINE, equation 10); sigma: (B,)."""
+        c = preconditioners(sigma)
+        found = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
+        return _wide(c.c_skip) * noised + _wide(c.c_out) * found
+
+    def frame_loss(
+        self, target: Tensor, before: Tensor, h: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Squared error of F against (o - c_skip x) / c_out at drawn noise levels, and the denoised frames; that of the
+        frame itself where the network regresses."""
+        if self.config.predict == "regression":
+            found = self.regressed(before, h)
+            return (found - target).square().mean(), found.detach()
+        o, batch = self.objective, len(target)
+        normal = torch.randn(batch, generator=generator, device=generator.device).to(target.device)
+        sigma = (normal * o.noise_std + o.noise_mean).exp().clamp(o.sigma_min, o.sigma_max)
+        offset = torch.randn(*target.shape[:2], 1, 1, generator=generator, device=generator.device)
+        each = torch.randn(target.shape, generator=generator, device=generator.device)
+        noised = target + _wide(sigma) * each.to(target.device) + o.offset_noise * offset.to(target.device)
+        c = preconditioners((sigma.square() + o.offset_noise**2).sqrt())
+        found = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
+        wanted = (target - _wide(c.c_skip) * noised) / _wide(c.c_out)
+        frame = _wide(c.c_skip) * noised + _wide(c.c_out) * found
+        return (found - wanted).square().mean(), frame.detach()
+
+    def regressed(self, before: Tensor, h: Tensor) -> Tensor:
+        """(B, C, H, W): the mean frame, out of the same network at a noise level that leaves nothing of its input."""
+        nothing = torch.zeros_like(before[:, 0])
+        level = torch.full((len(before),), math.log(REGRESSED_SIGMA) / 4, device=before.device)
+        return self.network(nothing, level, before, h)
+
+    def sampled(self, before: Tensor, h: Tensor, sampling: EdelineSampling, generator: torch.Generator) -> Tensor:
+        """(B, C, H, W) by Euler steps from standard normal noise."""
+        if self.config.predict == "regression":
+            return _seen(self.regressed(before, h), sampling)
+        shape = before[:, 0].shape
+        x = torch.randn(shape, generator=generator, device=generator.device).to(before.device)
+        sigmas = sampling.sigmas()
+        for sigma, following in pairwise(sigmas):
+            told = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
+            denoised = _seen(self.denoised(x, told, before, h), sampling)
+            x = x + (x - denoised) / sigma * (following - sigma)
+        return x
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
+        """Equation 5: frames drawn at random (with `own_frame`, the next ones too), rewards and ends of all steps."""
+        o, (rows, steps) = self.objective, batch.action.shape
+        h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
+        behind, earliest = int(o.own_frame), self.config.burn_in - 1
+        drawn = torch.rand(rows * o.targets, generator=generator, device=generator.device).to(h.device)
+        at = earliest + (drawn * (steps - behind - earliest)).long()
+        frames, own = [], None
+        for later in range(1 + behind):
+            loss, own = self._target_loss(batch, h, at + later, own, generator)
+            frames.append(loss)
+        frame = torch.stack(frames).mean()
+        kinds = (batch.reward[..., None] - self.rewards).abs().argmin(-1)
+        reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
+        end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
+        parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
+        count = batch.action.numel()
+        diagnostics = {
+            "loss": mean_of(frame, count),
+            "reward_loss": mean_of(reward, count),
+            "done_loss": mean_of(end, count),
+            "mean_depth": mean_of(loops.float().mean(), count),
+        }
+        return parts[0] + parts[1] + end, diagnostics
+
+    def _target_loss(
+        self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Of the frames that steps `at` (B * targets,) led to, after the L frames up to each; `own` stands for the last
+        of them where the episode goes on."""
+        length = self.config.frames
+        rows = torch.arange(len(h), device=at.device).repeat_interleave(len(at) // len(h))
+        places = at[:, None] + torch.arange(1 - length, 1, device=at.device)
+        before = to_signed(batch.obs[rows[:, None], places])
+        begins = batch.first[rows[:, None], places]
+        if own is not None:
+            before[:, -1] = torch.where(_wide(begins[:, -1]), before[:, -1], own)
+        before = before * _wide(same_episode(begins))
+        return self.frame_loss(to_signed(batch.next_obs[rows, at]), before, h[rows, at], generator)
+
+    def world(self, sampling: EdelineSampling | None = None) -> EdelineWorld:
+        return EdelineWorld(self, EdelineSampling() if sampling is None else sampling)
+
+
+class EdelineWorld:
+    """A `FrameWorld`: each step one pass of the memory and, for the frame, one of the U-Net a denoising step."""
+
+    def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
+        self.system, self.sampling, self.space = system, sampling, system.space
+        self.depth = system.config.default_depth
+
+    @torch.inference_mode()
+    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> EdelineState:
+        frames, length = to_signed(obs), self.system.config.frames
+        memory = self.system.memory.initial(len(obs), obs.device)
+        if action.shape[1]:
+            x = self.system.embed(frames[:, :-1].flatten(0, 1), action.flatten()).unflatten(0, action.shape)
+            memory = self.system.memory(x, first[:, :-1], self.depth, memory).state
+        missing = max(0, length - frames.shape[1])
+        begins = F.pad(first[:, -length:], (missing, 0))
+        last = F.pad(frames[:, -length:], (0, 0, 0, 0, 0, 0, missing, 0)) * _wide(same_episode(begins))
+        return EdelineState(memory, last, first[:, -1])
+
+    @torch.inference_mode()
+    def observe(
+        self, state: EdelineState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
+    ) -> EdelineState:
+        _, memory = self._remember(state, action)
+        before = state.frames[:, 1:] * _wide(~first[:, None])
+        return EdelineState(memory, torch.cat((before, to_signed(obs)[:, None]), 1), first)
+
+    @torch.inference_mode()
+    def step(self, state: EdelineState, action: Tensor, generator: torch.Generator) -> Imagined[EdelineState]:
+        h, memory = self._remember(state, action)
+        chances = self.system.reward_head(h).float().softmax(-1).to(generator.device)
+        kinds = torch.multinomial(chances, 1, generator=generator)
+        ends = self.system.end_head(h)[:, 0].float().sigmoid()
+        terminated = torch.rand(ends.shape, generator=generator, device=generator.device).to(h.device) < ends
+        frame = self.system.sampled(state.frames, h, self.sampling, generator)
+        after = EdelineState(memory, torch.cat((state.frames[:, 1:], frame[:, None]), 1), torch.zeros_like(terminated))
+        return Imagined(self.system.rewards[kinds[:, 0].to(h.device)], terminated, after)
+
+    def _remember(self, state: EdelineState, action: Tensor) -> tuple[Tensor, MemoryState]:
+        x = self.system.embed(state.frames[:, -1], action)
+        out = self.system.memory.step(x, state.first, self.depth, state.memory)
+        return out.h, out.state
+
+    def show(self, state: EdelineState) -> Tensor:
+        frame = (state.frames[:, -1].clamp(-1, 1) + 1) / 2 * LEVELS
+        return frame.round().byte().permute(0, 2, 3, 1)
+
+    def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
+        frames, first = (
+            ours.index_copy(0, rows, theirs)
+            for ours, theirs in ((state.frames, fresh.frames), (state.first, fresh.first))
+        )
+        return EdelineState(state.memory.replace(rows, fresh.memory), frames, first)
+
+
+def to_signed(frames: Tensor) -> Tensor:
+    """uint8 (..., H, W, C) as (..., C, H, W) in -1 .. 1."""
+    return frames.movedim(-1, -3).float() / LEVELS * 2 - 1
+
+
+def same_episode(begins: Tensor) -> Tensor:
+    """Which of frames, bool (B, L) with True where an episode begins, belong to that of the last: bool (B, L)."""
+    later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()
+    return later == 0
+
+
+def _seen(frame: Tensor, sampling: EdelineSampling) -> Tensor:
+    if not sampling.rounded:
+        return frame
+    return ((frame.clamp(-1, 1) + 1) / 2 * LEVELS).round() / LEVELS * 2 - 1
+
+
+def _wide(x: Tensor) -> Tensor:
+    """With three dimensions of size 1 behind, over C, H and W."""
+    return x[..., None, None, None]
+
+
+def _head(dim: int, hidden: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, out))

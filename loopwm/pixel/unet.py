@@ -1,0 +1,181 @@
+"""A U-Net over frames that is told of time and memory in two ways: adaptive group norm and cross-attention.
+
+Each level has residual blocks of one width; between levels the frame is halved, on the way back doubled, and what the
+way down left is put beside it. A `stem` above 1 folds so many pixels of each side into channels first.
+
+Shape suffixes: B batch, C channels, H/W frame, E width of the condition, K keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+GROUP = 32
+"""Channels of a group, where there are as many."""
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """Defaults are the paper's (EDELINE, table 9)."""
+
+    channels: tuple[int, ...] = (64, 64, 64, 64)
+    """Of each level."""
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    """Residual blocks of each level on the way down; one more on the way up."""
+    condition: int = 256
+    """E."""
+    stem: int = 1
+    cross_attention: Literal["everywhere", "middle", "none"] = "everywhere"
+    """Behind the residual blocks of every level, or of the middle alone as in the published code."""
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.channels or min((*self.channels, *self.blocks, self.stem, self.condition, self.heads)) < 1:
+            raise ValueError(f"channels: {self.channels}, blocks, stem, condition and heads start at 1")
+        if len(self.channels) != len(self.blocks):
+            raise ValueError(f"blocks: {self.blocks} are not one number for each of {len(self.channels)} levels")
+        for width in self.channels:
+            if width % self.heads:
+                raise ValueError(f"channels: {width} is not divisible by heads, {self.heads}")
+
+    def check(self, frame_shape: tuple[int, int, int]) -> None:
+        """Raises ValueError for frames that cannot be halved as often."""
+        unit = self.stem * 2 ** (len(self.channels) - 1)
+        for side in frame_shape[:2]:
+            if side % unit:
+                raise ValueError(
+                    f"channels: {len(self.channels)} levels and a stem of {self.stem} halve frames that are divisible "
+                    f"by {unit}, not {frame_shape[0]} x {frame_shape[1]}"
+                )
+
+
+class FourierFeatures(nn.Module):
+    """A number (B,) as cosines and sines at fixed random frequencies: (B, E)."""
+
+    weight: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(width // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = 2 * math.pi * x[:, None] * self.weight
+        return torch.cat((angles.cos(), angles.sin()), -1)
+
+
+class AdaptiveGroupNorm(nn.Module):
+    """Group norm whose gain and bias are a projection of the condition (B, E)."""
+
+    def __init__(self, channels: int, condition: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(max(1, channels // GROUP), channels, affine=False)
+        self.project = nn.Linear(condition, 2 * channels)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        gain, bias = self.project(condition)[:, :, None, None].chunk(2, 1)
+        return self.norm(x) * (1 + gain) + bias
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(silu(norm(conv(silu(norm(x)))))), both norms told of the condition; starts as the identity."""
+
+    def __init__(self, inputs: int, outputs: int, condition: int) -> None:
+        super().__init__()
+        self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+        self.first_norm, self.second_norm = AdaptiveGroupNorm(inputs, condition), AdaptiveGroupNorm(outputs, condition)
+        self.first, self.second = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        found = self.first(F.silu(self.first_norm(x, condition)))
+        return self.skip(x) + self.second(F.silu(self.second_norm(found, condition)))
+
+
+class CrossAttention(nn.Module):
+    """Places of a feature map ask a few keys (B, K, E): x + out(softmax(q k) v).
+
+    Over one key the softmax is 1 whatever is asked: memory and time are separate keys therefore.
+    """
+
+    def __init__(self, channels: int, condition: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.GroupNorm(max(1, channels // GROUP), channels)
+        self.query = nn.Conv2d(channels, channels, 1)
+        self.key_value = nn.Linear(condition, 2 * channels)
+        self.out = nn.Conv2d(channels, channels, 1)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        q = self.query(self.norm(x)).flatten(2).unflatten(1, (self.heads, -1)).mT
+        k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.key_value(keys).chunk(2, -1))
+        found = F.scaled_dot_product_attention(q, k, v)
+        return x + self.out(found.mT.reshape(x.shape))
+
+
+class Stage(nn.Module):
+    """Residual blocks of one width, and cross-attention behind each if there is any."""
+
+    def __init__(self, inputs: list[int], outputs: int, config: UNetConfig, attends: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(ResidualBlock(width, outputs, config.condition) for width in inputs)
+        self.attentions = nn.ModuleList(
+            CrossAttention(outputs, config.condition, config.heads) if attends else nn.Identity() for _ in inputs
+        )
+
+    def forward(self, x: Tensor, condition: Tensor, keys: Tensor, skips: list[Tensor] | None = None) -> list[Tensor]:
+        """The map after each block; `skips`, one a block from the last on, are put beside what goes into it."""
+        found = []
+        for block, attention in zip(self.blocks, self.attentions, strict=True):
+            x = block(x if skips is None else torch.cat((x, skips.pop()), 1), condition)
+            x = attention(x, keys) if isinstance(attention, CrossAttention) else x
+            found.append(x)
+        return found
+
+
+class UNet(nn.Module):
+    """(B, inputs, H, W) -> (B, outputs, H, W)."""
+
+    def __init__(self, config: UNetConfig, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.config = config
+        unit, widths, everywhere = config.stem**2, config.channels, config.cross_attention == "everywhere"
+        self.inwards = nn.Conv2d(inputs * unit, widths[0], 3, padding=1)
+        down, up, halves, doubles = [], [], [], []
+        before = widths[0]
+        for level, (width, count) in enumerate(zip(widths, config.blocks, strict=True)):
+            halves.append(nn.Conv2d(before, before, 3, stride=2, padding=1) if level else nn.Identity())
+            down.append(Stage([before] + [width] * (count - 1), width, config, everywhere))
+            left = [before, *[width] * count]
+            after = widths[min(level + 1, len(widths) - 1)]
+            coming = [after, *[width] * count]
+            up.append(Stage([a + b for a, b in zip(coming, reversed(left), strict=True)], width, config, everywhere))
+            doubles.append(nn.Conv2d(width, width, 3, padding=1) if level else nn.Identity())
+            before = width
+        self.down, self.up = nn.ModuleList(down), nn.ModuleList(up)
+        self.halves, self.doubles = nn.ModuleList(halves), nn.ModuleList(doubles)
+        self.middle = Stage([before, before], before, config, config.cross_attention != "none")
+        self.norm = nn.GroupNorm(max(1, widths[0] // GROUP), widths[0])
+        self.outwards = nn.Conv2d(widths[0], outputs * unit, 3, padding=1)
+        nn.init.zeros_(self.outwards.weight)
+
+    def forward(self, x: Tensor, condition: Tensor, keys: Tensor) -> Tensor:
+        """condition: (B, E), keys: (B, K, E)."""
+        x = self.inwards(F.pixel_unshuffle(x, self.config.stem))
+        left: list[list[Tensor]] = []
+        for stage, halve in zip(self.down, self.halves, strict=True):
+            x = halve(x)
+            left.append([x, *stage(x, condition, keys)])
+            x = left[-1][-1]
+        x = self.middle(x, condition, keys)[-1]
+        for level in reversed(range(len(left))):
+            x = self.up[level](x, condition, keys, left[level])[-1]
+            if level:
+                x = self.doubles[level](F.interpolate(x, scale_factor=2.0))
+        return F.pixel_shuffle(self.outwards(F.silu(self.norm(x))), self.config.stem)

@@ -1,0 +1,321 @@
+"""EDELINE: preconditioners, sampler, harmonisers, cross-attention, and a world that steps as it trains."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from loopwm.core import DepthPlan
+from loopwm.pixel.agent_config import agent_config
+from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.edeline import (
+    Edeline,
+    EdelineConfig,
+    EdelineLoss,
+    EdelineSampling,
+    harmonised,
+    preconditioners,
+    same_episode,
+    to_signed,
+)
+from loopwm.pixel.memory import MemoryConfig
+from loopwm.pixel.replay import Replay
+from loopwm.pixel.system import FrameBatch
+from loopwm.pixel.training_config import training_config
+from loopwm.pixel.unet import CrossAttention, UNetConfig
+from loopwm.records.config import read_sections
+from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
+from loopwm.training.__main__ import main as train
+from tests.pixel.blocks import played
+
+SPACE = FrameSpace("blocks", "1", (6, 8, 3), 4)
+SMALL = EdelineConfig(
+    memory=MemoryConfig("gru", dim=16, heads=2, mlp_dim=32),
+    unet=UNetConfig(channels=(8, 16), blocks=(1, 1), condition=16, heads=2),
+    encoder_channels=(8,),
+    action_dim=4,
+    head_hidden=16,
+    frames=3,
+    burn_in=3,
+    rewards=(0.0, 1.0),
+)
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def made(config=SMALL, loss=None, seed=0):
+    """A network whose layers all do something."""
+    torch.manual_seed(seed)
+    system = Edeline(config, loss or EdelineLoss(), SPACE)
+    with torch.no_grad():
+        for parameter in system.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.5 * parameter[0].numel() ** -0.5)
+    return system.eval()
+
+
+def batch(rows=4, steps=8):
+    replay = Replay(SPACE, 1000)
+    for seed in range(12):
+        replay.add(played(seed, 40))
+    return FrameBatch.of(replay.sample(rows, steps, np.random.default_rng(0)))
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_preconditioners_are_the_papers_and_keep_variance():
+    sigma = torch.tensor([0.01, 0.5, 7.0])
+    found = preconditioners(sigma)
+    for i, s in enumerate(sigma.tolist()):
+        assert found.c_in[i].item() == pytest.approx(1 / math.sqrt(s**2 + 0.25), rel=1e-5)
+        assert found.c_out[i].item() == pytest.approx(0.5 * s / math.sqrt(s**2 + 0.25), rel=1e-5)
+        assert found.c_noise[i].item() == pytest.approx(math.log(s) / 4, rel=1e-5)
+        assert found.c_skip[i].item() == pytest.approx(0.25 / (s**2 + 0.25), rel=1e-5)
+        # A network whose output has unit variance gives back data of deviation 0.5, whatever the noise.
+        signal = found.c_skip[i] ** 2 * (0.25 + s**2)
+        assert (signal + found.c_out[i] ** 2).item() == pytest.approx(0.25, rel=1e-4)
+
+
+def test_the_samplers_levels_are_the_papers():
+    assert EdelineSampling().sigmas() == pytest.approx([5.0, 0.283, 0.002, 0.0], abs=5e-4)
+    assert EdelineSampling(steps=1).sigmas() == [5.0, 0.0]
+
+
+@torch.no_grad()
+def test_without_noise_the_denoised_frame_is_the_frame():
+    system, frame = made(), torch.rand(2, 3, 6, 8) * 2 - 1
+    before, h = torch.zeros(2, 3, 3, 6, 8), torch.randn(2, 16)
+    assert torch.allclose(system.denoised(frame, torch.full((2,), 1e-5), before, h), frame, atol=1e-4)
+    assert not torch.allclose(system.denoised(frame, torch.full((2,), 1.0), before, h), frame, atol=1e-2)
+
+
+@torch.no_grad()
+def test_the_sampler_is_eulers_rule_on_a_known_denoiser(monkeypatch):
+    """A denoiser that always sees one frame: every path ends there, and on the way is a mixture of it and the noise."""
+    system, frame = made(), torch.full((1, 3, 6, 8), 1 / 255)
+    monkeypatch.setattr(system, "denoised", lambda x, sigma, before, h: frame)
+    before, h = torch.zeros(1, 3, 3, 6, 8), torch.zeros(1, 16)
+    assert torch.allclose(system.sampled(before, h, EdelineSampling(), seeded()), frame, atol=1e-6)
+    seen = []
+    monkeypatch.setattr(system, "denoised", lambda x, sigma, before, h: seen.append(x) or frame)
+    system.sampled(before, h, EdelineSampling(), seeded())
+    noise = torch.randn(1, 3, 6, 8, generator=seeded())
+    for x, sigma in zip(seen, (5.0, 0.2828), strict=False):
+        assert torch.allclose(x, frame + (noise - frame) * sigma / 5.0, atol=1e-3)
+
+
+def test_harmonisers_are_bounded_below_and_balance():
+    loss, s = torch.tensor(0.37), torch.tensor(0.2, requires_grad=True)
+    harmonised(loss, s).backward()
+    assert s.grad.item() == pytest.approx(-math.exp(-0.2) * 0.37 + 1 / (1 + math.exp(-0.2)), rel=1e-5)
+    levels = torch.linspace(-20, 20, 401)
+    assert all((harmonised(torch.tensor(x), levels) >= 0).all() for x in (0.0, 1e-6, 0.1, 10.0))
+    # exp(-s) L + log(1 / w), as printed, has no such bound: at L = 0 it falls with s for ever.
+    assert (torch.exp(levels) * 0.0 - levels).min() < -19
+
+
+@torch.no_grad()
+def test_over_one_key_attention_ignores_what_is_asked_and_over_two_it_does_not():
+    torch.manual_seed(0)
+    attention = CrossAttention(8, 16, 2)
+    attention.out.weight.normal_()
+    x, keys = torch.randn(1, 8, 3, 4), torch.randn(1, 2, 16)
+    places = [(attention(x, some) - x).flatten(2) for some in (keys[:, :1], keys)]
+    spread = [(place - place.mean(-1, keepdim=True)).abs().max().item() for place in places]
+    assert spread[0] < 1e-5 < 1e-2 < spread[1]
+
+
+def test_frames_of_another_episode_are_left_out():
+    begins = torch.tensor([[False, True, False], [False, False, True], [True, False, False], [False, False, False]])
+    assert same_episode(begins).tolist() == [
+        [False, True, True],
+        [False, False, True],
+        [True, True, True],
+        [True, True, True],
+    ]
+
+
+def test_one_target_a_row_is_predicted_after_the_burn_in(monkeypatch):
+    """From the memory of the step before, after the L frames up to it, and it is what the action led to."""
+    system, played_steps = made(loss=EdelineLoss(own_frame=False)), batch()
+    seen = []
+
+    def frame_loss(target, before, h, generator):
+        seen.append((target, before, h))
+        return target.sum() * 0, target
+
+    monkeypatch.setattr(system, "frame_loss", frame_loss)
+    h, _ = system.remember(played_steps.obs, played_steps.action, played_steps.first, 1)
+    for seed in range(20):
+        system.loss(played_steps, 1, seeded(seed))
+    places = set()
+    for target, before, of in seen:
+        for row in range(4):
+            at = int((h[row] - of[row]).abs().sum(-1).argmin())
+            places.add(at)
+            assert torch.equal(target[row], to_signed(played_steps.next_obs[row, at]))
+            assert torch.equal(before[row, -1], to_signed(played_steps.obs[row, at]))
+    assert places == set(range(SMALL.burn_in - 1, 8))
+
+
+def test_the_own_frame_stands_for_the_last_one_in_the_second_step(monkeypatch):
+    system, played_steps = made(), batch()
+    seen = []
+
+    def frame_loss(target, before, h, generator):
+        seen.append(before)
+        return target.sum() * 0, torch.full_like(target, 0.123)
+
+    monkeypatch.setattr(system, "frame_loss", frame_loss)
+    system.loss(played_steps, 1, seeded())
+    first, second = seen
+    own = (second[:, -1] == 0.123).flatten(1).all(1)
+    assert own.any()
+    assert not (first[:, -1] == 0.123).any()
+    assert torch.equal(second[own][:, -2], first[own][:, -1])
+
+
+@pytest.mark.parametrize("kind", ["recurrence", "attention", "gru", "lstm"])
+@torch.no_grad()
+def test_the_worlds_memory_is_that_of_training(kind):
+    """Whether frames come at once or one by one, h is what the loss was computed with."""
+    system, steps = made(replace(SMALL, memory=replace(SMALL.memory, kind=kind))), batch()
+    world, generator = system.world(), seeded()
+    h, _ = system.remember(steps.obs, steps.action, steps.first, system.config.default_depth)
+    whole = world.start(steps.obs, steps.action[:, :-1], steps.first, generator)
+    one = world.start(steps.obs[:, :1], steps.action[:, :0], steps.first[:, :1], generator)
+    for t in range(1, 8):
+        one = world.observe(one, steps.action[:, t - 1], steps.obs[:, t], steps.first[:, t], generator)
+    for state in (whole, one):
+        found, _ = world._remember(state, steps.action[:, -1])
+        assert torch.allclose(found, h[:, -1], atol=1e-5)
+    assert torch.equal(whole.frames, one.frames)
+    assert torch.equal(world.show(one), steps.obs[:, -1])
+
+
+@torch.no_grad()
+def test_worlds_begun_anew_go_on_as_if_alone():
+    system, steps = made(), batch()
+    world = system.world()
+    state = world.start(steps.obs[:, :5], steps.action[:, :4], steps.first[:, :5], seeded())
+    fresh = world.start(steps.obs[:1, 5:7], steps.action[:1, 5:6], steps.first[:1, 5:7], seeded())
+    mixed = world.replace(state, torch.tensor([2]), fresh)
+    action = torch.tensor([0, 1, 2, 3])
+    found, alone, rest = (world._remember(s, a)[0] for s, a in ((mixed, action), (fresh, action[2:3]), (state, action)))
+    assert torch.allclose(found[2], alone[0], atol=1e-5)
+    assert torch.allclose(found[[0, 1, 3]], rest[[0, 1, 3]], atol=1e-5)
+    assert torch.equal(world.show(mixed)[2], steps.obs[0, 6])
+
+
+@torch.no_grad()
+def test_imagination_follows_its_generator_alone():
+    world, steps = made().world(), batch()
+    state = world.start(steps.obs, steps.action[:, :-1], steps.first, seeded())
+    one, two, other = (world.step(state, steps.action[:, -1], seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(world.show(one.state), world.show(two.state))
+    assert not torch.equal(world.show(one.state), world.show(other.state))
+    assert world.show(one.state).shape == (4, *SPACE.frame_shape)
+    assert set(one.reward.tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("predict", ["diffusion", "regression"])
+def test_the_loss_reaches_every_parameter(predict):
+    system = made(replace(SMALL, predict=predict, memory=replace(SMALL.memory, kind="recurrence", max_loops=4)))
+    loss, measured = system.loss(batch(), DepthPlan((2,) * 4, 2, (0, 1, 2, 3)), seeded())
+    loss.backward()
+    without = {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
+    # Queries and keys of a step that sees itself alone decide nothing.
+    assert all(part in name for name in without for part in ("attention",)), without
+    assert set(measured) == {"loss", "reward_loss", "done_loss", "mean_depth"}
+
+
+@pytest.fixture(scope="module")
+def config_file(frames, tmp_path_factory):
+    memory = {"kind": "gru", "dim": 32, "heads": 2, "mlp_dim": 64}
+    unet = {"channels": [16, 16], "blocks": [1, 1], "condition": 32, "heads": 2}
+    config = {
+        "system": "edeline",
+        "model": {"memory": memory, "unet": unet, "encoder_channels": [8], "action_dim": 8, "head_hidden": 16}
+        | {"frames": 2, "burn_in": 2, "rewards": [0.0, 1.0]},
+        "data": {"train": str(frames / "train"), "dev": str(frames / "test")},
+        "batch": {"rows": 8, "steps": 6},
+        "optimizer": {"name": "adamw", "learning_rate": 3e-3, "weight_decay": 0.0, "warmup_steps": 5},
+        "run": {"steps": 40, "mixed_precision": "no", "log_every": 1, "eval_every": 40, "save_every": 10},
+    }
+    path = tmp_path_factory.mktemp("config") / "edeline.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(config_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    assert train(["--config", str(config_file), "--out", str(folder)]) == 0
+    return folder
+
+
+def test_training_learns_the_blocks(run):
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert np.mean(losses[-10:]) < np.mean(losses[:5]) / 1.5
+
+
+def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
+    arguments = ["--config", str(config_file), "--out", str(tmp_path / "parts")]
+    assert train([*arguments, "--max-minutes", "0.005"]) == 0
+    stopped = sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir())
+    assert stopped[-1] < "step-00000040"
+    assert train(arguments) == 0
+    ours, theirs = (load_checkpoint(folder / "model").state_dict() for folder in (run, tmp_path / "parts"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.frames=3", "model.frames: 3 are more than burn_in, 2"),
+        ("model.unet.channels=[16, 16, 16, 16]", "model.unet.blocks: "),
+        ("model.unet={channels: [16, 16, 16], blocks: [1, 1, 1]}", "model.channels: 3 levels and a stem of 1"),
+        ("model.encoder_channels=[8, 8]", "model.encoder_channels: 2 levels and a stem of 1"),
+        ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
+        ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
+    ],
+)
+def test_bad_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, message):
+    assert train(["--config", str(config_file), "--out", str(tmp_path / "run"), override]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_system_is_refused(run):
+    with pytest.raises(InputError, match="system: is 'edeline', expected 'twisted'"):
+        load_checkpoint(run / "model", "twisted")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("edeline*.yaml")), ids=lambda path: path.stem)
+def test_configurations_in_the_box_can_be_read(path):
+    sections = read_sections(path)
+    if sections["system"] == "edeline":
+        assert training_config(sections).model.burn_in >= training_config(sections).model.frames
+    else:
+        assert agent_config(sections).of_system == "edeline"
+
+
+def test_a_configuration_holds_what_table_9_says():
+    config = agent_config(read_sections(CONFIGS / "edeline-agent-atari.yaml"))
+    m = config.model
+    assert (m.frames, m.burn_in, m.memory.dim, m.head_hidden, m.action_dim) == (4, 4, 512, 512, 128)
+    assert m.encoder_channels == m.unet.channels == (64, 64, 64, 64)
+    assert (m.unet.blocks, m.unet.condition, config.sampling.steps) == ((2, 2, 2, 2), 256, 3)
+    assert (config.world.steps, config.world.rows, config.imagination.steps) == (19, 32, 15)
+    assert (config.world.learning_rate, config.world.clip_norm, config.real.total) == (1e-4, 1.0, 100_000)
+    assert config.world.updates * config.real.total / (config.real.count * config.real.steps) == 400_000
