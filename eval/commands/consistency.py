@@ -24,8 +24,15 @@ from eval.commands.agents import Agent, ChatAgent, RetrievalAgent
 from eval.commands.play import Plays, play_imagined, play_real, read_plays, replay, start_all, won, won_as_imagined
 from eval.commands.real_world import Game, RealWorld
 from eval.models.base import Predictor
-from eval.models.imagination import Imagination, make_imagination, next_window
-from eval.models.options import DEFAULT_CACHE, ModelOptions, add_model_arguments, make_predictor, positive
+from eval.models.imagination import Imagination, next_window
+from eval.models.options import (
+    DEFAULT_CACHE,
+    ModelOptions,
+    add_model_arguments,
+    make_imagination,
+    make_predictor,
+    positive,
+)
 from eval.scores.intervals import RESAMPLES, Values, interval95, resampled_means
 from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
 from eval.scores.predictions import PredictionFolder, append_lines

@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from eval.commands.harness import recorded_prediction, window_records
 from eval.models.base import Predictor
-from eval.models.imagination import fed_back
-from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
+from eval.models.options import ModelOptions, add_model_arguments, fed_back, make_predictor, positive
 from eval.scores.intervals import INTERVALS, paired_difference
 from eval.scores.metrics import METRICS_VERSION
 from eval.scores.predictions import Key, PredictionFolder, Record

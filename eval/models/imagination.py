@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from eval.models.base import Predictor
 from eval.scores.predictions import Prediction
@@ -118,20 +116,3 @@ def next_window(env: str, context: Context, action: str) -> Window:
         "look": None, "inventory": None, "hidden_state": None, "hidden_state_start": None,
         "actions": [action], "observations": [""], "rewards": [0], "dones": [False],
     }  # fmt: skip
-
-
-def fed_back(predictor: Predictor, model: str, regime: Regime) -> Predictor:
-    """The same model imagining by text instead of latents."""
-    return FedBack(predictor, make_imagination(predictor, model, regime))
-
-
-def make_imagination(predictor: Predictor, model: str, regime: Regime) -> Imagination:
-    """The model as an agent's world. Raises InputError for a regime that it is not shown."""
-    if Path(model).is_dir():
-        from eval.models.checkpoint import CheckpointPredictor  # torch, which the floors do without
-
-        if isinstance(predictor, CheckpointPredictor):
-            return predictor.imagination()
-    if regime != "observed":
-        raise InputError(f"--context: {model!r} imagines step by step from what was 'observed' only, not {regime!r}")
-    return Imagination(partial(PredictorWorlds, predictor))

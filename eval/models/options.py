@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from eval.models.base import Predictor
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.models.floors import Copy, Extrapolate, load_markov
+from eval.models.imagination import FedBack, Imagination, PredictorWorlds
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.models.track import load_track
@@ -159,6 +161,23 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     )
     endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
     return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))
+
+
+def fed_back(predictor: Predictor, model: str, regime: Regime) -> Predictor:
+    """The same model imagining by text instead of latents."""
+    return FedBack(predictor, make_imagination(predictor, model, regime))
+
+
+def make_imagination(predictor: Predictor, model: str, regime: Regime) -> Imagination:
+    """The model as an agent's world. Raises InputError for a regime that it is not shown."""
+    if Path(model).is_dir():
+        from eval.models.checkpoint import CheckpointPredictor  # torch, which the floors do without
+
+        if isinstance(predictor, CheckpointPredictor):
+            return predictor.imagination()
+    if regime != "observed":
+        raise InputError(f"--context: {model!r} imagines step by step from what was 'observed' only, not {regime!r}")
+    return Imagination(partial(PredictorWorlds, predictor))
 
 
 def positive(text: str) -> int:

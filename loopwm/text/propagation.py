@@ -7,20 +7,21 @@ Stages share keys and values, with their gradients, and the depth of each row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 from loopwm.core import CoreState, DepthPlan
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.heads import unit
 from loopwm.text.tree_attention import TreeMask
 from loopwm.text.tree_batch import TreeBatch
 
-if TYPE_CHECKING:
-    from loopwm.text.modeling import LoopWMModel, LoopWMOutput
+Output = TypeVar("Output", bound=ModelOutput)
 
 
 class Propagation(nn.Linear):
@@ -51,13 +52,15 @@ class Carried:
     initial: Tensor | None
 
 
-def run_stages(model: LoopWMModel, batch: TreeBatch, mask: TreeMask, depth: DepthPlan | int) -> list[LoopWMOutput]:
-    """The pass of every stage. Raises ValueError for a batch that is not laid out `by_stage`."""
+def run_stages(
+    model: Callable[..., Output], config: LoopWMConfig, batch: TreeBatch, mask: TreeMask, depth: DepthPlan | int
+) -> list[Output]:
+    """What the model says of every stage. Raises ValueError for a batch that is not laid out `by_stage`."""
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: laid out for one pass, propagate: latent needs the layout by_stage")
     kept = CoreState(0, batch.tokens.device)
-    first = _first_states(model, batch, depth)
-    outs: list[LoopWMOutput] = []
+    first = _first_states(config, batch, depth)
+    outs: list[Output] = []
     start = 0
     for stage, end in enumerate(batch.stage_ends):
         columns = slice(start, end)
@@ -68,7 +71,7 @@ def run_stages(model: LoopWMModel, batch: TreeBatch, mask: TreeMask, depth: Dept
             past_key_values=kept,
             use_cache=False,
             depth=depth,
-            carried=_carried(model, batch, stage, outs, first[:, columns]),
+            carried=_carried(config, batch, stage, outs, first[:, columns]),
         )
         outs.append(out)
         start = end
@@ -76,7 +79,7 @@ def run_stages(model: LoopWMModel, batch: TreeBatch, mask: TreeMask, depth: Dept
 
 
 def _carried(
-    model: LoopWMModel, batch: TreeBatch, stage: int, outs: Sequence[LoopWMOutput], first_BLD: Tensor
+    config: LoopWMConfig, batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BLD: Tensor
 ) -> Carried:
     """What the slots of this stage's columns take from the stage before; `first_BLD` is h^(0) of everything else.
 
@@ -91,15 +94,15 @@ def _carried(
     source = steps.columns[here - 1] - starts[stage - 1]
     before = outs[-1]
     latent = latent.index_put((row, column), before["latent"][row, source].float())
-    if model.config.carry_state:
+    if config.carry_state:
         first_BLD = first_BLD.index_put((row, column), before["state"].detach()[row, source])
     return Carried(latent, first_BLD)
 
 
-def _first_states(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Tensor:
+def _first_states(config: LoopWMConfig, batch: TreeBatch, depth: DepthPlan | int) -> Tensor:
     """h^(0) of all columns (B, L, D): the noise one pass over them would start from."""
     rows, length = batch.tokens.shape
-    dim, device = model.config.hidden_size, batch.tokens.device
+    dim, device = config.hidden_size, batch.tokens.device
     if isinstance(depth, DepthPlan):
         return depth.initial_state(length, dim, device)
     return torch.zeros(rows, length, dim, device=device)

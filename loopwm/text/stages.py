@@ -63,5 +63,5 @@ def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> Ro
     if model.config.propagate == "none":
         mask = one_pass_mask(model.config, batch)
         return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
-    outs = run_stages(model, batch, row_mask(model.config, batch), depth)
+    outs = run_stages(model, model.config, batch, row_mask(model.config, batch), depth)
     return RowOutput.join([RowOutput.of(out) for out in outs])

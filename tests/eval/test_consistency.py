@@ -22,7 +22,8 @@ from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.fewshot import Message
 from eval.models.floors import Copy
-from eval.models.imagination import PredictorWorlds, make_imagination
+from eval.models.imagination import PredictorWorlds
+from eval.models.options import make_imagination
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition

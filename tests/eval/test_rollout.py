@@ -13,7 +13,8 @@ import pytest
 from eval.__main__ import main
 from eval.commands.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.imagination import FedBack, Imagination, PredictorWorlds, fed_back
+from eval.models.imagination import FedBack, Imagination, PredictorWorlds
+from eval.models.options import fed_back
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Regime

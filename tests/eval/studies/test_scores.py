@@ -10,7 +10,7 @@ import torch
 
 from eval.commands.harness import RunSettings, select_windows
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.imagination import fed_back
+from eval.models.options import fed_back
 from eval.scores.suites import Suite, load_suite
 from eval.studies.differences import ALL, Difference, differences, means
 from eval.studies.scores import Scores, add_losses, latent_norms, read_scores, score
