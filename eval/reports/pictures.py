@@ -227,11 +227,10 @@ def _service(shelf: Shelf) -> tuple[Figure, str] | None:
     axes.minorticks_off()
     _legend(canvas, [axes])
     first = kept["load"][0]["workload"]
-    rates = [row["tokens_per_second"] for row in kept["load"] if row["workload"] == first]
-    return canvas, (
-        f"{first.capitalize()}: {max(rates):.0f} tokens a second at best, {max(rates) / rates[0]:.1f} times those of "
-        f"{ticks[0]} at once ({_whose(kept, shelf)})."
-    )
+    rates = {row["at_once"]: row["tokens_per_second"] for row in kept["load"] if row["workload"] == first}
+    best = max(rates, key=lambda at_once: rates[at_once])
+    told = f"{rates[best]:.0f} tokens a second with {best} at once, {rates[ticks[0]]:.0f} with {ticks[0]}"
+    return canvas, f"{first.capitalize()}: {told} ({_whose(kept, shelf)})."
 
 
 def _agents(shelf: Shelf) -> tuple[Figure, str] | None:

@@ -128,7 +128,7 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finish
     assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
     assert "textworld -2.0 (-3.0 to -1.0)" in text
     assert "look-ahead-4 minus retrieval: -5.0 (-9.0 to +1.0)" in text
-    assert "Chat: 72 tokens a second at best, 8.0 times those of 1 at once (checkpoint 11111111)" in text
+    assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
 
