@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,9 +17,12 @@ from data_prep.__main__ import main as data_prep_main
 from data_prep.environments import ENVIRONMENTS, declared, find_environments
 from data_prep.families import family_of
 from eval.__main__ import main as eval_main
+from eval.models.checkpoint import read_depth
 from eval.scores.entities import names_of
 from eval.scores.metrics import METRICS, Metric
-from loopwm.core import RULES
+from eval.studies.halting import Thresholds
+from loopwm.core import RULES, format_rule, numbers_of
+from serve.http import bodies
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,25 +111,6 @@ class Second:
         return torch.full((len(view.states[-1]),), view.loop >= 2)
 """
 
-ASK_FOR_THE_RULE = """
-import toy_rule
-from pydantic import TypeAdapter
-
-from eval.models.checkpoint import read_depth
-from eval.studies.halting import Thresholds
-from loopwm.core import format_rule
-from serve.http.bodies import DepthBody, rule_of
-
-rule = toy_rule.Second(0.5, 3)
-assert read_depth("second:doubt=0.5,limit=3") == rule
-assert read_depth(str(format_rule(rule))) == rule
-asked = TypeAdapter(DepthBody).validate_python({"rule": "second", "doubt": 0.5, "limit": 3})
-assert rule_of(asked) == rule
-(policy,) = Thresholds({"second": [0.5]}).policies(3, with_gate=False)
-assert policy.decode == rule
-print("known")
-"""
-
 
 @pytest.fixture
 def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -194,10 +179,22 @@ def test_a_metric_is_one_entry(
     assert "\n| words | 1 | 40 |" in capsys.readouterr().out
 
 
-def test_an_exit_rule_is_one_file(tmp_path: Path) -> None:
+def test_an_exit_rule_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_rule.py").write_text(RULE)
-    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ASK_FOR_THE_RULE]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert done.stdout == "known\n", done.stderr
-    assert "second" not in RULES
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        rule = import_module("toy_rule").Second(0.5, 3)
+        assert read_depth("second:doubt=0.5,limit=3") == rule
+        assert read_depth(str(format_rule(rule))) == rule
+        asked = bodies._body_of("second").model_validate({"rule": "second", "doubt": 0.5, "limit": 3})
+        assert bodies.rule_of(asked) == rule
+        (policy,) = Thresholds({"second": [0.5]}).policies(3, with_gate=False)
+        assert policy.decode == rule
+    finally:
+        RULES.pop("second")
+        sys.modules.pop("toy_rule")
+
+
+def test_requests_may_ask_for_every_rule_of_numbers_that_does_not_depend_on_the_batch() -> None:
+    offered = {get_args(body.model_fields["rule"].annotation)[0] for body in bodies.RULE_BODIES}
+    assert offered == {name for name, rule in RULES.items() if numbers_of(name) and not rule.depends_on_batch}

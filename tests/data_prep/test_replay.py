@@ -164,8 +164,8 @@ def played(simulator: ScienceWorld, window: dict[str, Any]) -> tuple[list[str], 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1: not a window"),
-        ("[]", "line 1: id: missing"),
+        ("{", "line 1: not JSON"),
+        ("[]", "line 1: expected a JSON object"),
         ('{"id": "a"}', "line 1: env: missing"),
         (json.dumps({"id": "a", "env": "chess", "task": "t", "variation": 0, "history": [], "actions": ["a", "b"],
                      "observations": []}), "unknown 'chess'"),
