@@ -5,7 +5,8 @@ and any learner.
     2. it learns from that
     3. the system is prepared for the new frames (TWISTED: the codebook grows)
     4. the world model is updated on segments of the replay
-    5. after T_warmup, the learner is updated on worlds imagined from places of the replay
+    5. after T_warmup, and when the world can be trusted, the learner is updated on worlds imagined from places of the
+       replay, or, with an oracle, on more of the simulator itself
 
 Departure: the paper grows the codebook by frames sampled from the replay, here each new frame is looked at once.
 
@@ -32,16 +33,18 @@ from loopwm.pixel.agent_config import AgentConfig
 from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Rollout
 from loopwm.pixel.learner import Chance, Dream, Learner, Numbers, a_step
+from loopwm.pixel.oracle import Oracle
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import Replay, prune
+from loopwm.pixel.replay import Replay, Segments, prune
 from loopwm.pixel.system import FrameBatch, make_system
+from loopwm.pixel.trust import stretches
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
 from loopwm.records.frames import FrameSpace
 from loopwm.records.run_folder import RunFolder, where_from
 
-STATE, LEARNER = "state.pt", "learner.pt"
+STATE, LEARNER, HELD_OUT = "state.pt", "learner.pt", "held-out"
 KEPT = 2
 """Checkpoints."""
 
@@ -109,9 +112,17 @@ class WorldLearner:
 class AgentTrainer:
     """The five steps, again and again, in a run folder."""
 
-    def __init__(self, config: AgentConfig, env: VectorEnv[Any, Any, Any], space: FrameSpace, folder: Path) -> None:
-        """env: `config.real.count` real environments of this space. Raises InputError for a folder of another
-        configuration."""
+    def __init__(
+        self,
+        config: AgentConfig,
+        env: VectorEnv[Any, Any, Any],
+        space: FrameSpace,
+        folder: Path,
+        oracle: VectorEnv[Any, Any, Any] | None = None,
+    ) -> None:
+        """env: `config.real.count` real environments of this space; oracle: `config.imagination.count` more, to imagine
+        in in the place of a world. Raises InputError for a folder of another configuration."""
+        self.oracle = None if oracle is None else Oracle(oracle)
         self.config, self.env, self.folder = config, env, folder
         self.files = RunFolder(folder, "iteration", KEPT)
         torch.manual_seed(config.run.seed)
@@ -120,7 +131,9 @@ class AgentTrainer:
         width = self.world.system.width if self.world else 0
         self.learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, width)
         self.learner.to(self.device)
-        self.replay = Replay(space, config.world.replay)
+        self.replay, self.held_out = Replay(space, config.world.replay), Replay(space, config.world.replay)
+        self.asks = config.imagination.trust.asks and self.world is not None and self.oracle is None
+        self.trusted = not self.asks
         self.iteration, self.interactions, self.episodes = 0, 0, 0
         self._prepare_folder()
         self._resume()
@@ -158,20 +171,22 @@ class AgentTrainer:
             updates = range(self.config.world.updates if self.interactions > self.config.world.warmup else 0)
             record |= _means("world", [self.world.update(self.replay, self.chance.rng) for _ in updates])
             record["world_seconds"] = time.monotonic() - started
-            if self.interactions > self.config.imagination.warmup:
+        if self.config.imagination.updates and self.interactions > self.config.imagination.warmup:
+            record |= self._look_at_the_world()
+            if self.trusted:
                 started = time.monotonic()
-                record |= _means("imagined", list(self._learn_from_imagination(self.world)))
+                record |= _means("imagined", self._learn_from_imagination())
                 record["imagined_seconds"] = time.monotonic() - started
         self.iteration += 1
         return record
 
     def _learn_from_real_play(self) -> Numbers:
         """Steps 1 to 3."""
-        real, seed = self.config.real, self.config.run.seed
+        real = self.config.real
         found = self.learner.play(self.env, real.steps, self.moment)
         self.moment = found.moment
         self.interactions += found.segments.action.size
-        self.replay.add_segments(found.segments, "agent", seed)
+        self._keep(found.segments)
         record = self._tell_episodes(found)
         update = self.learner.learn_from_play(real.epochs, real.minibatches, self.chance)
         record |= _means("real", [update | a_step(found)])
@@ -189,9 +204,33 @@ class AgentTrainer:
         record: Numbers = {"interactions": self.interactions, "episodes": self.episodes}
         return record | ({"return": float(np.mean(ended))} if ended else {})
 
-    def _learn_from_imagination(self, learned: WorldLearner) -> list[Numbers]:
+    def _keep(self, played: Segments) -> None:
+        """Into the replay; where trust is asked, the play of the last environment aside."""
+        if not self.asks:
+            self.replay.add_segments(played, "agent", self.config.run.seed)
+            return
+        rows = len(played.action) - 1
+        self.replay.add_segments(played.rows(slice(rows)), "agent", self.config.run.seed)
+        self.held_out.add_segments(played.rows(slice(rows, None)), "agent", self.config.run.seed)
+
+    def _look_at_the_world(self) -> Numbers:
+        """Whether the world may be learned in from now on, where that is asked; once trusted, it stays so."""
+        c, trust = self.config.imagination, self.config.imagination.trust
+        if not self.asks or self.world is None or self.iteration % trust.every:
+            return {}
+        made = (trust.stretches, c.burn_in, trust.steps, self.chance.rng, self.device)
+        found = stretches(self.world.world(), self.held_out, *made).overall()
+        self.trusted = self.trusted or trust.passed(found["ends"], found["objects"])
+        return {f"trust_{name}": number for name, number in found.items()} | {"trusted": float(self.trusted)}
+
+    def _learn_from_imagination(self) -> list[Numbers]:
         """Step 5: each update is on fresh worlds."""
-        c, world = self.config.imagination, learned.world()
+        c = self.config.imagination
+        if self.oracle is not None:
+            dream = Dream(self.oracle, None, self.replay)
+            return [self.learner.learn_from_imagination(dream, c, self.chance) for _ in range(c.updates)]
+        assert self.world is not None
+        world = self.world.world()
         # One step more than is played: worlds that go on need not be begun anew at the end.
         env = ImaginedVectorEnv(world, self.replay, c.count, c.burn_in, horizon=c.steps + 1, device=self.device)
         dream = Dream(env, world, self.replay)
@@ -203,6 +242,7 @@ class AgentTrainer:
         self.files.check(self.config)
         self.files.claim(self.config, where_from(self.config.run.seed, 1) | {"space": asdict(self.replay.space)})
         (self.folder / "replay").mkdir(exist_ok=True)
+        (self.folder / HELD_OUT).mkdir(exist_ok=True)
 
     def _save(self) -> None:
         if self.files.has(self.iteration):
@@ -211,14 +251,16 @@ class AgentTrainer:
         folder.mkdir(parents=True)
         torch.save(self.state_dict(), folder / STATE)
         self.files.finish_checkpoint(self.iteration)
-        states = [torch.load(path / STATE, weights_only=False)["replay"] for path in self.files.checkpoints()]
-        prune(self.folder / "replay", states)
+        states = [torch.load(path / STATE, weights_only=False) for path in self.files.checkpoints()]
+        prune(self.folder / "replay", [state["replay"] for state in states])
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "learner": self.learner.state_dict(),
             "world": self.world.state_dict() if self.world else None,
             "replay": self.replay.save(self.folder / "replay"),
+            "held_out": self.held_out.save(self.folder / HELD_OUT),
+            "trusted": self.trusted,
             "rng": self.chance.rng.bit_generator.state,
             "generator": self.chance.generator.get_state(),
             "counts": (self.iteration, self.interactions, self.episodes),
@@ -232,6 +274,8 @@ class AgentTrainer:
             if self.world is not None:
                 self.world.load_state_dict(state["world"])
             self.replay = Replay.load(self.folder / "replay", state["replay"])
+            self.held_out = Replay.load(self.folder / HELD_OUT, state["held_out"])
+            self.trusted = state["trusted"]
             self.chance.rng.bit_generator.state = state["rng"]
             self.chance.generator.set_state(state["generator"])
             self.iteration, self.interactions, self.episodes = state["counts"]

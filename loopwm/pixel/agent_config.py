@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from loopwm.pixel.registry import AGENTS, LEARNERS, named
 from loopwm.pixel.system import system_class, with_sections
+from loopwm.pixel.trust import TrustConfig
 from loopwm.records.config import require_positive, typed
 from loopwm.records.errors import InputError
 
@@ -64,6 +65,10 @@ class ImaginationConfig:
     epochs: int = 1
     minibatches: int = 1
     entropy_coef: float = 0.01
+    world: Literal["learned", "oracle"] = "learned"
+    """oracle: the simulator itself, to tell a bad world from a bad learner."""
+    trust: TrustConfig = field(default_factory=TrustConfig)
+    """What the world must reach on held-out play before the first update: that of the last real environment."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +110,11 @@ class AgentConfig:
             parts = getattr(self, section).minibatches
             if parts > rows:
                 raise InputError(f"{section}.minibatches: {parts} are more than {rows} rows")
-        if self.imagination.updates and not self.world.updates:
+        c = self.imagination
+        if c.updates and c.world == "learned" and not self.world.updates:
             raise InputError("imagination.updates: there is no world without world.updates")
+        if c.trust.asks and c.world == "learned" and self.real.count < 2:
+            raise InputError("imagination.trust: one real environment is held out, so real.count must be above 1")
 
     @property
     def of_system(self) -> str:

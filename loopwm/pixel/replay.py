@@ -37,6 +37,9 @@ class Segments:
     truncated: NDArray[np.bool_]
     first: NDArray[np.bool_]
 
+    def rows(self, chosen: slice) -> Segments:
+        return Segments(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
 
 @dataclass(frozen=True, eq=False)
 class _Piece:

@@ -59,7 +59,10 @@ def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Trainin
 
     config = agent_config(sections)
     env, space = real_environments(config.real.environment, config.real.count)
-    return AgentTrainer(config, env, space, folder)
+    oracle = None
+    if config.imagination.world == "oracle":
+        oracle, _ = real_environments(config.real.environment, config.imagination.count)
+    return AgentTrainer(config, env, space, folder, oracle)
 
 
 SYSTEMS = {"text": _text} | dict.fromkeys(PIXEL_SYSTEMS, _pixels) | dict.fromkeys(AGENTS, _agent)
