@@ -3,7 +3,8 @@
 `accuracy` trains TWISTED in several ways by a written protocol and counts frames predicted right, decoder by decoder.
 Killed and started again with the same arguments it goes on where it was. `play` measures a trained agent in its real
 environment, beside random play, and in its own imagination. `curve` draws what agents earned as they learned, `sheet`
-what a checkpoint imagines below what really happened.
+what a checkpoint imagines below what really happened. `trust` tells by age what an agent's world makes of the agent's
+own play, `coin` whether chance in a world is that of the game.
 """
 
 from __future__ import annotations
@@ -64,9 +65,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sheet.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     sheet.add_argument("--out", type=Path, required=True, help="PNG file")
 
+    purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
+    coin = tasks.add_parser("coin", help=purpose, description=purpose)
+    coin.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    coin.add_argument("--worlds", type=positive, default=300, help="of each start (default: %(default)s)")
+    coin.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    coin.add_argument("--out", type=Path, required=True, help="file of results")
+    purpose = "imagined rewards, ends and objects by their age, beside the agent's real play"
+    trust = tasks.add_parser("trust", help=purpose, description=purpose)
+    trust.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    trust.add_argument("--stretches", type=positive, default=500, help="default: %(default)s")
+    trust.add_argument("--steps", type=positive, default=16, help="of a stretch (default: %(default)s)")
+    trust.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    trust.add_argument("--out", type=Path, required=True, help="file of results")
+
 
 def run(args: argparse.Namespace) -> None:
-    {"accuracy": _accuracy, "memory": _memory, "play": _play, "curve": _curve, "sheet": _sheet}[args.task](args)
+    tasks = {"accuracy": _accuracy, "memory": _memory, "play": _play, "curve": _curve, "sheet": _sheet}
+    (tasks | {"coin": _coin, "trust": _trust})[args.task](args)
 
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
@@ -111,6 +127,24 @@ def _play(args: argparse.Namespace) -> None:
     results = evaluate(args.folder, args.episodes, args.rollouts, args.seed)
     write_json(args.out, results)
     print(json.dumps(results, indent=1))
+
+
+def _coin(args: argparse.Namespace) -> None:
+    from eval.pixels.coin import measure
+
+    _tell(args.out, measure(args.model, args.worlds, args.seed))
+
+
+def _trust(args: argparse.Namespace) -> None:
+    from eval.pixels.ages import measure
+
+    _tell(args.out, measure(args.folder, args.stretches, args.steps, args.seed))
+
+
+def _tell(path: Path, results: dict[str, Any]) -> None:
+    write_json(path, results)
+    for row in results["rows"]:
+        print(" ".join(f"{name} {x:.3g}" if isinstance(x, float) else f"{name} {x}" for name, x in row.items()))
 
 
 def _curve(args: argparse.Namespace) -> None:

@@ -85,16 +85,21 @@ class ActorCriticPlayer:
     def look(self, obs: Array, first: Array, info: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """What the policy reads, (B, ...), and where its memory is empty, bool (B,). Once for each frame: worlds take
         every look for a step."""
+        if self.action is None and "context_obs" in info:
+            return self._look_back(info)
         began = torch.from_numpy(first).to(self.device)
-        if self.action is None and "context_obs" in info and info["context_obs"].shape[1] > 1:
-            began = self._warm(info)
         return self._sight.see(self.action, torch.from_numpy(obs).to(self.device), began), began
 
-    def _warm(self, info: dict[str, Any]) -> Tensor:
-        """Imagined worlds begin in the middle of an episode: the memory is that of the frames before. Where first."""
-        before, began = (torch.from_numpy(info[f"context_{name}"]).to(self.device) for name in ("obs", "first"))
-        _, self.memory = self.network.remember(before[:, :-1], began[:, :-1], self.memory)
-        return began[:, -1]
+    def _look_back(self, info: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """As `look`, where imagined worlds begin in the middle of an episode: first at the frames before."""
+        obs, action, first = (
+            torch.from_numpy(info[f"context_{name}"]).to(self.device) for name in ("obs", "action", "first")
+        )
+        inputs = self._sight.see(None, obs[:, 0], first[:, 0])
+        for t in range(1, first.shape[1]):
+            _, self.memory = self.network.remember(inputs[:, None], first[:, t - 1, None], self.memory)
+            inputs = self._sight.see(action[:, t - 1], obs[:, t], first[:, t])
+        return inputs, first[:, -1]
 
     def act(self, inputs: Tensor, first: Tensor) -> Array:
         out = self.network.step(inputs, first, self.memory)

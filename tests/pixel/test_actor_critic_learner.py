@@ -13,10 +13,12 @@ import torch
 from loopwm.pixel.actor_critic_learner import ActorCriticAgent, FrameSight, LatentSight, RecordingPlayer
 from loopwm.pixel.agent import AgentTrainer
 from loopwm.pixel.agent_config import AgentConfig, agent_config
-from loopwm.pixel.imagined import Moment, rollout
+from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, rollout
 from loopwm.pixel.learner import Chance, Dream
 from loopwm.pixel.replay import Replay
-from loopwm.pixel.storm.system import StormSystem
+from loopwm.pixel.storm.model import StormConfig
+from loopwm.pixel.storm.system import StormObjective, StormSystem
+from loopwm.pixel.training_config import training_config
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from tests.pixel.blocks import SPACE
@@ -171,4 +173,38 @@ def test_an_agent_with_neither_features_nor_channels_is_refused(tmp_path: Path) 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("storm-*.yaml")), ids=lambda path: path.stem)
 def test_configurations_in_the_box_can_be_read(path: Path) -> None:
-    assert agent_config(read_sections(path)).learner == "actor-critic"
+    sections = read_sections(path)
+    read = agent_config if sections["system"].endswith("-agent") else training_config
+    assert isinstance(read(sections).model, StormConfig)
+
+
+def test_the_configuration_of_atari_is_table_9() -> None:
+    made = agent_config(read_sections(CONFIGS / "storm-atari.yaml"))
+    assert (made.model.dim, made.model.heads, made.model.context, made.model.positions) == (512, 8, 16, 64)
+    assert (made.world.rows, made.world.steps, made.world.learning_rate, made.world.clip_norm) == (16, 64, 1e-4, 1000)
+    c = made.imagination
+    assert (c.count, c.burn_in, c.steps) == (1024, 8, 16)
+    played = made.real.count * made.real.steps
+    assert made.world.updates == c.updates == played
+    learner = made.actor_critic
+    assert (learner.gamma, learner.td_lambda, learner.entropy_coef) == (0.985, 0.95, 3e-4)
+    assert (learner.slow_decay, learner.learning_rate, learner.clip_norm) == (0.98, 3e-5, 100)
+    assert made.objective == StormObjective(0.5, 0.1, 1.0)
+
+
+def test_imagined_worlds_that_begin_in_mid_episode_are_looked_at_with_the_frames_before() -> None:
+    system, env, replay = storm(), blocks(4), Replay(SPACE, 1000)
+    made = agent(channels=[4, 8], memory=8)
+    player = made.player(4, torch.Generator(), None)
+    replay.add_segments(rollout(env, player, 12, Moment.begin(env, 0)).segments, "agent", 0)
+    world = system.world(config().sampling)
+    imagined = ImaginedVectorEnv(world, replay, 4, 3, 6)
+    obs, info = imagined.reset(seed=0)
+    player = made.player(4, torch.Generator(), None)
+    with torch.no_grad():
+        inputs, first = player.look(obs, np.ones(4, dtype=bool), info)
+        frames, began = torch.from_numpy(info["context_obs"]), torch.from_numpy(info["context_first"])
+        _, memory = made.network.remember(frames[:, :-1], began[:, :-1], made.network.initial(4, torch.device("cpu")))
+    assert torch.equal(inputs, frames[:, -1])
+    assert torch.equal(first, began[:, -1])
+    assert torch.allclose(player.memory, memory, atol=1e-5)

@@ -27,10 +27,16 @@ def _craftax(classic: bool) -> Simulator:
     return Craftax(classic)
 
 
-def _catch(name: str, drift: float) -> Simulator:
+def _catch() -> Simulator:
     from data_prep.environments.pixels.catch import Catch
 
-    return Catch(name, drift)
+    return Catch()
+
+
+def _catch_drift() -> Simulator:
+    from data_prep.environments.pixels.catch import DRIFT, Catch
+
+    return Catch("catch-drift", DRIFT)
 
 
 def _minatar(game: str, sticky: str = "0.1") -> Simulator:
@@ -58,8 +64,8 @@ def _vizdoom(scenario: str) -> Simulator:
 
 
 SINGLE: dict[str, Callable[[], Simulator]] = {
-    "catch": partial(_catch, "catch", 0.0),
-    "catch-drift": partial(_catch, "catch-drift", 0.3),
+    "catch": _catch,
+    "catch-drift": _catch_drift,
     "crafter": _crafter,
     "craftax": partial(_craftax, False),
     "craftax-classic": partial(_craftax, True),

@@ -15,6 +15,7 @@ from data_prep.environments.pixels.base import Frame, Outcome
 from loopwm.records.frames import FrameSpace
 
 ROWS, COLUMNS = 10, 5
+DRIFT = 0.3
 RULES = "1"
 """Version of the rules: they have no package."""
 
