@@ -233,6 +233,8 @@ class CoreState:
         if columns < 0 or dropped < 0:
             raise ValueError(f"cannot keep {columns} of {self.valid.shape[1]} columns")
         other = self.fork()
+        if not dropped:  # the room behind the columns stays: what comes next is written there, not copied
+            return other
         for slot, length in self._lengths.items():
             key, value = (side[:, :, dropped:] for side in self.columns(slot))
             other._buffers[slot], other._lengths[slot] = Buffer(key, value, length - dropped), length - dropped
