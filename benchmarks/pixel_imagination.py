@@ -4,8 +4,8 @@
 
 Imagined steps a second at the small MinAtar configurations: STORM in latents, TWISTED in frames, the simulator itself.
 Sixteen imagined steps with cached keys and values, and with the whole sequence run anew at each step. A training step
-with the looped core, and with the paper's two post-norm layers of as many parameters. Weights are fresh: what is imagined
-costs what it costs trained. Processor time of this process on the CPU; rounds take turns; medians are shown.
+with the looped core, and with the paper's two post-norm layers of as many parameters. Weights are fresh: what is
+imagined costs what it costs trained. Processor time of this process on the CPU; rounds take turns; medians are shown.
 """
 
 from __future__ import annotations

@@ -84,8 +84,9 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> PolicyOutput:
         """obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first frame. Where first, bool (B, T), that before
         the frame is that of fresh, (B, T, Y)."""
-        # Contiguous: the backward pass of group norm crashes on a permuted input that needs no gradient (torch 2.13).
-        frames = (obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).contiguous()
+        # A copy: the backward pass of group norm crashes on a permuted input that needs no gradient (torch 2.13), and
+        # frames of one channel count as contiguous however they are permuted.
+        frames = (obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).clone(memory_format=torch.contiguous_format)
         z = self.encoder(frames).flatten(1).unflatten(0, obs.shape[:2])
         seen, remembered = self.to_memory(z), []
         for t in range(obs.shape[1]):

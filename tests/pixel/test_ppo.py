@@ -133,3 +133,13 @@ def test_actions_are_drawn_as_often_as_they_are_likely():
     shares = torch.bincount(action, minlength=3) / len(action)
     assert torch.allclose(shares, torch.tensor([0.7, 0.2, 0.1]), atol=0.02)
     assert torch.allclose(log_p.exp(), torch.tensor([0.7, 0.2, 0.1])[action])
+
+
+def test_a_policy_with_layer_norm_learns_from_frames_of_one_channel():
+    """Which the interpreter does not survive if they stay permuted."""
+    policy = ActorCritic(PolicyConfig(channels=(4,), memory=4, hidden=8, norm="layer"), (10, 5, 1), 3)
+    obs = torch.zeros(2, 3, 10, 5, 1, dtype=torch.uint8)
+    began = torch.zeros(2, 3, dtype=torch.bool)
+    memory = policy.initial(2, torch.device("cpu"))
+    policy(obs, began, memory, memory[:, None].expand(-1, 3, -1)).logits.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.encoder.parameters() if p.grad is not None)
