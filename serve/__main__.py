@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
 import sys
+from contextlib import closing
 from ipaddress import ip_address
 from pathlib import Path
 
 import torch
 from transformers.utils import logging as transformers_logging
 
+import loopwm
 from loopwm.core import ExitRule, name_of, parse_rule
 from loopwm.machine import keep_for_reuse, settle
 from loopwm.records.errors import InputError
@@ -28,15 +31,21 @@ from serve.words.prompts import PromptReader
 from serve.words.service import ModelCard, Service
 from serve.words.sessions import Sessions
 from serve.words.store import WorldLimits, WorldStore
+from serve.words.world_file import WorldFile
 
 SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""
+
+PACKAGED = Path(loopwm.__file__).parent / "pretrained"
 
 EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
 
 
 KEYS_HELP = """lines of a name and the SHA-256 of a key, one of which requests then need; by default none. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
+
+HOSTS_HELP = """names by which clients reach the service, beside addresses, localhost and this machine's own name; a *
+for any"""
 
 DEPTH_HELP = "loops of every pass, or a rule such as gate:tau=0.5,limit=4; by default the checkpoint's loops"
 
@@ -52,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     limits = Limits()
-    parser.add_argument("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder")
+    parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
@@ -63,7 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--grace", type=float, default=10.0, help="seconds to finish what runs when told to end")
     worlds = WorldLimits()
     parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds a kept world lives unused")
-    parser.add_argument("--world-bytes", type=_positive, default=worlds.most_bytes, help="memory of all kept worlds")
+    parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="where worlds survive the service (SQLite)")
+    parser.add_argument("--max-worlds", type=_positive, default=worlds.most_worlds, help="that one key may keep")
+    parser.add_argument("--cache-bytes", type=_positive, default=limits.cache_bytes, help="memory of keys and values")
+    parser.add_argument("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=HOSTS_HELP)
+    parser.add_argument("--access-log", choices=("off", "plain", "json"), default="plain", help="on standard error")
     return parser
 
 
@@ -127,11 +140,17 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
-    limits = Limits(args.max_batch, args.max_queue)
-    with Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine:
+    limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
+    file = None if args.worlds_file is None else WorldFile(args.worlds_file)
+    with (
+        Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
+        closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file)) as worlds,
+    ):
         service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.slots))
-        worlds = WorldStore(WorldLimits(args.world_ttl, args.world_bytes))
-        app = create_app(Sessions(service, WorldModel(model, tokenizer), worlds), keys)
+        sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
+        hosts = (*args.allowed_hosts, socket.gethostname())
+        app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
+        _log_accesses(args.access_log != "off")
         host, port = listener.getsockname()[:2]
         if keys is None and not ip_address(host).is_loopback:
             print(f"warning: whoever reaches {host} may use this service: it has no --api-keys", file=sys.stderr)
@@ -139,7 +158,16 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         for told_to_end in (signal.SIGINT, signal.SIGTERM):
             signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
         settle()
-        Server(app, engine, args.grace).run([listener])
+        Server(app, service, args.grace).run([listener])
+
+
+def _log_accesses(on: bool) -> None:
+    """On standard error: what the service prints itself stays readable for who started it."""
+    log = logging.getLogger("serve.access")
+    log.propagate = False
+    if on:
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler())
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """The looped transformer core: tensors only. It knows neither text nor pixels nor files."""
 
 from loopwm.core.block import Attend, AttentionInputs, SeesItself, causal_attention, prefix_attention, rotary_angles
+from loopwm.core.buffers import allocated_bytes
 from loopwm.core.depth import DepthPlan
 from loopwm.core.halting import (
     RULES,
@@ -45,6 +46,7 @@ __all__ = [
     "SharedState",
     "StateGroup",
     "Trace",
+    "allocated_bytes",
     "as_rule",
     "attention_products",
     "causal_attention",

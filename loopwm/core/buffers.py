@@ -14,6 +14,28 @@ _claiming = threading.Lock()
 """Forks of one state may go on in several threads."""
 
 
+class _Allocated:
+    """Bytes of all buffers that are alive. The lock lets its own thread in again: a garbage collection may end a buffer
+    while another one is counted."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.RLock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.total += count
+
+
+_allocated = _Allocated()
+
+
+def allocated_bytes() -> int:
+    """Memory of all keys and values of this process, with the room that is kept for more; what forks share counts
+    once."""
+    return _allocated.total
+
+
 class Buffer:
     """Keys and values (rows, H, columns, E) that forks share, with room for more of both.
 
@@ -23,6 +45,11 @@ class Buffer:
     def __init__(self, key: Tensor, value: Tensor, used: int, rows: int | None = None) -> None:
         self.key, self.value, self.used = key, value, used
         self.rows = len(key) if rows is None else rows
+        self._bytes = (key.numel() + value.numel()) * key.element_size()
+        _allocated.add(self._bytes)
+
+    def __del__(self) -> None:
+        _allocated.add(-self._bytes)
 
     def claim(self, start: int, end: int) -> bool:
         """Whether who sees the columns before `start` may write those up to `end`: the first who asks, if there is

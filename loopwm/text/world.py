@@ -26,22 +26,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import (
-    CoreState,
-    ExitRule,
-    Fixed,
-    StateGroup,
-    make_rule,
-    name_of,
-    quick_products,
-)
+from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, make_rule, name_of, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.tokenizer import special_ids
-from loopwm.text.world_batch import World, by_prefix, joined, row_of, shareable
+from loopwm.text.world_batch import World, by_prefix, joined, not_ended, row_of, same_length, shareable
 from loopwm.text.world_file import fingerprint, read_world, write_world
 
 FACTS = ("steps", "steps_cut", "ended", "loops")
@@ -94,12 +86,36 @@ class WorldModel:
             raise FormatError("contexts", "at least one context is needed")
         core = self.model.model.core
         rule = core.check(self.model.config.default_depth if depth is None else depth)
-        room = template.CONTEXT_LIMIT - self.state_slots
-        fitted = [template.fit_context(c, self._count, room, self.slots) for c in contexts]
+        fitted = [self.fit(context) for context in contexts]
         history = CoreState(len(fitted), self.model.device)
         texts = [template.render_context(context, self.slots) for context, _ in fitted]
         self._feed(history, texts, Fixed(rule.limit))
         return self._at_slots(shareable(history), rule, tuple(dropped for _, dropped in fitted))
+
+    # For who runs contexts in pieces and beside others: `encode` is fit, context_ids, slot_ids and begun.
+
+    def fit(self, context: Context) -> tuple[Context, int]:
+        """A context without its oldest steps, so that it fits, and how many these are. Raises ContextTooLongError."""
+        return template.fit_context(context, self.count, template.CONTEXT_LIMIT - self.state_slots, self.slots)
+
+    def context_ids(self, context: Context) -> tuple[int, ...]:
+        """Tokens of a context that fits."""
+        return tuple(self._ids(template.render_context(context, self.slots)))
+
+    @cached_property
+    def slot_ids(self) -> tuple[int, ...]:
+        """Tokens that run after a context, in a fork of its state, for h_0."""
+        return tuple(self._ids(self.slots.after_action))
+
+    def begun(
+        self, history: SharedState, at_slots: tuple[CoreState, Tensor, Tensor], depth: ExitRule, cut: int
+    ) -> World:
+        """The world h_0 of one row. history: after `context_ids`. at_slots: the state after `slot_ids`, with latent and
+        loop state (M, D) there."""
+        state, *rest = at_slots
+        latent, loop_state = (x[None].clone() for x in rest)
+        state = history if self.slots.in_trunk else state
+        return World(history, state, latent, loop_state, depth, 0, (cut,), (False,), ((),))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -110,8 +126,8 @@ class WorldModel:
         them, or a world that has ended, ValueError for a depth that `encode` refuses or that is above the world's
         limit.
         """
-        _same_length("actions", actions, world)
-        _not_ended(world)
+        same_length("actions", actions, world)
+        not_ended(world)
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
         texts = [template.render_step(action, self.slots) for action in actions]
@@ -129,7 +145,7 @@ class WorldModel:
         if len(rules) != 1:
             raise ValueError("worlds: only those of one depth go together")
         for world in worlds:
-            _not_ended(world)
+            not_ended(world)
         families = by_prefix([world.state for world in worlds])
         order = [i for family in families for i in family]
         states = [joined([worlds[i].state for i in family]) for family in families]
@@ -160,9 +176,9 @@ class WorldModel:
         """
         if world.steps:
             raise FormatError("world", f"has {world.steps} imagined steps; observe from the world before them")
-        _same_length("actions", actions, world)
-        _same_length("observations", observations, world)
-        _not_ended(world)
+        same_length("actions", actions, world)
+        same_length("observations", observations, world)
+        not_ended(world)
         steps = [Transition(action, text) for action, text in zip(actions, observations, strict=True)]
         history = world.history.fork()
         self._feed(history, [template.render_transition(step, self.slots) for step in steps], Fixed(world.depth.limit))
@@ -217,7 +233,7 @@ class WorldModel:
 
         Both (B,), the first float32. Tokens loop to the limit of the world's rule. `world` stays as it is.
         """
-        _same_length("observations", observations, world)
+        same_length("observations", observations, world)
         texts = [template.OBS + template.clean(text) + template.END for text in observations]
         hidden = self._feed(self.before_decoding(world), texts, Fixed(world.depth.limit)).hidden
         losses, counts = [], []
@@ -310,7 +326,8 @@ class WorldModel:
             return world.state.fork()
         return world.state.tail(self.state_slots)
 
-    def _count(self, text: str) -> int:
+    def count(self, text: str) -> int:
+        """Its tokens."""
         return len(self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
@@ -379,13 +396,3 @@ class WorldModel:
                 tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
             )
         return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
-
-
-def _same_length(name: str, values: Sequence[str], world: World) -> None:
-    if len(values) != len(world):
-        raise FormatError(name, f"{len(values)} given for {len(world)} worlds")
-
-
-def _not_ended(world: World) -> None:
-    if any(world.ended):
-        raise FormatError("world", f"row {world.ended.index(True)} has ended, no action can follow")

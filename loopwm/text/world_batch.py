@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import CoreState, ExitRule, SharedState
+from loopwm.records.template import FormatError
 
 
 @dataclass(frozen=True)
@@ -79,3 +80,13 @@ def joined(states: Sequence[CoreState]) -> CoreState:
 def row_of(state: CoreState, row: int) -> CoreState:
     """The state of one row without padding: the state itself where that is all there is."""
     return state if len(state.valid) == 1 and state.valid.all() else state.trimmed(row)
+
+
+def same_length(name: str, values: Sequence[str], world: World) -> None:
+    if len(values) != len(world):
+        raise FormatError(name, f"{len(values)} given for {len(world)} worlds")
+
+
+def not_ended(world: World) -> None:
+    if any(world.ended):
+        raise FormatError("world", f"row {world.ended.index(True)} has ended, no action can follow")

@@ -1,1 +1,1 @@
-"""Token ids alone: the running batch, its requests and jobs, and the thread that owns the model."""
+"""Token ids alone: the scheduler, the running batch, cached keys and values, and the thread that owns the model."""

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from loopwm.core import CoreState, SharedState
 from loopwm.machine import give_back
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.engine.batch import Batch, Passes, prefill_group
-from serve.engine.jobs import Job, SharedPass, Steps
-from serve.engine.outbox import Outbox
-from serve.engine.requests import Event, Request, Ticket
+from serve.engine.batch import RunningBatch
+from serve.engine.kv_cache import KVCache
+from serve.engine.outputs import OutputQueue
+from serve.engine.passes import Forward, Steps, Task, results
+from serve.engine.prefill import prefill
+from serve.engine.requests import Caller, Event, Request
+from serve.engine.requests import Sequence as Row
+from serve.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-PASSES_OF_JOBS = 4
-"""Passes of queued work between two tokens of those who decode."""
 
 IDLE = 2.0
 """Seconds without work after which memory is given back."""
@@ -31,21 +34,39 @@ IDLE = 2.0
 BUSY = 10.0
 """Seconds of work after which it is given back, too: what prompts of all lengths leave between them adds up."""
 
+LONGEST_RETRY = 60
+"""Seconds that a client is told to wait at most."""
+
 
 class QueueFullError(RuntimeError):
-    """No room for another waiting request."""
+    """No room for another waiting request. retry_after: seconds until there may be."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineStoppedError(RuntimeError):
     """The engine takes no requests (any more)."""
 
 
+class DeadlineError(TimeoutError):
+    """The request took longer than its client would wait."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """max_batch: rows that decode together. max_queue: requests that may wait beside them."""
+    """max_batch: rows that decode together. max_queue: requests that may wait beside them.
 
-    max_batch: int = 16
-    max_queue: int = 64
+    tokens_beside: of passes between two tokens of those who decode; tokens_alone: where nobody does.
+    cache_bytes: keys and values of all that runs and is kept.
+    """
+
+    max_batch: int = 64
+    max_queue: int = 128
+    tokens_beside: int = 64
+    tokens_alone: int = 512
+    cache_bytes: int = 2 << 30
 
 
 class Engine:
@@ -56,11 +77,15 @@ class Engine:
     ) -> None:
         """threads: of the processor, for the engine's own thread; None for torch's default."""
         self.limits = limits or Limits()
+        self.outputs = OutputQueue()
+        self.forward = Forward(model)
+        self.cache = KVCache(self.limits.cache_bytes)
         self._threads = threads
-        self.outbox = Outbox()
-        self._batch = Batch(model, end_token, delivered=self.outbox.send)
-        self._waiting: list[Ticket] = []
-        self._jobs: deque[Job] = deque()
+        self._token_bytes = self.forward.token_bytes(model.config.default_depth)
+        self._batch = RunningBatch(self.forward, end_token)
+        self._scheduler = Scheduler()
+        self._callers: set[Caller] = set()
+        self._pace = Pace()
         self._changed = threading.Condition()
         self._given_back = time.monotonic()
         self._running = False
@@ -86,64 +111,114 @@ class Engine:
         return self._running and self._thread.is_alive()
 
     @property
-    def passes(self) -> Passes:
-        """The model, for work that is queued by `work`."""
-        return self._batch.passes
-
-    @property
     def load(self) -> tuple[int, int]:
-        """Rows decoding now and requests waiting."""
-        return len(self._batch), len(self._waiting) + len(self._jobs)
+        """Rows decoding now, and what waits or runs beside them."""
+        return len(self._batch), len(self._scheduler.tasks)
 
-    def submit(self, request: Request, deliver: Callable[[Event], None]) -> Ticket:
-        """Queues a request. Raises QueueFullError or EngineStoppedError."""
-        ticket = Ticket(request, deliver)
-        with self._changed:
-            self._check_room()
-            self._waiting.append(ticket)
-            self._changed.notify()
-        return ticket
+    def enter(self, key: str = "", seconds: float = math.inf) -> Caller:
+        """A client's request comes in, and `leave` must follow. seconds: that it waits at most.
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Frees the request's place: at once if it waits, at the next token if it runs. Harmless when it is over."""
-        ticket.cancelled = True
-        with self._changed:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-
-    def work(self, steps: Steps[T], deliver: Callable[[T | Exception], None]) -> Job:
-        """Queues a piece of work with the model; others come in between its passes.
-
-        `deliver` gets what it returns or raises, on the engine's thread. Raises QueueFullError or EngineStoppedError.
+        Raises QueueFullError or EngineStoppedError; what belongs to a request that is in is not refused any more.
         """
-        job = Job(steps, deliver)
+        self._check_alive()
+        most = self.limits.max_batch + self.limits.max_queue
         with self._changed:
-            self._check_room()
-            self._jobs.append(job)
-            self._changed.notify()
-        return job
+            if len(self._callers) >= most:
+                waiting = len(self._callers) - self.limits.max_batch
+                told = f"{waiting} requests are waiting already, more are not taken"
+                raise QueueFullError(told, self._pace.seconds(waiting))
+            caller = Caller(key, time.monotonic() + seconds)
+            self._callers.add(caller)
+        return caller
 
-    def _check_room(self) -> None:
+    def leave(self, caller: Caller) -> None:
+        """Whatever the request has left goes with it."""
+        with self._changed:
+            self._callers.discard(caller)
+            self._pace.tick(busy=bool(self._callers))
+
+    def submit(self, request: Request, deliver: Callable[[Event], None], caller: Caller | None = None) -> Row:
+        """Queues a request. Raises EngineStoppedError."""
+        (row,) = self.submit_all([request], [deliver], caller)
+        return row
+
+    def submit_all(
+        self, requests: Sequence[Request], delivers: Sequence[Callable[[Event], None]], caller: Caller | None = None
+    ) -> list[Row]:
+        """Queues requests that go on from one prompt, which runs once. Raises EngineStoppedError."""
+        rows = [Row(*each, caller) for each in zip(requests, delivers, strict=True)]
+        first = requests[0]
+        size = len(first.prompt) + sum(request.max_tokens for request in requests)
+        self._add(Task(self._start(first), partial(self._join, rows), rows[0].caller, rows, size))
+        return rows
+
+    def cancel(self, row: Row) -> None:
+        """Frees the request's place before the next token. Harmless when it is over."""
+        row.cancelled = True
+
+    def work(
+        self, steps: Steps[T], deliver: Callable[[T | Exception], None], caller: Caller | None = None, size: int = 0
+    ) -> Task:
+        """Queues a piece of work with the model; others come in between its passes. size: tokens it will keep.
+
+        `deliver` gets what it returns or raises, on the engine's thread. Raises EngineStoppedError.
+        """
+        return self._add(Task(steps, deliver, caller or Caller(), size=size))
+
+    def _add(self, task: Task) -> Task:
+        self._check_alive()
+        with self._changed:
+            self._scheduler.add(task)
+            self._changed.notify()
+        return task
+
+    def _check_alive(self) -> None:
         if not self.alive:
             raise EngineStoppedError("the engine is not running")
-        _, waiting = self.load
-        if waiting >= self.limits.max_queue:
-            raise QueueFullError(f"{waiting} requests are waiting already, more are not taken")
+
+    def _start(self, request: Request) -> Steps[CoreState]:
+        """The state before the last token of a prompt."""
+        if request.start is None:
+            return (yield from prefill(self.forward, self.cache, request.prompt[:-1], request.depth.limit))
+        state = request.start.fork()
+        if len(request.prompt) > 1:
+            with torch.inference_mode():
+                self.forward.tokens(state, [request.prompt[:-1]], request.depth)
+        return state
+
+    def _join(self, rows: Sequence[Row], state: CoreState | Exception) -> None:
+        """Rows of one prompt begin to decode; several read what comes before their last token together."""
+        if isinstance(state, Exception):
+            return self._fail(rows, state)
+        if len(rows) > 1 and type(state) is CoreState and state.length:
+            state = SharedState(state, 1)
+        for row in rows:
+            self._batch.add(row, state.fork())
+        return None
 
     def _run(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         while self._wait_for_work():
-            self._admit(self._take(self.limits.max_batch - len(self._batch)))
-            self._step()
-            self._work()
+            try:
+                self._expire()
+                self._step()
+                self._work()
+            except Exception as error:  # no single request's fault, which all get to hear
+                log.exception("the engine failed and goes on without what it had")
+                self._end(error)
+            self.outputs.send()
             self._give_back_after(BUSY)
-        stopped = EngineStoppedError("the service is shutting down")
-        self._fail([*self._batch.clear(), *self._waiting], stopped)
-        for job in self._jobs:
-            job.deliver(stopped)
-        self._waiting.clear()
-        self._jobs.clear()
+        self._end(EngineStoppedError("the service is shutting down"))
+        self.outputs.send()
+
+    def _end(self, error: Exception) -> None:
+        """Of all that runs and waits."""
+        self._fail(self._batch.clear(), error)
+        with self._changed:
+            tasks = self._scheduler.take_out(lambda _: True)
+        for task in tasks:
+            task.deliver(error)
 
     def _wait_for_work(self) -> bool:
         """False at the end. Who waits for long gives memory back first."""
@@ -152,6 +227,8 @@ class Engine:
         if idle:
             self._give_back_after(0)
         with self._changed:
+            if not self._has_work():
+                self._scheduler.settle()
             self._changed.wait_for(self._has_work)
             return self._running
 
@@ -161,75 +238,97 @@ class Engine:
             self._given_back = time.monotonic()
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._jobs or len(self._batch)) or not self._running
-
-    def _work(self) -> None:
-        """A few passes for those who wait now; who had one goes to the end of the line."""
-        line = list(self._jobs)
-        for _ in range(PASSES_OF_JOBS):
-            line = [job for job in line if (job.begun and not job.cancelled) or self._go_on(job, None)]
-            if not line:
-                return
-            together = self._together(line)
-            line = [job for job in line if job not in together]
-            self._pass(together)
-
-    def _together(self, line: Sequence[Job]) -> list[Job]:
-        """The first, and those whose pass can be taken with its own."""
-        first = line[0].asked
-        if first is None:
-            return [line[0]]
-        return [job for job in line if job.asked is not None and job.asked.key == first.key][: self.limits.max_batch]
-
-    def _pass(self, together: Sequence[Job]) -> None:
-        for job, result in zip(together, _results([job.asked for job in together]), strict=True):
-            self._go_on(job, result)
-
-    def _go_on(self, job: Job, result: Any) -> bool:
-        """Whether the job has more passes to come."""
-        more = job.advance(result)
-        with self._changed:
-            self._jobs.remove(job)
-            if more:
-                self._jobs.append(job)
-        return more
-
-    # One bad batch must not end the service: whatever the model raises goes to the requests concerned.
-
-    def _admit(self, tickets: list[Ticket]) -> None:
-        try:
-            if tickets:
-                self._batch.admit(tickets)
-        except Exception as error:
-            log.exception("running %d prompts failed", len(tickets))
-            self._fail(tickets, error)
+        return bool(self._scheduler.tasks or len(self._batch)) or not self._running
 
     def _step(self) -> None:
-        try:
-            self._batch.step()
-        except Exception as error:
-            log.exception("decoding a batch of %d failed", len(self._batch))
-            self._fail(self._batch.clear(), error)
-
-    def _take(self, room: int) -> list[Ticket]:
-        """The first who wait, as many as there is room for and as run well together."""
+        """A token for all who decode. Sent before the passes of others."""
+        self._batch.step()
         with self._changed:
-            chosen = prefill_group(ticket.request for ticket in self._waiting[:room])
-            taken = [self._waiting[i] for i in chosen]
-            self._waiting = [ticket for ticket in self._waiting if ticket not in taken]
-            return taken
+            self._scheduler.charge(row.caller.key for row in self._batch.rows)
+        self.outputs.send()
 
-    def _fail(self, tickets: list[Ticket], error: Exception) -> None:
-        for ticket in tickets:
-            ticket.deliver(Event(error=error))
-        self.outbox.send()
+    def _work(self) -> None:
+        """Passes of as many tokens as may come between two tokens of those who decode; one for each task."""
+        budget = self.limits.tokens_beside if len(self._batch) else self.limits.tokens_alone
+        served: set[Task] = set()
+        self._begin(served)
+        while budget > 0:
+            with self._changed:
+                together = self._scheduler.next(budget, served)
+            if not together:
+                return
+            for (task, asked), result in zip(together, results([asked for _, asked in together]), strict=True):
+                budget -= asked.tokens
+                with self._changed:
+                    self._scheduler.charge([task.caller.key], asked.tokens)
+                served.add(task)
+                self._go_on(task, result)
+
+    def _begin(self, served: set[Task]) -> None:
+        """Those whose turn it is say which pass they need first. Who waits for a row holds those up who want one, too,
+        lest it wait for ever."""
+        with self._changed:
+            line = self._scheduler.unbegun(self.limits.max_batch, served)
+            expected = sum(len(task.rows) for task in self._scheduler.tasks if task.begun)
+        full = False
+        for task in line:
+            taken = len(self._batch) + expected
+            full = full or bool(task.rows and taken and taken + len(task.rows) > self.limits.max_batch)
+            if task.rows and full:
+                continue
+            if not self._has_memory(task) and not task.cancelled:
+                return
+            if self._go_on(task, None):
+                expected += len(task.rows)
+
+    def _has_memory(self, task: Task) -> bool:
+        """Whether what the task will hold fits in beside all that runs. What runs alone has all there is."""
+        if self.cache.make_room(task.size * self._token_bytes):
+            return True
+        with self._changed:
+            return not len(self._batch) and not any(other.begun for other in self._scheduler.tasks)
+
+    def _go_on(self, task: Task, result: Any) -> bool:
+        """Whether the task has more passes to come."""
+        more = task.advance(result)
+        if not more:
+            with self._changed:
+                self._scheduler.take_out(lambda other: other is task)
+        return more
+
+    def _expire(self) -> None:
+        """Who is past the deadline hears it, and who was cancelled leaves."""
+        now = time.monotonic()
+        late = DeadlineError("the request took longer than its deadline")
+        with self._changed:
+            tasks = self._scheduler.take_out(lambda task: task.cancelled or task.caller.deadline < now)
+        for task in tasks:
+            if not task.cancelled:
+                task.deliver(late)
+        for row in self._batch.rows:
+            if row.caller.deadline < now and not row.cancelled:
+                row.cancelled = True
+                row.deliver(Event(error=late))
+
+    def _fail(self, rows: Sequence[Row], error: Exception) -> None:
+        for row in rows:
+            row.deliver(Event(error=error))
 
 
-def _results(passes: Sequence[SharedPass | None]) -> list[Any]:
-    """What each of these passes, taken together, came to, or what it raised: where together they fail, each by itself,
-    so that nobody gets another's error."""
-    first, *others = passes
-    try:
-        return [None] if first is None else list(first.run(others))
-    except Exception as error:
-        return [error] if not others else [result for one in passes for result in _results([one])]
+class Pace:
+    """How fast requests come to their end while others wait."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._between = 1.0
+
+    def tick(self, busy: bool) -> None:
+        """A request ended; busy: others are still in."""
+        now = time.monotonic()
+        if busy:
+            self._between += 0.1 * (min(now - self._last, LONGEST_RETRY) - self._between)
+        self._last = now
+
+    def seconds(self, requests: int) -> int:
+        """Until so many have ended, at least one."""
+        return max(1, min(LONGEST_RETRY, math.ceil(requests * self._between)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,10 +20,9 @@ class Finish(StrEnum):
 class Request:
     """prompt: token ids, at least one. max_tokens: at least 1. The end token is not part of what is generated.
 
-    depth: prompts run to its limit, generated tokens leave by it. start: the state of a world, one row, that the prompt
-    goes on from; then the prompt leaves by the rule too. The end token is never chosen before `min_tokens` others,
-    nor at all with `ignore_end`. top: how many of the most probable tokens to tell at each place;
-    None for no scores.
+    depth: the prompt runs to its limit; its last token and what is generated leave by it. start: the state of a world,
+    one row, that the prompt goes on from. The end token is never chosen before `min_tokens` others, nor at all with
+    `ignore_end`. top: how many of the most probable tokens to tell at each place; None for no scores.
     """
 
     prompt: tuple[int, ...]
@@ -37,10 +37,6 @@ class Request:
     def may_end(self, produced: int) -> bool:
         """Whether the end token may come after so many others."""
         return not self.ignore_end and produced >= self.min_tokens
-
-    def runs_with(self, other: Request) -> bool:
-        """Whether both may go through the model in one pass."""
-        return (self.start is None) == (other.start is None) and self.depth == other.depth
 
 
 @dataclass(frozen=True)
@@ -64,12 +60,24 @@ class Event:
     error: Exception | None = None
 
 
-class Ticket:
-    """`deliver` is called on the engine's thread and must not block."""
+class Caller:
+    """A client's request, of which there may be several sequences and tasks.
 
-    def __init__(self, request: Request, deliver: Callable[[Event], None]) -> None:
+    key: whose share of the model it takes. deadline: when nobody waits for it any more, by time.monotonic().
+    """
+
+    def __init__(self, key: str = "", deadline: float = math.inf) -> None:
+        self.key = key
+        self.deadline = deadline
+
+
+class Sequence:
+    """A request while its tokens are generated. `deliver` is called on the engine's thread and must not block."""
+
+    def __init__(self, request: Request, deliver: Callable[[Event], None], caller: Caller | None = None) -> None:
         self.request = request
         self.deliver = deliver
+        self.caller = caller or Caller()
         self.generator = request.sampling.generator()
         self.produced = 0
         self.cancelled = False

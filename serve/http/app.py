@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -10,14 +11,15 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from serve import playground
-from serve.engine.engine import EngineStoppedError
 from serve.http import errors
 from serve.http import openai as openai_api
 from serve.http import tokens as tokens_api
 from serve.http import worlds as world_api
+from serve.http.edge import Edge, HostCheck
 from serve.http.keys import KeyCheck, KeyRing
 from serve.http.limits import BodyLimit
 from serve.http.routes import Serving
+from serve.words.service import EngineStoppedError
 from serve.words.sessions import Sessions
 
 BODY_LIMIT = 1 << 20
@@ -26,23 +28,28 @@ BODY_LIMIT = 1 << 20
 VERSION = version("loopwm")
 
 
-def create_app(sessions: Sessions, keys: KeyRing | None = None) -> FastAPI:
-    """The app of a running service; without keys everybody is let in.
+def create_app(
+    sessions: Sessions, keys: KeyRing | None = None, hosts: Collection[str] = (), log_json: bool = False
+) -> FastAPI:
+    """The app of a running service; without keys everybody is let in. hosts: names that it answers for.
 
     It sends no CORS headers: pages of other sites can not read its answers.
     """
     told = {"model": errors.ErrorBody, "description": "What is wrong"}
     app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses={"4XX": told, "5XX": told})
     app.state.service, app.state.sessions = sessions.service, sessions
-    sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.store.nbytes)
+    sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.service.memory)
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys)
+    app.add_middleware(HostCheck, names=hosts)
+    app.add_middleware(Edge, service=sessions.service, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)
     app.add_api_route("/version", show_version, methods=["GET"])
     for part in (openai_api, tokens_api, world_api, playground):
         app.include_router(part.router)
+    app.include_router(world_api.batch_router)
     errors.install(app)
     _name_the_model(app.openapi(), sessions.service.card.name)
     return app
@@ -57,9 +64,9 @@ def _name_the_model(told: dict[str, Any], name: str) -> None:
 
 async def health(service: Serving) -> dict[str, Any]:
     """How many rows decode and how many requests wait; 503 when the engine is dead."""
-    if not service.engine.alive:
+    if not service.alive:
         raise EngineStoppedError("the engine is not running")
-    running, waiting = service.engine.load
+    running, waiting = service.load
     return {"status": "ok", "running": running, "waiting": waiting}
 
 

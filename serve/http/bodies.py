@@ -9,13 +9,12 @@ the loops of generated tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from loopwm.core import RULES, ExitRule, Fixed, make_rule, numbers_of
 from loopwm.records.template import FormatError
-from serve.engine.sampling import Sampling
+from serve.words.service import DEPTH_RULES, Depth, Generation
 
 
 class Body(BaseModel):
@@ -26,12 +25,14 @@ class Body(BaseModel):
 
 def _body_of(name: str) -> type[Body]:
     """An exit rule as an object with its name and its numbers."""
-    numbers = {field: (kind, ...) for field, kind in numbers_of(name).items()}
-    told: dict[str, Any] = {"__doc__": RULES[name].__doc__, "rule": (Literal[name], ...), **numbers}
-    return create_model(f"{RULES[name].__name__}Body", __base__=Body, **told)
+    title, told_of_it, numbers = DEPTH_RULES[name]
+    told: dict[str, Any] = {"__doc__": told_of_it, "rule": (Literal[name], ...)}
+    return create_model(
+        f"{title}Body", __base__=Body, **told, **{field: (kind, ...) for field, kind in numbers.items()}
+    )
 
 
-RULE_BODIES = tuple(_body_of(name) for name, rule in RULES.items() if numbers_of(name) and not rule.depends_on_batch)
+RULE_BODIES = tuple(_body_of(name) for name in DEPTH_RULES)
 
 if TYPE_CHECKING:
     DepthBody = int | Body
@@ -39,20 +40,14 @@ else:
     DepthBody = int | Annotated[Union[RULE_BODIES], Field(discriminator="rule")]  # noqa: UP007 - of a tuple
 
 
-def rule_of(body: DepthBody | None) -> ExitRule | None:
-    """None where none is asked for. Raises FormatError for a rule with impossible numbers."""
-    if body is None:
-        return None
-    try:
-        return Fixed(body) if isinstance(body, int) else make_rule(*_name_and_numbers(body))
-    except ValueError as error:
-        raise FormatError("depth", str(error)) from error
+def depth_of(body: DepthBody | None) -> Depth | None:
+    """None where none is asked for."""
+    return body.model_dump() if isinstance(body, Body) else body
 
 
-def _name_and_numbers(body: Body) -> tuple[str, dict[str, Any]]:
-    numbers = body.model_dump()
-    return numbers.pop("rule"), numbers
-
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list of which the first fault is told: to tell a hundred thousand takes seconds."""
 
 MAX_TOP = 20
 """Most log-probabilities told at one place."""
@@ -82,7 +77,7 @@ class GenerationBody(Body):
     top_k: int | None = Field(None, ge=-1, description="0 and -1: all")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] | None = None
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = Field(None, description="never choose the end token")
@@ -102,11 +97,21 @@ class GenerationBody(Body):
         """For each prompt."""
         return self.n or 1
 
-    def sampling(self, choice: int) -> Sampling:
-        """Of one of the `n` choices of a prompt: each draws by itself."""
-        seed = None if self.seed is None else self.seed + choice
-        top_p = 1.0 if self.top_p is None else self.top_p
-        return Sampling(self.temperature or 0.0, top_p, seed, max(self.top_k or 0, 0), self.min_p or 0.0)
+    def way(self, choice: int, depth: Any) -> Generation:
+        """One of the `n` choices of a prompt: each draws by itself. depth: the rule that the service made of it."""
+        return Generation(
+            depth,
+            temperature=self.temperature or 0.0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=None if self.seed is None else self.seed + choice,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            max_tokens=self.max_tokens,
+            stops=self.stops,
+            min_tokens=self.min_tokens or 0,
+            ignore_end=bool(self.ignore_eos),
+            top=self.top,
+        )
 
     @property
     def top(self) -> int | None:
@@ -129,7 +134,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions: one prompt or several, as text or as token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
 
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
@@ -177,7 +182,7 @@ class TextPart(Body):
 
 class Message(Body):
     role: str
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
 
     @property
     def text(self) -> str:
@@ -192,7 +197,7 @@ def read_messages(messages: list[Message]) -> list[tuple[str, str]]:
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions: system = goal, assistant = observations, user = actions."""
 
-    messages: list[Message]
+    messages: Items[Message]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: Top | None = None
@@ -218,7 +223,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Items[Message] | None = None
     return_token_strs: bool | None = None
 
 
@@ -226,4 +231,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from serve.engine.requests import Finish
-from serve.engine.scores import TokenScores
 from serve.http.replies import Json, envelope, top_texts, usage
 from serve.words.prompts import Prompt
-from serve.words.service import Service
+from serve.words.service import Service, TokenScores
+from serve.words.streams import Finish
 
 
 def echo_reply(

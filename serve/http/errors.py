@@ -16,13 +16,19 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from loopwm.records.template import ContextTooLongError, FormatError
-from serve.engine.engine import EngineStoppedError, QueueFullError
 from serve.words.prompts import PromptTooLongError
-from serve.words.service import CompletionTooLongError, ModelNotFoundError
+from serve.words.service import (
+    CompletionTooLongError,
+    DeadlineError,
+    EngineStoppedError,
+    ModelNotFoundError,
+    QueueFullError,
+)
 from serve.words.sessions import UnsupportedError
-from serve.words.store import WorldBusyError, WorldGoneError, WorldNotFoundError
+from serve.words.store import TooManyWorldsError, WorldBusyError, WorldGoneError, WorldNotFoundError
 
 RETRY_AFTER_SECONDS = 1
+"""Where nothing better is known."""
 
 
 class BodyTooLargeError(HTTPException):
@@ -30,6 +36,21 @@ class BodyTooLargeError(HTTPException):
 
     def __init__(self, limit: int) -> None:
         super().__init__(413, f"The request body is larger than {limit} bytes")
+
+
+class TooManyItemsError(HTTPException):
+    """More values than any request has. An HTTPException, because only those pass FastAPI's reading of bodies."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"The request body has more than {limit} values")
+
+
+class WrongHostError(HTTPException):
+    """The Host header names a host that the service does not answer for: a page of another site may have asked."""
+
+    def __init__(self, host: str) -> None:
+        told = f"This service does not answer for the host {host!r}: --allowed-hosts names more"
+        super().__init__(421, told)
 
 
 class WrongKeyError(HTTPException):
@@ -56,7 +77,7 @@ class Problem:
 
     def response(self) -> JSONResponse:
         retry = {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
-        return JSONResponse(self.envelope(), self.status, {**self.headers, **retry})
+        return JSONResponse(self.envelope(), self.status, {**retry, **self.headers})
 
 
 class ErrorFields(BaseModel):
@@ -86,6 +107,8 @@ REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
     WorldNotFoundError: (404, "world_not_found", None),
     WorldBusyError: (409, "world_busy", None),
     WorldGoneError: (410, "world_gone", None),
+    TooManyWorldsError: (429, "too_many_worlds", None),
+    DeadlineError: (504, "deadline_exceeded", None),
 }
 """Status, code and field of what else a client can get wrong."""
 
@@ -95,6 +118,7 @@ CODES = {
     404: "unknown_url",
     405: "method_not_allowed",
     413: "request_too_large",
+    421: "host_not_allowed",
 }
 """Codes of what fails before a route is reached; 400 is a body that is not text in UTF-8."""
 
@@ -118,7 +142,9 @@ def problem_of(error: Exception) -> Problem:
         status, code, param = REFUSED[kind]
         return Problem(status, str(error), param=param, code=code)
     if kind in OVERLOADED:
-        return Problem(503, f"The service is not available: {error}", "server_error", code=OVERLOADED[kind])
+        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFullError) else {}
+        told = f"The service is not available: {error}"
+        return Problem(503, told, "server_error", code=OVERLOADED[kind], headers=headers)
     told = "The service failed; its log has the reason"
     return Problem(500, told, "server_error", code="internal_error", headers=CLOSED)
 

@@ -37,7 +37,8 @@ async def _events(told: AsyncIterator[Json]) -> AsyncIterator[str]:
         async for data in told:
             yield _event(data)
     except Exception as error:  # the status line is long sent: the error becomes an event
-        log.exception("a stream failed")
+        if not isinstance(error, errors.EXPECTED):
+            log.exception("a stream failed")
         yield _event(errors.problem_of(error).envelope())
     yield "data: [DONE]\n\n"
 

@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from loopwm.core import ExitRule
 from loopwm.records.template import FormatError
-from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, read_messages, rule_of
+from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
 from serve.http.echo import echo_reply
 from serve.http.events import EventStream
 from serve.http.replies import ChatReply, CompletionReply, Reply
-from serve.http.routes import CancelledWithClient, Serving
+from serve.http.routes import CancelledWithClient, Entered, Serving
 from serve.words.prompts import Prompt, PromptReader
-from serve.words.service import Generation, Piece, Service, TextStream, interleaved, together
+from serve.words.service import Caller, Service
+from serve.words.streams import Piece, TextStream, interleaved, together
 
 router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
 
@@ -33,26 +33,26 @@ async def show_model(name: str, service: Serving) -> dict[str, Any]:
 
 
 @router.post("/completions")
-async def completions(body: CompletionBody, service: Serving) -> Response:
+async def completions(body: CompletionBody, service: Serving, caller: Entered) -> Response:
     """Goes on from whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
-    most = service.engine.limits.max_batch
+    most = service.max_choices
     if not 1 <= len(body.prompts) <= most:
         raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
     if body.scores_prompt:
-        return await _scored(body, service)
-    prompts = _read(service.prompts, body)
-    streams = _start(service, prompts, body)
+        return await _scored(body, service, caller)
+    prompts = await service.read(lambda: _read(service.prompts, body))
+    streams = _start(service, caller, prompts, body)
     scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
     return await _answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
 
 
 @router.post("/chat/completions")
-async def chat_completions(body: ChatBody, service: Serving) -> Response:
+async def chat_completions(body: ChatBody, service: Serving, caller: Entered) -> Response:
     """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
     service.check_model(body.model)
-    prompt = service.prompts.chat(read_messages(body.messages))
-    streams = _start(service, [prompt], body)
+    prompt = await service.read(lambda: service.prompts.chat(read_messages(body.messages)))
+    streams = _start(service, caller, [prompt], body)
     scored, ids = body.top is not None, bool(body.return_token_ids)
     return await _answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
 
@@ -63,11 +63,12 @@ def _model_object(service: Service) -> dict[str, Any]:
     return {**told, "max_model_len": card.max_length}
 
 
-async def _scored(body: CompletionBody, service: Service) -> Response:
+async def _scored(body: CompletionBody, service: Service, caller: Caller) -> Response:
     generated = body.max_tokens or 0
-    prompts = _read(service.prompts.with_limit(service.card.max_length - generated), body)
-    rule = service.rule(rule_of(body.depth))
-    scores = await service.score(prompts, rule, body.top or 0)
+    reader = service.prompts.with_limit(service.card.max_length - generated)
+    prompts = await service.read(lambda: _read(reader, body))
+    rule = service.rule(depth_of(body.depth))
+    scores = await service.score(caller, prompts, rule, body.top or 0)
     return JSONResponse(echo_reply(service, prompts, scores, generated=generated, top=body.top, loops=rule.limit))
 
 
@@ -75,28 +76,21 @@ def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
     return [reader.text(prompt) if isinstance(prompt, str) else reader.ids(prompt) for prompt in body.prompts]
 
 
-def _start(service: Service, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
+def _start(service: Service, caller: Caller, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
     """Queues all choices of all prompts of a request or none."""
-    most, asked = service.engine.limits.max_batch, len(prompts) * body.choices
+    most, asked = service.max_choices, len(prompts) * body.choices
     if asked > most:
         raise FormatError("n", f"{asked} choices asked for, expected at most {most}")
-    depth = service.rule(rule_of(body.depth))
-    ways = [_generation(body, depth, choice) for choice in range(body.choices)]
+    depth = service.rule(depth_of(body.depth))
+    ways = [body.way(choice, depth) for choice in range(body.choices)]
     streams: list[TextStream] = []
     try:
         for prompt in prompts:
-            for way in ways:
-                streams.append(service.start(prompt, way))
+            streams += service.start(caller, prompt, ways)
     except Exception:
         _cancel(streams)
         raise
     return streams
-
-
-def _generation(body: GenerationBody, depth: ExitRule, choice: int) -> Generation:
-    return Generation(
-        body.sampling(choice), depth, body.max_tokens, body.stops, body.min_tokens or 0, bool(body.ignore_eos), body.top
-    )
 
 
 def _cancel(streams: Sequence[TextStream]) -> None:

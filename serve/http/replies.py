@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
-from serve.engine.requests import Scores
 from serve.words.prompts import Prompt
-from serve.words.service import Piece, Service, TextStream, Token
+from serve.words.service import Service
+from serve.words.streams import Piece, Scores, TextStream, Token
 
 Json = dict[str, Any]
 

@@ -12,10 +12,30 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from serve.words.service import Service
+from loopwm.records.template import FormatError
+from serve.http.errors import TooManyItemsError
+from serve.words.service import Caller, Service
 
 CLIENT_GONE = 499
 """nginx's status for it. Nobody reads it but logs."""
+
+MAX_ITEMS = 100_000
+"""Most values in a body: to read and check more takes too long."""
+
+SHORT = 16_384
+"""Bytes that are parsed at once; what is longer, in a thread, beside which others are answered."""
+
+MAX_SECONDS = 3600.0
+TIMEOUT_HEADER = "X-Request-Timeout"
+"""Seconds that a client waits: later the work is given up and answered with 504."""
+
+
+class ParsedRequest(Request):
+    """A request whose body is parsed beside the event loop where it is long."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        return _parse(body) if len(body) <= SHORT else await asyncio.to_thread(_parse, body)
 
 
 class CancelledWithClient(APIRoute):
@@ -25,8 +45,9 @@ class CancelledWithClient(APIRoute):
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            _check_text(await request.body())  # what comes after it can only be the client's leave
-            work, leave = asyncio.ensure_future(handle(request)), asyncio.create_task(_leave(request))
+            parsed = ParsedRequest(request.scope, request.receive)
+            await parsed.body()  # what comes after it can only be the client's leave
+            work, leave = asyncio.ensure_future(handle(parsed)), asyncio.create_task(_leave(request))
             try:
                 await asyncio.wait((work, leave), return_when=asyncio.FIRST_COMPLETED)
                 return work.result() if work.done() else Response(status_code=CLIENT_GONE)
@@ -37,18 +58,19 @@ class CancelledWithClient(APIRoute):
         return answer
 
 
-def _check_text(body: bytes) -> None:
-    """Raises HTTPException for escapes of half a character: JSON may hold them, and nothing can write them out."""
-    if b"\\ud" not in body.lower():
-        return
-    try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise HTTPException(
-            400, "The body holds a surrogate escape (\\ud800 … \\udfff) without its other half"
-        ) from error
-    except (ValueError, RecursionError):
-        return  # no JSON at all, which is told better by those who read it
+def _parse(body: bytes) -> Any:
+    """Raises HTTPException for too many values and for escapes of half a character: JSON may hold them, and nothing can
+    write them out."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_ITEMS:
+        raise TooManyItemsError(MAX_ITEMS)
+    parsed = json.loads(body)
+    if b"\\ud" in body.lower():
+        try:
+            json.dumps(parsed, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            told = "The body holds a surrogate escape (\\ud800 … \\udfff) without its other half"
+            raise HTTPException(400, told) from error
+    return parsed
 
 
 async def _leave(request: Request) -> None:
@@ -64,4 +86,31 @@ async def _service(request: Request) -> Service:
     return service
 
 
+async def _owner(request: Request) -> str:
+    """Whose request it is: the name of the key, the same for all where the service asks for none."""
+    owner: str = request.scope.get("key_name", "")
+    return owner
+
+
 Serving = Annotated[Service, Depends(_service)]
+Owner = Annotated[str, Depends(_owner)]
+
+
+async def _enter(request: Request, service: Serving, owner: Owner) -> Caller:
+    """A place among the requests that are worked on, which `serve.http.edge.Edge` gives back."""
+    caller = service.enter(owner, _seconds(request.headers.get(TIMEOUT_HEADER)))
+    request.scope["caller"] = caller
+    return caller
+
+
+def _seconds(told: str | None) -> float:
+    try:
+        seconds = MAX_SECONDS if told is None else float(told)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_SECONDS:
+        raise FormatError(TIMEOUT_HEADER, f"expected seconds, more than 0 and at most {MAX_SECONDS:g}")
+    return seconds
+
+
+Entered = Annotated[Caller, Depends(_enter)]

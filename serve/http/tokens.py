@@ -18,7 +18,7 @@ router = APIRouter(route_class=CancelledWithClient)
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     _check_model(body.model, service)
-    ids = list(_read(body, service).ids)
+    ids = list((await service.read(lambda: _read(body, service))).ids)
     told = {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids}
     return {**told, "token_strs": service.single_texts(ids) if body.return_token_strs else None}
 

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from loopwm.records.template import Context, Transition
-from serve.engine.requests import Finish
-from serve.http.bodies import Body, DepthBody, rule_of
+from serve.http.bodies import Body, DepthBody, Items, depth_of
+from serve.http.errors import problem_of
 from serve.http.events import EventStream
-from serve.http.routes import CancelledWithClient
-from serve.words.imagining import Step
-from serve.words.service import DEFAULT_MAX_TOKENS, Piece
-from serve.words.sessions import MAX_ACTIONS, MAX_CANDIDATES, Decode, Imagined, Sessions, Stepping, StepRequest
+from serve.http.routes import CancelledWithClient, Entered, Owner
+from serve.http.world_replies import BatchTold, StepTold, WorldList, WorldTold
+from serve.words.service import DEFAULT_MAX_TOKENS, Caller
+from serve.words.sessions import (
+    MAX_ACTIONS,
+    MAX_CANDIDATES,
+    MAX_IMAGINED,
+    Decode,
+    Imagined,
+    Sessions,
+    Step,
+    Stepping,
+    StepRequest,
+)
 from serve.words.store import Session
+from serve.words.streams import Finish, Piece, together
+
+MAX_BATCH = 256
+"""Most requests of a batch."""
 
 Json = dict[str, Any]
-Action = Annotated[str, Field(min_length=1, max_length=2000)]
-Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS)]
+Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
+Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fail_fast=True)]
 
 router = APIRouter(prefix="/v1/worlds", route_class=CancelledWithClient)
 
@@ -34,16 +48,19 @@ class StepTaken(Body):
 
 
 class WorldBody(Body):
-    """observation: the first one, or the one now if there is no history. depth: loops of every pass, or a rule."""
+    """observation: the first one, or the one now if there is no history. depth: loops of every pass, or a rule.
+    actions: imagined since, and steps_cut: steps that were dropped before, as an exported world has them."""
 
     model: str
     goal: str
     observation: str
-    history: list[StepTaken] | None = None
+    history: Items[StepTaken] | None = None
     look: str | None = None
     inventory: str | None = None
     hidden_state: str | None = None
     depth: DepthBody | None = None
+    actions: Annotated[list[Action], Field(max_length=MAX_IMAGINED, fail_fast=True)] | None = None
+    steps_cut: int | None = Field(None, ge=0, lt=2**31)
 
     def context(self) -> Context:
         steps = tuple(Transition(step.action, step.observation) for step in self.history or ())
@@ -56,13 +73,26 @@ class StepBody(Body):
     max_tokens: int | None = Field(None, ge=1)
     monitor: bool | None = None
     logprobs: bool | None = Field(None, description="tell each token of an observation")
+    uncertainty: bool | None = Field(None, description="tell mean negative log-probabilities")
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**62), lt=2**62)
+    step_id: str | None = Field(None, min_length=1, max_length=200, description="asked for again, it is taken once")
     stream: bool | None = None
 
     @property
     def request(self) -> StepRequest:
-        actions = [self.actions] if isinstance(self.actions, str) else self.actions
-        most = self.max_tokens or DEFAULT_MAX_TOKENS
-        return StepRequest(actions, self.decode or "last", most, bool(self.monitor), bool(self.logprobs))
+        return StepRequest(
+            [self.actions] if isinstance(self.actions, str) else self.actions,
+            self.decode or "last",
+            self.max_tokens or DEFAULT_MAX_TOKENS,
+            monitor=bool(self.monitor),
+            scored=bool(self.logprobs or self.uncertainty),
+            temperature=self.temperature or 0.0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=self.seed,
+            step_id=self.step_id,
+        )
 
 
 class ObserveBody(Body):
@@ -75,9 +105,38 @@ class ForkBody(Body):
 
 
 class PlanBody(Body):
-    candidates: Annotated[list[Actions], Field(min_length=1, max_length=MAX_CANDIDATES)]
+    candidates: Annotated[list[Actions], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True)]
     decode: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
+
+
+class BatchCreate(WorldBody):
+    op: Literal["create"]
+
+
+class BatchStep(StepBody):
+    op: Literal["step"]
+    world: str
+    stream: Literal[False] | None = None  # type: ignore[assignment]
+
+
+class BatchObserve(ObserveBody):
+    op: Literal["observe"]
+    world: str
+
+
+class BatchDelete(Body):
+    op: Literal["delete"]
+    world: str
+
+
+BatchItem = Annotated[BatchCreate | BatchStep | BatchObserve | BatchDelete, Field(discriminator="op")]
+
+
+class BatchBody(Body):
+    """Requests for different worlds, which are worked on side by side."""
+
+    requests: Annotated[list[BatchItem], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
 
 
 async def _sessions(request: Request) -> Sessions:
@@ -85,115 +144,177 @@ async def _sessions(request: Request) -> Sessions:
     return sessions
 
 
-async def _owner(request: Request) -> str:
-    """Whose worlds these are: the name of the key, the same for all where the service asks for none."""
-    owner: str = request.scope.get("key_name", "")
-    return owner
-
-
 Worlds = Annotated[Sessions, Depends(_sessions)]
-Owner = Annotated[str, Depends(_owner)]
 
 
-@router.post("", status_code=201)
-async def create(body: WorldBody, worlds: Worlds, owner: Owner) -> Json:
+@router.post("", status_code=201, response_model=WorldTold)
+async def create(body: WorldBody, worlds: Worlds, caller: Entered) -> Json:
     """A world from a goal, what was seen and, where there are any, earlier steps."""
+    return await _create(body, worlds, caller)
+
+
+async def _create(body: WorldBody, worlds: Sessions, caller: Caller) -> Json:
     worlds.service.check_model(body.model)
-    return _world(await worlds.create(owner, body.context(), worlds.service.rule(rule_of(body.depth))), worlds)
+    depth = depth_of(body.depth)
+    session = await worlds.create(caller, body.context(), depth, body.actions or (), body.steps_cut or 0)
+    return _world(session, worlds)
 
 
-@router.get("")
+@router.get("", response_model=WorldList)
 async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
     """One's own worlds, the most recently used last."""
-    return {"object": "list", "data": [_world(session, worlds) for session in worlds.store.of(owner)]}
+    return _list(worlds.store.of(owner), worlds)
 
 
-@router.get("/{name}")
+@router.get("/{name}", response_model=WorldTold)
 async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
     """A world as it is now."""
     return _world(worlds.store.get(name, owner), worlds)
 
 
+@router.get("/{name}/export")
+async def export(name: str, worlds: Worlds, owner: Owner) -> Json:
+    """All that a world is, as text: the body of a request that creates it again, here or elsewhere."""
+    return {"model": worlds.service.card.name, **worlds.store.get(name, owner).log.json()}
+
+
 @router.delete("/{name}")
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
     """The world is gone, and its memory is free."""
-    worlds.store.remove(name, owner)
+    await worlds.remove(owner, name)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
-@router.post("/{name}/step")
-async def step(name: str, body: StepBody, worlds: Worlds, owner: Owner) -> Response:
+@router.post("/{name}/step", response_model=StepTold)
+async def step(name: str, body: StepBody, worlds: Worlds, caller: Entered) -> Response:
     """One action or several; the observations asked for by `decode` are written out, whole or as server-sent events."""
+    if not body.stream:
+        return JSONResponse(await _step_once(name, body, worlds, caller))
     asked = body.request
-    if body.stream:
-        taken = await worlds.begin_step(owner, name, asked)
-        return EventStream(_step_chunks(taken, asked, worlds), taken.close)
-    return JSONResponse(_stepped(*await worlds.step(owner, name, asked), asked, worlds))
+    if (known := worlds.answered(caller, name, asked)) is not None:
+        return EventStream(_once(known), lambda: None)
+    taken = await worlds.begin_step(caller, name, asked)
+    return EventStream(_step_chunks(taken, body, worlds), taken.close)
 
 
-@router.post("/{name}/observe")
-async def observe(name: str, body: ObserveBody, worlds: Worlds, owner: Owner) -> Json:
+async def _step_once(name: str, body: StepBody, worlds: Sessions, caller: Caller) -> Json:
+    return await worlds.step(caller, name, body.request, _answer(body, worlds))
+
+
+@router.post("/{name}/observe", response_model=WorldTold)
+async def observe(name: str, body: ObserveBody, worlds: Worlds, caller: Entered) -> Json:
     """What really happened. Imagined steps since the last real observation are dropped."""
-    return _world(await worlds.observe(owner, name, body.action, body.observation), worlds)
+    return await _observe(name, body, worlds, caller)
 
 
-@router.post("/{name}/fork", status_code=201)
-async def fork(name: str, worlds: Worlds, owner: Owner, body: ForkBody | None = None) -> Json:
+async def _observe(name: str, body: ObserveBody, worlds: Sessions, caller: Caller) -> Json:
+    return _world(await worlds.observe(caller, name, body.action, body.observation), worlds)
+
+
+@router.post("/{name}/fork", status_code=201, response_model=WorldList)
+async def fork(name: str, worlds: Worlds, caller: Entered, body: ForkBody | None = None) -> Json:
     """Copies that go their own ways."""
-    count = 1 if body is None else body.count
-    return {"object": "list", "data": [_world(session, worlds) for session in worlds.fork(owner, name, count)]}
+    return _list(await worlds.fork(caller, name, 1 if body is None else body.count), worlds)
 
 
 @router.post("/{name}/plan")
-async def plan(name: str, body: PlanBody, worlds: Worlds, owner: Owner) -> Json:
+async def plan(name: str, body: PlanBody, worlds: Worlds, caller: Entered) -> Json:
     """Scores of candidate action sequences, and the observation that the best one ends with. The world stays."""
     decode = body.decode is None or body.decode
     most = body.max_tokens or DEFAULT_MAX_TOKENS
-    candidates, best, observation = await worlds.plan(owner, name, body.candidates, decode, most)
+    candidates, best, observation = await worlds.plan(caller, name, body.candidates, decode, most)
     told = [
         {"score": found.score, "rewards": found.rewards, "continuations": found.continuations} for found in candidates
     ]
     return {"id": name, "object": "world.plan", "candidates": told, "best": best, "observation": observation}
 
 
+batch_router = APIRouter(route_class=CancelledWithClient)
+
+
+@batch_router.post("/v1/worlds:batch", response_model=BatchTold)
+async def batch(body: BatchBody, worlds: Worlds, caller: Entered) -> Json:
+    """Worlds are created, stepped, observed and deleted side by side. Each request has an answer of its own: a status,
+    and the body that it would have had alone."""
+    answers = await together([_one(item, worlds, caller) for item in body.requests])
+    return {"object": "world.batch", "data": answers}
+
+
+async def _one(item: BatchItem, worlds: Sessions, caller: Caller) -> Json:
+    try:
+        if isinstance(item, BatchCreate):
+            return {"status": 201, "body": await _create(item, worlds, caller)}
+        if isinstance(item, BatchStep):
+            return {"status": 200, "body": await _step_once(item.world, item, worlds, caller)}
+        if isinstance(item, BatchObserve):
+            return {"status": 200, "body": await _observe(item.world, item, worlds, caller)}
+        return {"status": 200, "body": await delete(item.world, worlds, caller.key)}
+    except Exception as error:
+        problem = problem_of(error)
+        if problem.status == 500:
+            raise
+        return {"status": problem.status, "body": problem.envelope()}
+
+
+def _list(sessions: Sequence[Session], worlds: Sessions) -> Json:
+    return {"object": "list", "data": [_world(session, worlds) for session in sessions]}
+
+
 def _world(session: Session, worlds: Sessions) -> Json:
-    world = session.world
+    log = session.log
     return {
         "id": session.id,
         "object": "world",
         "created": session.created,
         "model": worlds.service.card.name,
-        "imagined_steps": world.steps,
-        "steps_cut": world.steps_cut[0],
-        "tokens": int(world.state.next_position[0]),
-        "state_slots": world.latent.shape[1],
-        "max_loops": world.depth.limit,
+        "imagined_steps": len(log.actions),
+        "steps_cut": log.steps_cut,
+        "tokens": session.tokens,
+        "state_slots": worlds.state_slots,
+        "max_loops": log.depth.limit,
         "expires_in": worlds.store.limits.ttl,
     }
 
 
-async def _step_chunks(taken: Stepping, asked: StepRequest, worlds: Sessions) -> AsyncIterator[Json]:
+async def _once(known: Json) -> AsyncIterator[Json]:
+    yield known
+
+
+async def _step_chunks(taken: Stepping, body: StepBody, worlds: Sessions) -> AsyncIterator[Json]:
     """First what is known of each step, then observations as they come, at last the whole reply."""
     base = {"id": taken.session.id, "object": "world.step.chunk"}
-    for index, (action, told) in enumerate(zip(asked.actions, taken.steps, strict=True)):
+    for index, (action, told) in enumerate(zip(taken.asked.actions, taken.steps, strict=True)):
         yield {**base, "index": index, "delta": _transition(action, told)}
     async for index, piece in taken.pieces():
         if isinstance(piece, Finish):
             yield {**base, "index": index, "delta": {"finish_reason": piece}}
         elif piece.tokens:
-            yield {**base, "index": index, "delta": _observed(piece.text, [piece], asked.scored)}
-    yield _stepped(taken.session, taken.finish(), asked, worlds)
+            yield {**base, "index": index, "delta": _observed(piece.text, [piece], bool(body.logprobs))}
+    yield await taken.finish(_answer(body, worlds))
 
 
-def _stepped(session: Session, steps: Sequence[Imagined], asked: StepRequest, worlds: Sessions) -> Json:
-    told = [_step(*row, asked.scored) for row in zip(asked.actions, steps, strict=True)]
-    world = _world(session, worlds)
-    return {"id": session.id, "object": "world.step", "steps": told, "usage": _usage(steps), "world": world}
+def _answer(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Imagined]], Json]:
+    def answer(session: Session, steps: Sequence[Imagined]) -> Json:
+        told = [_step(action, imagined, body) for action, imagined in zip(body.request.actions, steps, strict=True)]
+        world = _world(session, worlds)
+        return {"id": session.id, "object": "world.step", "steps": told, "usage": _usage(steps), "world": world}
+
+    return answer
 
 
-def _step(action: str, imagined: Imagined, scored: bool) -> Json:
-    observed = _observed(imagined.observation, imagined.pieces, scored)
-    return {**_transition(action, imagined.step), **observed, "finish_reason": imagined.finish}
+def _step(action: str, imagined: Imagined, body: StepBody) -> Json:
+    observed = _observed(imagined.observation, imagined.pieces, bool(body.logprobs))
+    unsure = {"uncertainty": _uncertainty(imagined)} if body.uncertainty else {}
+    return {**_transition(action, imagined.step), **observed, **unsure, "finish_reason": imagined.finish}
+
+
+def _uncertainty(imagined: Imagined) -> Json | None:
+    """Nats: the mean of an observation's tokens and its end, and the end's own; None where nothing was decoded."""
+    if imagined.finish is None:
+        return None
+    scores = [token.scores.chosen for piece in imagined.pieces for token in piece.tokens if token.scores is not None]
+    ends = [] if imagined.end_score is None else [imagined.end_score]
+    return {"observation": -mean([*scores, *ends]), "end": -ends[0] if ends else None}
 
 
 def _transition(action: str, told: Step) -> Json:

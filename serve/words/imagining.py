@@ -1,4 +1,4 @@
-"""What can be asked of a kept world, as work for the engine: each function yields before every pass of the model."""
+"""What can be asked of a world, as work for the engine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from loopwm.core import ExitRule
-from loopwm.records.template import Context
+from loopwm.core import SharedState
+from loopwm.records import template
 from loopwm.text.world import World, WorldModel
-from serve.engine.jobs import Steps
+from serve.engine.engine import Engine
+from serve.engine.passes import Appended, Chunk, Steps
+from serve.engine.prefill import prefill
 from serve.words.prompts import PromptTooLongError
-
-Work = Steps[World]
+from serve.words.world_log import WorldLog
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """candidates in the order given; best: the first of highest score, and the world after its actions."""
-
-    candidates: list[Candidate]
-    best: int
-    world: World
-
-
-def create(model: WorldModel, context: Context, depth: ExitRule) -> Work:
-    yield None
-    return model.encode([context], depth)
-
-
-def observe(model: WorldModel, world: World, action: str, observation: str) -> Work:
-    yield None
-    return model.observe(world, [action], [observation])
-
-
-@dataclass(frozen=True)
 class Advance:
     """One imagined step as a pass that worlds of the same depth take together."""
 
@@ -73,49 +55,48 @@ class Advance:
 
     @cached_property
     def key(self) -> Hashable:
-        return Advance, self.world.depth.for_pass(self.world.steps, range(1))
+        """Actions of much the same length go together: a long one would pad the others."""
+        return Advance, self.world.depth.for_pass(self.world.steps, range(1)), self.tokens.bit_length()
+
+    @cached_property
+    def tokens(self) -> int:
+        return self.model.count(template.render_step(self.action, self.model.slots))
+
+    def within(self, tokens: int) -> Advance:
+        return self
 
     def run(self, others: Sequence[Advance]) -> list[World]:
         every = (self, *others)
         return self.model.advance_each([each.world for each in every], [each.action for each in every])
 
 
-def advance(model: WorldModel, world: World, actions: Sequence[str], monitor: bool) -> Steps[list[Step]]:
-    """Raises PromptTooLongError where the world grows too long, ValueError for a summary the checkpoint cannot give."""
-    steps = []
-    for i, action in enumerate(actions):
+def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> Steps[World]:
+    """The world of a log. ids: of its context. Worlds of one context share what they have seen."""
+    begun = ids, log.depth
+    world: World | None = engine.cache.get(begun)
+    if world is None:
+        loops = log.depth.limit
+        state = yield from prefill(engine.forward, engine.cache, ids, loops)
+        history = SharedState(state, 1)
+        slots: Appended = yield Chunk(engine.forward, history, model.slot_ids, loops)
+        world = model.begun(history, (slots.state, slots.latent, slots.loop_state), log.depth, 0)
+        engine.cache.put(begun, world)
+    for action in log.actions:
         world = yield Advance(model, world, action)
-        _check_length(model, world, f"actions[{i}]")
+    return world
+
+
+def advance(
+    model: WorldModel, world: World, actions: Sequence[str], fields: Sequence[str], monitor: bool = False
+) -> Steps[list[Step]]:
+    """fields: of the request, where the actions are from. Raises PromptTooLongError where the world grows too long,
+    ValueError for a summary the checkpoint cannot give."""
+    steps = []
+    for action, field in zip(actions, fields, strict=True):
+        world = yield Advance(model, world, action)
+        check_length(model, world, field)
         steps.append(_step(model, world, monitor))
     return steps
-
-
-def plan(model: WorldModel, world: World, candidates: Sequence[Sequence[str]]) -> Steps[Plan]:
-    """All candidates side by side; what several begin with is imagined once. Raises ValueError without prediction
-    heads."""
-    found = [Candidate([], []) for _ in candidates]
-    ends: list[tuple[World, int]] = [(world, 0)] * len(candidates)
-    row_of: dict[tuple[str, ...], int] = {(): 0}
-    for k in range(max(map(len, candidates))):
-        yield None
-        paths = list(dict.fromkeys(tuple(actions[: k + 1]) for actions in candidates if len(actions) > k))
-        parents = [row_of[path[:-1]] for path in paths]
-        if parents != list(range(len(world))):
-            world = world.select(parents)
-        world = model.advance(world, [path[-1] for path in paths])
-        _check_length(model, world, "candidates")
-        predictions = model.predictions(world)
-        rewards, continuations = predictions.reward.tolist(), predictions.continuation.tolist()
-        row_of = {path: row for row, path in enumerate(paths)}
-        for i, actions in enumerate(candidates):
-            if len(actions) > k:
-                row = row_of[tuple(actions[: k + 1])]
-                found[i].rewards.append(rewards[row])
-                found[i].continuations.append(continuations[row])
-                ends[i] = world, row
-    best = max(range(len(found)), key=lambda i: found[i].score)
-    end, row = ends[best]
-    return Plan(found, best, end.select([row]))
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:
@@ -127,7 +108,12 @@ def _step(model: WorldModel, world: World, monitor: bool) -> Step:
     return Step(world, world.loops[0][-1], reward, continuation, summary)
 
 
-def _check_length(model: WorldModel, world: World, field: str) -> None:
-    length, limit = int(world.state.next_position.max()), model.model.config.max_position_embeddings
+def length_of(world: World) -> int:
+    """Its tokens."""
+    return int(world.state.next_position.max())
+
+
+def check_length(model: WorldModel, world: World, field: str) -> None:
+    length, limit = length_of(world), model.model.config.max_position_embeddings
     if length > limit:
         raise PromptTooLongError(field, length, limit)

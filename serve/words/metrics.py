@@ -39,13 +39,34 @@ class Metrics:
         self.length = self._histogram("request_generation_tokens", "Tokens generated for a request.", TOKENS)
         self.loops = self._histogram("loops_per_token", "Loops behind a generated token.", LOOPS)
 
+        self._requests = Counter(
+            PREFIX + "http_requests", "Answers by route and status; 499 where the client left before.",
+            ["model_name", "method", "route", "status"], registry=self._registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            PREFIX + "http_request_duration_seconds", "From a request to the end of its answer.",
+            ["model_name", "method", "route"], registry=self._registry, buckets=SECONDS,
+        )  # fmt: skip
+        self._outcomes = Counter(
+            PREFIX + "request_outcome", "Generations by how they ended: a finish reason, error or cancelled.",
+            ["model_name", "outcome"], registry=self._registry,
+        )  # fmt: skip
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """An answer of the HTTP layer. route: its pattern."""
+        self._requests.labels(self._model, method, route, status).inc()
+        self._seconds.labels(self._model, method, route).observe(seconds)
+
+    def ended(self, outcome: str) -> None:
+        self._outcomes.labels(self._model, outcome).inc()
+
     def watch(self, prompt_tokens: int) -> Meter:
         return Meter(self, prompt_tokens)
 
     def watch_worlds(self, count: Callable[[], int], nbytes: Callable[[], int]) -> None:
-        """Tells of kept worlds, too. Call it once."""
+        """Tells of kept worlds and of memory, too. Call it once."""
         self._gauge("num_worlds", "Worlds that are kept.", count)
-        self._gauge("world_bytes", "Keys and values of all kept worlds.", nbytes)
+        self._gauge("kv_cache_bytes", "Keys and values of all that runs and is kept.", nbytes)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
@@ -87,6 +108,11 @@ class Meter:
     def end(self, finish: Finish, tokens: int) -> None:
         metrics = self._metrics
         metrics.success[finish].inc()
+        metrics.ended(str(finish))
         metrics.latency.observe(time.perf_counter() - self._begun)
         metrics.prompt_length.observe(self._prompt_tokens)
         metrics.length.observe(tokens)
+
+    def fail(self, outcome: str) -> None:
+        """It did not come to its end."""
+        self._metrics.ended(outcome)

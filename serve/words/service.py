@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -12,21 +11,36 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from loopwm.core import ExitRule, Fixed
+from loopwm.core import RULES, ExitRule, Fixed, allocated_bytes, make_rule, numbers_of
 from loopwm.records.template import SPECIAL_TOKENS, FormatError
+from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
-from serve.engine.jobs import Steps
-from serve.engine.outbox import Outbox
-from serve.engine.requests import Event, Finish, Request, Scores
+from serve.engine.engine import EngineStoppedError as EngineStoppedError
+from serve.engine.engine import QueueFullError as QueueFullError
+from serve.engine.passes import Steps
+from serve.engine.prefill import TokenScores as TokenScores
+from serve.engine.prefill import score
+from serve.engine.requests import Caller as Caller
+from serve.engine.requests import Request
 from serve.engine.sampling import Sampling
-from serve.engine.scores import TokenScores, score
-from serve.words.metrics import Meter, Metrics
+from serve.words.metrics import Metrics
 from serve.words.prompts import Prompt, PromptReader
-from serve.words.text import Detokenizer, StopScanner
+from serve.words.streams import TextStream, begin
+from serve.words.text import Detokenizer
 
 DEFAULT_MAX_TOKENS = 512
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """The bytes that letters stand for in a byte-level vocabulary."""
+
+DEPTH_RULES = {
+    name: (rule.__name__, rule.__doc__, numbers_of(name))
+    for name, rule in RULES.items()
+    if numbers_of(name) and not rule.depends_on_batch
+}
+"""Rules of depth that a request may name: a title, what it does, and its numbers."""
+
+Depth = int | Mapping[str, Any]
+"""A number of loops, or the name of a rule (`rule`) with its numbers."""
 
 T = TypeVar("T")
 
@@ -56,13 +70,18 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class Generation:
-    """How a prompt is to be continued; the fields are those of serve.engine.requests.Request.
+    """How a prompt is to be continued; the fields are those of serve.engine.requests.Request and
+    serve.engine.sampling.Sampling.
 
     max_tokens: None for as many as there is room for, up to DEFAULT_MAX_TOKENS. stops: strings that end the text.
     """
 
-    sampling: Sampling
     depth: ExitRule
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int | None = None
     stops: Sequence[str] = ()
     min_tokens: int = 0
@@ -81,7 +100,8 @@ class Generation:
         if self.min_tokens > wanted:
             raise FormatError("min_tokens", f"{self.min_tokens} is more than the {wanted} tokens there may be")
         start = None
-        return Request(prompt.ids, wanted, self.sampling, self.depth, start, self.min_tokens, self.ignore_end, self.top)
+        sampling = Sampling(self.temperature, self.top_p, self.seed, self.top_k, self.min_p)
+        return Request(prompt.ids, wanted, sampling, self.depth, start, self.min_tokens, self.ignore_end, self.top)
 
 
 class Service:
@@ -101,43 +121,89 @@ class Service:
         if name != self.card.name:
             raise ModelNotFoundError(name, self.card.name)
 
-    def rule(self, asked: ExitRule | None) -> ExitRule:
-        """The rule that is asked for, or the service's own. Raises FormatError if the checkpoint cannot follow it."""
+    @property
+    def alive(self) -> bool:
+        return self.engine.alive
+
+    def stop(self) -> None:
+        """Whatever still runs is told so."""
+        self.engine.stop()
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Rows decoding now, and what waits or runs beside them."""
+        return self.engine.load
+
+    def memory(self) -> int:
+        """Bytes of keys and values of all that runs and is kept."""
+        return allocated_bytes()
+
+    @property
+    def max_choices(self) -> int:
+        """Of one request."""
+        return self.engine.limits.max_batch
+
+    def enter(self, key: str, seconds: float) -> Caller:
+        """A request comes in. Raises QueueFullError or EngineStoppedError."""
+        return self.engine.enter(key, seconds)
+
+    def leave(self, caller: Caller) -> None:
+        self.engine.leave(caller)
+
+    async def read(self, read: Callable[[], T]) -> T:
+        """What takes time without the model, such as to tokenize a text, in a thread of its own."""
+        return await asyncio.to_thread(read)
+
+    def rule(self, asked: Depth | None) -> ExitRule:
+        """The rule that is asked for, or the service's own. Raises FormatError for impossible numbers, and if the
+        checkpoint cannot follow it."""
         if asked is None:
             return self.card.depth
         try:
-            return self.engine.passes.model.model.core.check(asked)
+            if isinstance(asked, int):
+                rule: ExitRule = Fixed(asked)
+            else:
+                rule = make_rule(asked["rule"], {name: asked[name] for name in asked if name != "rule"})
+            return self.engine.forward.model.model.core.check(rule)
         except ValueError as error:
             raise FormatError("depth", str(error).removeprefix("depth: ")) from error
 
-    def start(self, prompt: Prompt, generation: Generation) -> TextStream:
-        """Queues a prompt. Raises as `Generation.request` does, QueueFullError or EngineStoppedError."""
-        return self.stream(generation.request(prompt, self.card.max_length), generation.stops)
+    def start(self, caller: Caller, prompt: Prompt, ways: Sequence[Generation]) -> list[TextStream]:
+        """Queues the continuations of a prompt. Raises as `Generation.request` does, or EngineStoppedError."""
+        requests = [way.request(prompt, self.card.max_length) for way in ways]
+        return self.streams(caller, requests, [way.stops for way in ways])
 
-    def stream(self, request: Request, stops: Sequence[str] = ()) -> TextStream:
-        """Queues a request. Raises QueueFullError or EngineStoppedError."""
-        meter = self.metrics.watch(len(request.prompt))
-        return TextStream(self.engine, request, Detokenizer(self._decode), StopScanner(stops), meter)
+    def streams(
+        self, caller: Caller, requests: Sequence[Request], stops: Sequence[Sequence[str]] = ((),)
+    ) -> list[TextStream]:
+        """Queues requests that go on from one prompt. Raises EngineStoppedError."""
+        made = [
+            TextStream(request, Detokenizer(self._decode), some, self.metrics.watch(len(request.prompt)))
+            for request, some in zip(requests, stops, strict=True)
+        ]
+        begin(self.engine, made, caller)
+        return made
 
-    async def score(self, prompts: Sequence[Prompt], depth: ExitRule, top: int) -> list[TokenScores]:
+    async def score(self, caller: Caller, prompts: Sequence[Prompt], depth: ExitRule, top: int) -> list[TokenScores]:
         """Scores the tokens of prompts, which run to the rule's limit.
 
-        Raises QueueFullError, EngineStoppedError or what the model raised.
+        Raises EngineStoppedError or what the model raised.
         """
-        ids = [prompt.ids for prompt in prompts]
-        return await self.work(score(self.engine.passes, ids, Fixed(depth.limit), top))
+        forward, rule = self.engine.forward, Fixed(depth.limit)
+        works = [self.work(caller, score(forward, prompt.ids, rule, top), len(prompt.ids)) for prompt in prompts]
+        return list(await asyncio.gather(*works))
 
-    def work(self, steps: Steps[T]) -> asyncio.Future[T]:
-        """What work for the engine returns or raises. Raises QueueFullError or EngineStoppedError."""
+    def work(self, caller: Caller, steps: Steps[T], size: int = 0) -> asyncio.Future[T]:
+        """What work for the engine returns or raises. size: tokens it will keep. Raises EngineStoppedError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
+        outputs = self.engine.outputs
 
         def deliver(result: T | Exception) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody listens any more
-                loop.call_soon_threadsafe(_settle, future, result)
+            outputs.put(loop, partial(_settle, future, result))
 
-        job = self.engine.work(steps, deliver)
-        future.add_done_callback(lambda done: job.cancel() if done.cancelled() else None)
+        task = self.engine.work(steps, deliver, caller, size)
+        future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
         return future
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
@@ -191,141 +257,3 @@ def _settle(future: asyncio.Future[T], result: T | Exception) -> None:
         future.set_exception(result)
     else:
         future.set_result(result)
-
-
-async def together(some: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they return, in order. Where one raises, or nobody waits any more, the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in some]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-@dataclass(frozen=True)
-class Token:
-    """A generated token. start: characters of the text before what it adds; loops: behind it; scores: if asked for."""
-
-    id: int
-    start: int
-    loops: int
-    scores: Scores | None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that is certain to be shown, perhaps empty, and the tokens that came since the piece before."""
-
-    text: str
-    tokens: tuple[Token, ...]
-
-
-class TextStream:
-    """The text of one request, piece by piece; iterate it once. Leaving early frees its place, and so does `cancel`,
-    after which nothing more comes."""
-
-    def __init__(
-        self, engine: Engine, request: Request, detokenizer: Detokenizer, scanner: StopScanner, meter: Meter
-    ) -> None:
-        self.tokens = 0
-        self.loops: list[int] = []
-        self.finish = Finish.STOP
-        self._min_tokens = request.min_tokens
-        self._meter = meter
-        self._detokenizer = detokenizer
-        self._scanner = scanner
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._engine = engine
-        self._ticket = engine.submit(request, _delivery(self._events, meter, engine.outbox))
-
-    def cancel(self) -> None:
-        self._engine.cancel(self._ticket)
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Pieces with text, and a last one for what is left. Raises what the engine raised.
-
-        `tokens`, `finish` and `loops`, one number for each token and for the end mark, are final afterwards.
-        """
-        fresh: list[Token] = []
-        length = 0
-        try:
-            async for event in self._read():
-                assert event.token is not None
-                self.tokens += 1
-                fresh.append(Token(event.token, length, event.loops, event.scores))
-                text = self._detokenizer.push(event.token)
-                length += len(text)
-                if shown := self._scan(text):
-                    yield Piece(shown, tuple(fresh))
-                    fresh = []
-                if self._scanner.stopped:
-                    break
-            rest = self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
-            if self._scanner.stopped:
-                self.finish = Finish.STOP
-            self._meter.end(self.finish, self.tokens)
-            yield Piece(rest, tuple(fresh))
-        finally:
-            self._engine.cancel(self._ticket)
-
-    def _scan(self, text: str) -> str:
-        """What may be shown. Stop strings count only behind the least number of tokens."""
-        return text if self.tokens <= self._min_tokens else self._scanner.push(text)
-
-    async def pieces(self) -> list[Piece]:
-        return [piece async for piece in self]
-
-    async def text(self) -> str:
-        return "".join([piece.text async for piece in self])
-
-    async def _read(self) -> AsyncIterator[Event]:
-        """Events with a token."""
-        while True:
-            event = await self._events.get()
-            if event.error is not None:
-                raise event.error
-            self.loops.append(event.loops)
-            if event.token is not None:
-                yield event
-            if event.finish is not None:
-                self.finish = event.finish
-                return
-
-
-def _delivery(events: asyncio.Queue[Event], meter: Meter, outbox: Outbox) -> Callable[[Event], None]:
-    """From the engine's thread to the queue of a stream. It must not hold the stream, which holds the request: a world
-    would stay in memory until the garbage collector finds the circle."""
-    loop = asyncio.get_running_loop()
-
-    def deliver(event: Event) -> None:
-        meter.hear(event)
-        outbox.put(loop, partial(events.put_nowait, event))
-
-    return deliver
-
-
-async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
-    """Pieces with the numbers of their streams, as they come; None behind the last of each. Raises what one raises."""
-    heard: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
-
-    async def listen(index: int, stream: TextStream) -> None:
-        try:
-            async for piece in stream:
-                heard.put_nowait((index, piece))
-            heard.put_nowait((index, None))
-        except Exception as error:
-            heard.put_nowait((index, error))
-
-    listeners = [asyncio.create_task(listen(index, stream)) for index, stream in enumerate(streams)]
-    left = len(listeners)
-    try:
-        while left:
-            index, piece = await heard.get()
-            if isinstance(piece, Exception):
-                raise piece
-            left -= piece is None
-            yield index, piece
-    finally:
-        for listener in listeners:
-            listener.cancel()

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from loopwm.core import ExitRule, SharedState
+from loopwm.core import SharedState
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
-from serve.engine.requests import Finish, Request
+from serve.engine.requests import Caller, Finish, Request
 from serve.engine.sampling import Sampling
-from serve.words import imagining
-from serve.words.imagining import Candidate, Plan, Step
-from serve.words.service import Piece, Service, TextStream, interleaved
+from serve.words.imagining import Candidate, Step, advance, build, length_of
+from serve.words.prompts import PromptTooLongError
+from serve.words.service import Depth, Service
 from serve.words.store import Session, WorldStore
+from serve.words.streams import Piece, TextStream, interleaved
+from serve.words.world_log import WorldLog
 
 Decode = Literal["last", "each", "none"]
+Json = dict[str, Any]
 
 MAX_ACTIONS = 64
 """Most actions of one step request, or of one candidate."""
 MAX_CANDIDATES = 256
 """Most candidates of one plan."""
+MAX_PLANNED = 32_768
+"""Most tokens of all candidates of a plan together: their keys and values are in memory at once."""
+MAX_IMAGINED = 4096
+"""Most imagined actions of a world that is made from its log."""
 
 
 class UnsupportedError(FormatError):
@@ -33,23 +41,34 @@ class UnsupportedError(FormatError):
 
 @dataclass(frozen=True)
 class StepRequest:
-    """max_tokens: of each observation. monitor: with a summary of each state. scored: with log-probabilities."""
+    """max_tokens: of each observation. monitor: with a summary of each state. scored: with log-probabilities.
+    step_id: a client's name for the step, which is taken once however often it is asked for."""
 
     actions: Sequence[str]
     decode: Decode
     max_tokens: int
-    monitor: bool
-    scored: bool
+    monitor: bool = False
+    scored: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    step_id: str | None = None
+
+    def sampling(self, index: int) -> Sampling:
+        """Of the observation after the action with this number."""
+        return Sampling(self.temperature, self.top_p, None if self.seed is None else self.seed + index)
 
 
 @dataclass(frozen=True)
 class Imagined:
-    """A step; and of a decoded one the observation in pieces, why it ended, and the loops behind its tokens and end."""
+    """A step; and of a decoded one the observation in pieces, why it ended, the loops behind its tokens and end, and
+    the log-probability of its end, if it came and was asked for."""
 
     step: Step
     pieces: tuple[Piece, ...] = ()
     finish: Finish | None = None
     loops: tuple[int, ...] = ()
+    end_score: float | None = None
 
     @property
     def observation(self) -> str | None:
@@ -63,10 +82,16 @@ class Stepping:
     """
 
     def __init__(
-        self, session: Session, steps: Sequence[Step], streams: Sequence[TextStream], leave: ExitStack
+        self,
+        sessions: Sessions,
+        session: Session,
+        asked: StepRequest,
+        steps: Sequence[Step],
+        streams: Sequence[TextStream],
+        leave: ExitStack,
     ) -> None:
-        self.session = session
-        self.steps = steps
+        self.session, self.asked, self.steps = session, asked, steps
+        self._sessions = sessions
         self._streams = streams
         self._heard: list[list[Piece]] = [[] for _ in streams]
         self._leave = leave
@@ -88,15 +113,21 @@ class Stepping:
                 self._heard[index].append(piece)
                 yield self._first + index, piece
 
-    def finish(self) -> list[Imagined]:
-        """After all pieces: the world moves on."""
-        self.session.world = self.steps[-1].world
-        return [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
+    async def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
+        """After all pieces: the world moves on. Returns what `render` makes of it, which is kept for a repetition."""
+        imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
+        world, asked = self.steps[-1].world, self.asked
+        log = replace(self.session.log, actions=(*self.session.log.actions, *asked.actions))
+        moved = replace(self.session, log=log, tokens=length_of(world))
+        answer = render(moved, imagined)
+        answered = None if asked.step_id is None else (asked.step_id, answer)
+        await self._sessions.change(self.session, moved.log, world, answered)
+        return answer
 
     def _imagined(self, index: int) -> Imagined:
         stream = self._streams[index]
         step, pieces = self.steps[self._first + index], tuple(self._heard[index])
-        return Imagined(step, pieces, stream.finish, tuple(stream.loops))
+        return Imagined(step, pieces, stream.finish, tuple(stream.loops), stream.end_score)
 
     def close(self) -> None:
         """Frees the world and what is still decoding."""
@@ -110,67 +141,176 @@ class Sessions:
         self.service = service
         self.store = store
         self._model = model
+        self._cache = service.engine.cache
         (self._obs,) = special_ids(model.tokenizer, (template.OBS,))
 
-    async def create(self, owner: str, context: Context, depth: ExitRule) -> Session:
-        """Raises FormatError for a context that cannot be encoded."""
-        world = await self.service.work(imagining.create(self._model, context, depth))
-        return self.store.add(owner, world, world)
+    @property
+    def state_slots(self) -> int:
+        return self._model.state_slots
 
-    async def step(self, owner: str, name: str, asked: StepRequest) -> tuple[Session, list[Imagined]]:
+    async def create(
+        self,
+        caller: Caller,
+        context: Context,
+        depth: Depth | None,
+        actions: Sequence[str] = (),
+        steps_cut: int = 0,
+    ) -> Session:
+        """actions: imagined since. Raises FormatError for a context that cannot be encoded, TooManyWorldsError."""
+        self.store.check_room(caller.key)
+        log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
+        log, world = await self._build(caller, log)
+        (session,) = await self.store.add(caller.key, log, length_of(world))
+        self._cache.put(session.id, world)
+        return session
+
+    async def step(
+        self,
+        caller: Caller,
+        name: str,
+        asked: StepRequest,
+        render: Callable[[Session, Sequence[Imagined]], Json],
+    ) -> Json:
         """The world moves on by these actions, all of them or none."""
-        with closing(await self.begin_step(owner, name, asked)) as taken:
+        known = self.answered(caller, name, asked)
+        if known is not None:
+            return known
+        with closing(await self.begin_step(caller, name, asked)) as taken:
             async for _ in taken.pieces():
                 pass
-            return taken.session, taken.finish()
+            return await taken.finish(render)
 
-    async def begin_step(self, owner: str, name: str, asked: StepRequest) -> Stepping:
+    def answered(self, caller: Caller, name: str, asked: StepRequest) -> Json | None:
+        """What was answered when the step was taken, if it was the last one. Raises as `WorldStore.get` does."""
+        last = self.store.get(name, caller.key).answered
+        return last[1] if last is not None and asked.step_id == last[0] else None
+
+    async def begin_step(self, caller: Caller, name: str, asked: StepRequest) -> Stepping:
         """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
         self._check_monitor(asked.monitor)
         with ExitStack() as leave:
-            session = leave.enter_context(self.store.changing(name, owner))
-            work = imagining.advance(self._model, session.world, asked.actions, asked.monitor)
-            steps = await self.service.work(work)
+            session = leave.enter_context(self.store.changing(name, caller.key))
+            world = await self._world(caller, session)
+            fields = [f"actions[{i}]" for i in range(len(asked.actions))]
+            work = advance(self._model, world, asked.actions, fields, asked.monitor)
+            steps = await self.service.work(caller, work, await self._size(asked.actions))
             first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
             streams = []
-            for step in steps[first:]:
-                streams.append(self._stream(step.world, asked.max_tokens, 0 if asked.scored else None))
+            for index in range(first, len(steps)):
+                streams.append(self._stream(caller, steps[index].world, asked, index))
                 leave.callback(streams[-1].cancel)
-            return Stepping(session, steps, streams, leave.pop_all())
+            return Stepping(self, session, asked, steps, streams, leave.pop_all())
 
-    async def observe(self, owner: str, name: str, action: str, observation: str) -> Session:
-        """What really happened after the last real observation. Imagined steps since then are dropped."""
-        with self.store.changing(name, owner) as session:
-            session.world = session.real = await self.service.work(
-                imagining.observe(self._model, session.real, action, observation)
-            )
+    async def change(
+        self, session: Session, log: WorldLog, world: World, answered: tuple[str, Json] | None = None
+    ) -> None:
+        """The session goes on with another log, of which this is the world."""
+        await self.store.change(session, log, length_of(world), answered)
+        self._cache.put(session.id, world)
+
+    async def observe(self, caller: Caller, name: str, action: str, observation: str) -> Session:
+        """What really happened after the last real observation. Imagined steps since then are dropped, and the oldest
+        real ones where the context grows too long."""
+        with self.store.changing(name, caller.key) as session:
+            log, world = await self._build(caller, session.log.seen(action, observation))
+            await self.change(session, log, world)
         return session
 
-    def fork(self, owner: str, name: str, count: int) -> list[Session]:
-        session = self.store.get(name, owner)
-        return [self.store.add(owner, session.world, session.real) for _ in range(count)]
+    async def fork(self, caller: Caller, name: str, count: int) -> list[Session]:
+        """Raises TooManyWorldsError."""
+        session = self.store.get(name, caller.key)
+        world = self._cache.get(session.id)
+        made = await self.store.add(caller.key, session.log, session.tokens, count)
+        for fork in made if world is not None else ():
+            self._cache.put(fork.id, world)
+        return made
+
+    async def remove(self, owner: str, name: str) -> None:
+        await self.store.remove(name, owner)
+        self._cache.drop(name)
 
     async def plan(
-        self, owner: str, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
+        self, caller: Caller, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
     ) -> tuple[list[Candidate], int, str | None]:
         """Scores of the candidates, the best one's number, and the observation it ends with. The world stays."""
         if not self._model.model.config.prediction_heads:
             raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
-        world = self.store.get(name, owner).world
-        found: Plan = await self.service.work(imagining.plan(self._model, world, candidates))
-        text = (await self._stream(found.world, max_tokens).text()) if decode else None
-        return found.candidates, found.best, text
+        tree = {tuple(actions[:end]) for actions in candidates for end in range(1, len(actions) + 1)}
+        planned = await self._size([path[-1] for path in tree])
+        if planned > MAX_PLANNED:
+            raise PromptTooLongError("candidates", planned, MAX_PLANNED)
+        world = await self._world(caller, self.store.get(name, caller.key))
+        steps = await self._explore(caller, world, tree)
+        found = [_candidate(steps, tuple(actions)) for actions in candidates]
+        best = max(range(len(found)), key=lambda i: found[i].score)
+        end = steps[tuple(candidates[best])].world
+        text = None
+        if decode:
+            asked = StepRequest((), "last", max_tokens)
+            text = await self._stream(caller, end, asked, 0).text()
+        return found, best, text
+
+    async def _explore(self, caller: Caller, world: World, tree: set[tuple[str, ...]]) -> dict[tuple[str, ...], Step]:
+        """The steps of all paths, side by side; what several begin with is imagined once."""
+        steps: dict[tuple[str, ...], Step] = {}
+        for length in range(1, max(map(len, tree)) + 1):
+            paths = [path for path in tree if len(path) == length]
+            before = [world if length == 1 else steps[path[:-1]].world for path in paths]
+            works = [
+                self.service.work(caller, advance(self._model, start, path[-1:], ["candidates"]))
+                for start, path in zip(before, paths, strict=True)
+            ]
+            taken = await asyncio.gather(*works)
+            steps |= {path: one for path, (one,) in zip(paths, taken, strict=True)}
+        return steps
+
+    async def _world(self, caller: Caller, session: Session) -> World:
+        """As it is now; computed again where its keys and values had to go."""
+        world: World | None = self._cache.get(session.id)
+        if world is None:
+            _, world = await self._build(caller, session.log)
+            self._cache.put(session.id, world)
+        return world
+
+    async def _build(self, caller: Caller, log: WorldLog) -> tuple[WorldLog, World]:
+        """The world of a log, and the log cut to fit."""
+
+        def read() -> tuple[WorldLog, tuple[int, ...], int]:
+            context, cut = self._model.fit(log.context)
+            size = sum(self._model.count(template.render_step(action, self._model.slots)) for action in log.actions)
+            fitted = replace(log, context=context, steps_cut=log.steps_cut + cut)
+            return fitted, self._model.context_ids(context), size
+
+        log, ids, size = await self.service.read(read)
+        limit = self._model.model.config.max_position_embeddings
+        if len(ids) + size > limit:
+            raise PromptTooLongError("actions", len(ids) + size, limit)
+        work = build(self.service.engine, self._model, log, ids)
+        return log, await self.service.work(caller, work, len(ids) + size)
+
+    async def _size(self, actions: Sequence[str]) -> int:
+        """Tokens of these actions. Raises FormatError for one that is empty."""
+        texts = [template.render_step(action, self._model.slots) for action in actions]
+        return await self.service.read(lambda: sum(map(self._model.count, texts)))
 
     def _check_monitor(self, monitor: bool) -> None:
         if monitor and not self._model.model.config.monitor_head:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
 
-    def _stream(self, world: World, max_tokens: int, top: int | None = None) -> TextStream:
+    def _stream(self, caller: Caller, world: World, asked: StepRequest, index: int) -> TextStream:
         """The observation of a world, as it is decoded. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
         start = start if isinstance(start, SharedState) else SharedState(start.alone(0), 1)
-        request = Request((self._obs,), min(max_tokens, room), Sampling(), world.depth, start, top=top)
-        return self.service.stream(request)
+        most, top = min(asked.max_tokens, room), 0 if asked.scored else None
+        request = Request((self._obs,), most, asked.sampling(index), world.depth, start, top=top)
+        (stream,) = self.service.streams(caller, [request])
+        return stream
+
+
+def _candidate(steps: Mapping[tuple[str, ...], Step], actions: tuple[str, ...]) -> Candidate:
+    path = [steps[actions[:end]] for end in range(1, len(actions) + 1)]
+    rewards = [step.reward for step in path if step.reward is not None]
+    return Candidate(rewards, [step.continuation for step in path if step.continuation is not None])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from loopwm.core import CoreState, SharedState
-from loopwm.text.world import World
+from serve.words.world_file import Saved, WorldFile
+from serve.words.world_log import WorldLog, read_log
 
 REMEMBERED = 10_000
 """Worlds that are gone and of which clients are still told why."""
@@ -29,82 +32,94 @@ class WorldBusyError(RuntimeError):
     """Another request is changing the world."""
 
 
+class TooManyWorldsError(RuntimeError):
+    """A key has as many worlds as it may."""
+
+
 @dataclass(frozen=True)
 class WorldLimits:
-    """ttl: seconds a world lives after its last use. most_bytes: keys and values of all worlds together."""
+    """ttl: seconds a world lives after its last use. most_worlds: of one key."""
 
     ttl: float = 3600.0
-    most_bytes: int = 2 << 30
+    most_worlds: int = 4096
 
 
 @dataclass
 class Session:
     """A world and whose it is.
 
-    world: as it was imagined last. real: as it was after the last real observation. created: seconds since 1970. used:
-    when it was last asked for, by the store's clock. busy: a request is changing it.
+    tokens: of the log with its imagined steps. created: seconds since 1970. used: when it was last asked for, by the
+    store's clock. busy: a request is changing it. answered: the name that a client gave its last step, and what it was
+    answered.
     """
 
     id: str
     owner: str
-    world: World
-    real: World
+    log: WorldLog
+    tokens: int
     created: int
     used: float
-    busy: bool = False
+    answered: tuple[str, dict[str, Any]] | None = None
+    busy: bool = field(default=False, compare=False)
+
+    def saved(self) -> Saved:
+        told = {"owner": self.owner, "log": self.log.json(), "tokens": self.tokens, "created": self.created}
+        return Saved(self.id, self.used, {**told, "answered": self.answered})
 
 
-class Holdings:
-    """Bytes of states by name, of which several may share a prefix: that counts once. Kept up to date, not counted
-    anew, for every step of every world asks."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._own: dict[str, tuple[int, CoreState | None]] = {}
-        self._sharers: Counter[int] = Counter()
-
-    def put(self, name: str, state: CoreState) -> None:
-        """In place of the state it had."""
-        prefix = state.prefix if isinstance(state, SharedState) else None
-        shared = 0 if prefix is None else prefix.nbytes()
-        own = state.nbytes() - shared
-        if prefix is not None:
-            self._sharers[id(prefix)] += 1
-            self.total += shared if self._sharers[id(prefix)] == 1 else 0
-        self.total += own
-        self.drop(name)
-        self._own[name] = own, prefix
-
-    def drop(self, name: str) -> None:
-        """Does nothing for a name that has no state."""
-        own, prefix = self._own.pop(name, (0, None))
-        self.total -= own
-        if prefix is not None:
-            self._sharers[id(prefix)] -= 1
-            if not self._sharers[id(prefix)]:
-                del self._sharers[id(prefix)]
-                self.total -= prefix.nbytes()
+def _session(saved: Saved) -> Session:
+    told = saved.world
+    answered = None if told["answered"] is None else (told["answered"][0], told["answered"][1])
+    return Session(
+        saved.id, told["owner"], read_log(told["log"]), told["tokens"], told["created"], saved.used, answered
+    )
 
 
 class WorldStore:
-    """Worlds by unguessable ids. The least recently used goes first when memory is short; a busy one stays."""
+    """Sessions by id. Those that nobody has used for long go; with a file, the others survive the service."""
 
-    def __init__(self, limits: WorldLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: WorldLimits, clock: Callable[[], float] = time.time, file: WorldFile | None = None
+    ) -> None:
+        """clock: seconds since 1970."""
         self.limits = limits
         self._clock = clock
-        self._sessions: OrderedDict[str, Session] = OrderedDict()  # the least recently used first
-        self._holdings = Holdings()
+        self._file = file
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="worlds-file")
+        found = [] if file is None else [_session(saved) for saved in file.read()]
+        self._sessions = OrderedDict((session.id, session) for session in found)  # the least recently used first
+        self._counts = Counter(session.owner for session in found)
         self._gone: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._unwritten: list[str] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def add(self, owner: str, world: World, real: World) -> Session:
+    def check_room(self, owner: str, count: int = 1) -> None:
+        """Raises TooManyWorldsError."""
         self._expire()
-        session = Session(f"world-{secrets.token_urlsafe(18)}", owner, world, real, int(time.time()), self._clock())
-        self._sessions[session.id] = session
-        self._account(session)
-        return session
+        if self._counts[owner] + count > self.limits.most_worlds:
+            raise TooManyWorldsError(
+                f"{self._counts[owner]} worlds are kept of at most {self.limits.most_worlds}: delete some"
+            )
+
+    async def add(self, owner: str, log: WorldLog, tokens: int, count: int = 1) -> list[Session]:
+        """New sessions of one log. Raises TooManyWorldsError."""
+        self.check_room(owner, count)
+        now = self._clock()
+        made = [
+            Session(f"world-{secrets.token_urlsafe(18)}", owner, log, tokens, int(time.time()), now)
+            for _ in range(count)
+        ]
+        self._counts[owner] += count
+        self._sessions.update({session.id: session for session in made})
+        try:
+            await self.save(made)
+        except Exception:
+            for session in made:
+                self._drop(session, "could not be written to the file of worlds")
+            raise
+        return made
 
     def get(self, name: str, owner: str) -> Session:
         """Raises WorldNotFoundError or WorldGoneError."""
@@ -133,25 +148,40 @@ class WorldStore:
             session.busy = False
             if session.id in self._sessions:  # it may have been deleted meanwhile
                 self._touch(session)
-                self._account(session)
 
-    def remove(self, name: str, owner: str) -> None:
+    async def change(
+        self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, dict[str, Any]] | None = None
+    ) -> None:
+        """The session moves on, in the file, too: where that cannot be written it stays as it was."""
+        before = session.log, session.tokens, session.answered
+        session.log, session.tokens, session.answered = log, tokens, answered
+        try:
+            await self.save([session])
+        except BaseException:
+            session.log, session.tokens, session.answered = before
+            raise
+
+    async def remove(self, name: str, owner: str) -> None:
         """Raises as `get` does."""
         self._drop(self.get(name, owner), "was deleted")
+        await self.save([])
 
-    def nbytes(self) -> int:
-        """Of all worlds; what several share counts once."""
-        return self._holdings.total
+    async def save(self, sessions: Sequence[Session]) -> None:
+        """Writes these as they are now, and what has left since."""
+        if self._file is None:
+            return
+        gone, self._unwritten = self._unwritten, []
+        saved = [session.saved() for session in sessions if session.id in self._sessions]
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._file.write, saved, gone)
+
+    def close(self) -> None:
+        self._writer.shutdown()
+        if self._file is not None:
+            self._file.close()
 
     def _touch(self, session: Session) -> None:
         session.used = self._clock()
         self._sessions.move_to_end(session.id)
-
-    def _account(self, session: Session) -> None:
-        """Notes what the session holds now; others leave if that is too much."""
-        self._holdings.put(session.id, session.world.state)
-        if self.nbytes() > self.limits.most_bytes:
-            self._evict(keep=session)
 
     def _absence(self, name: str, owner: str) -> LookupError:
         whose, why = self._gone.get(name, ("", ""))
@@ -166,16 +196,10 @@ class WorldStore:
             if not session.busy:
                 self._drop(session, f"was not used for {self.limits.ttl:g} seconds")
 
-    def _evict(self, keep: Session) -> None:
-        for session in list(self._sessions.values()):
-            if self.nbytes() <= self.limits.most_bytes:
-                return
-            if not session.busy and session is not keep:
-                self._drop(session, "was the least recently used when memory ran short")
-
     def _drop(self, session: Session, why: str) -> None:
         del self._sessions[session.id]
-        self._holdings.drop(session.id)
+        self._counts[session.owner] -= 1
+        self._unwritten.append(session.id)
         self._gone[session.id] = (session.owner, why)
         while len(self._gone) > REMEMBERED:
             self._gone.popitem(last=False)

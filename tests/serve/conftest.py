@@ -23,6 +23,7 @@ from serve.words.prompts import PromptReader
 from serve.words.service import ModelCard, Service
 from serve.words.sessions import Sessions
 from serve.words.store import WorldLimits, WorldStore
+from serve.words.world_file import WorldFile
 
 NEVER = -1
 """An end token that is never generated: completions are as long as max_tokens says."""
@@ -42,12 +43,14 @@ def serving(tokenizer) -> Serving:
         worlds: WorldLimits | None = None,
         keys: KeyRing | None = None,
         grace: float = 5,
+        file: WorldFile | None = None,
     ) -> Iterator[httpx.Client]:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
             service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.slots))
-            sessions = Sessions(service, WorldModel(model, tokenizer), WorldStore(worlds or WorldLimits()))
-            server = Server(create_app(sessions, keys), engine, grace)
+            store = WorldStore(worlds or WorldLimits(), file=file)
+            sessions = Sessions(service, WorldModel(model, tokenizer), store)
+            server = Server(create_app(sessions, keys), service, grace)
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()
             port = listener.getsockname()[1]
@@ -55,6 +58,7 @@ def serving(tokenizer) -> Serving:
                 yield client
             server.should_exit = True
             thread.join()
+            store.close()
 
     return start
 

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import CoreState, Fixed, SharedState
+from loopwm.core import CoreState, Fixed, SharedState, allocated_bytes
 from loopwm.core.buffers import SLACK
 from loopwm.text.tokenizer import load_tokenizer
-from serve.engine.batch import MAX_PREFILL, Batch, Passes, prefill_group
-from serve.engine.engine import Engine, EngineStoppedError, Limits, QueueFullError
-from serve.engine.prefixes import BLOCK, PrefixCache, shared_prefix
-from serve.engine.requests import Event, Finish, Request, Ticket
+from serve.engine.batch import RunningBatch
+from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
+from serve.engine.kv_cache import BLOCK, KVCache
+from serve.engine.passes import Forward, Steps, results
+from serve.engine.prefill import prefill, score
+from serve.engine.requests import Caller, Event, Finish, Request
+from serve.engine.requests import Sequence as Row
 from serve.engine.sampling import Sampling, choose, nucleus
 
 NEVER = -1
@@ -34,7 +37,7 @@ class Collector:
         self.loops: list[int] = []
         self.last = Event()
         self.over = threading.Event()
-        self.ticket = Ticket(request, self)
+        self.row = Row(request, self)
 
     def __call__(self, event: Event) -> None:
         self.last = event
@@ -63,12 +66,39 @@ def requests() -> list[Request]:
     ]
 
 
+def run(steps: Steps[Any], most: int = 1 << 20) -> Any:
+    """What work comes to, its passes cut to `most` tokens."""
+    try:
+        asked = next(steps)
+        while True:
+            (result,) = results([asked.within(most)])
+            asked = steps.throw(result) if isinstance(result, Exception) else steps.send(result)
+    except StopIteration as end:
+        return end.value
+
+
+class Model:
+    """A running batch, and prompts that are run for it."""
+
+    def __init__(self, model: Any, end_token: int = NEVER, most: int = 1 << 20) -> None:
+        self.forward, self.cache, self.most = Forward(model), KVCache(1 << 40), most
+        self.batch = RunningBatch(self.forward, end_token)
+
+    def add(self, *collectors: Collector) -> None:
+        for collector in collectors:
+            request = collector.row.request
+            work = prefill(self.forward, self.cache, request.prompt[:-1], request.depth.limit)
+            self.batch.add(collector.row, run(work, self.most))
+
+    def finish(self) -> None:
+        while len(self.batch):
+            self.batch.step()
+
+
 def alone(model: Any, request: Request, end_token: int = NEVER) -> Collector:
-    collector = Collector(request)
-    batch = Batch(model, end_token)
-    batch.admit([collector.ticket])
-    while len(batch):
-        batch.step()
+    collector, made = Collector(request), Model(model, end_token)
+    made.add(collector)
+    made.finish()
     return collector
 
 
@@ -80,19 +110,26 @@ def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):
     assert alone(tiny_model, request).tokens == ids[len(request.prompt) :]
 
 
-def test_tokens_do_not_depend_on_what_else_is_in_the_batch(tiny_model, requests):
-    together = [Collector(request) for request in requests]
-    batch = Batch(tiny_model, NEVER)
-    batch.admit([c.ticket for c in together[:2]])
-    batch.step()
-    batch.step()
-    batch.admit([c.ticket for c in together[2:]])  # late, longer and shorter than what runs
-    while len(batch):
-        batch.step()
+@pytest.mark.parametrize("most", [7, 1 << 20])
+def test_tokens_do_not_depend_on_what_else_is_in_the_batch_nor_on_the_pieces_of_the_prompt(tiny_model, requests, most):
+    together, made = [Collector(request) for request in requests], Model(tiny_model, most=most)
+    made.add(*together[:2])
+    made.batch.step()
+    made.batch.step()
+    made.add(*together[2:])  # late, longer and shorter than what runs
+    made.finish()
     for collector, request in zip(together, requests, strict=True):
         assert collector.tokens == alone(tiny_model, request).tokens
         assert len(collector.tokens) == request.max_tokens
         assert collector.last.finish == Finish.LENGTH
+
+
+def test_scores_do_not_depend_on_the_pieces_of_the_prompt(tiny_model):
+    prompt = random_prompt(50, 1)
+    whole, pieces = (run(score(Forward(tiny_model), prompt, DEPTH, 2), most) for most in (99, 9))
+    assert len(whole.chosen) == len(prompt) - 1
+    assert pieces.chosen == pytest.approx(whole.chosen, abs=1e-4)
+    assert [[token for token, _ in top] for top in pieces.tops] == [[token for token, _ in top] for top in whole.tops]
 
 
 def test_the_end_token_ends_a_request_and_is_not_delivered(tiny_model, requests):
@@ -104,16 +141,35 @@ def test_the_end_token_ends_a_request_and_is_not_delivered(tiny_model, requests)
 
 
 def test_a_cancelled_row_leaves_and_the_others_are_untouched(tiny_model, requests):
-    one, two = Collector(requests[0]), Collector(requests[1])
-    batch = Batch(tiny_model, NEVER)
-    batch.admit([one.ticket, two.ticket])
-    batch.step()
-    one.ticket.cancelled = True
-    batch.step()
-    assert (len(batch), len(one.tokens)) == (1, 1)
-    while len(batch):
-        batch.step()
+    one, two, made = Collector(requests[0]), Collector(requests[1]), Model(tiny_model)
+    made.add(one, two)
+    made.batch.step()
+    one.row.cancelled = True
+    made.batch.step()
+    assert (len(made.batch), len(one.tokens)) == (1, 1)
+    made.finish()
     assert two.tokens == alone(tiny_model, requests[1]).tokens
+
+
+def test_a_row_that_fails_is_alone_with_it(tiny_model, requests, monkeypatch):
+    """Whether the pass fails or the choice of its token: the others hear what they hear without it."""
+    poison, others = replace(requests[3], prompt=(*requests[3].prompt[:-1], 7)), requests[:3]
+    forward = type(tiny_model.model).forward
+
+    def fails_with_poison(self: Any, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if (tokens == 7).any():
+            raise MemoryError("no room")
+        return forward(self, tokens, *args, **kwargs)
+
+    expected = [alone(tiny_model, request).tokens for request in others]
+    monkeypatch.setattr(type(tiny_model.model), "forward", fails_with_poison)
+    heard, broken, made = [Collector(request) for request in others], Collector(poison), Model(tiny_model)
+    unluckily = Collector(replace(requests[4], sampling=Sampling(temperature=float("nan"))))
+    made.add(*heard, broken, unluckily)
+    made.finish()
+    assert isinstance(broken.last.error, MemoryError)
+    assert isinstance(unluckily.last.error, RuntimeError)
+    assert [collector.tokens for collector in heard] == expected
 
 
 def test_depth_is_the_number_of_loops(tiny_model, requests):
@@ -123,33 +179,6 @@ def test_depth_is_the_number_of_loops(tiny_model, requests):
         collector = alone(tiny_model, request)
         assert collector.tokens == [expected]
         assert collector.loops == [loops]
-
-
-def test_a_common_beginning_is_found_in_blocks_and_leaves_every_prompt_a_token():
-    head = tuple(range(2 * BLOCK))
-    assert shared_prefix([(*head, 5, 6), (*head, 7)]) == 2 * BLOCK
-    assert shared_prefix([head, head]) == BLOCK
-    assert shared_prefix([head[:3], head[:3]]) == 0, "too short to be worth a pass"
-    assert shared_prefix([head]) == 0
-
-
-def group(*prompts: tuple[int, ...]) -> list[int]:
-    return prefill_group(Request(prompt, 1, Sampling(), DEPTH) for prompt in prompts)
-
-
-def test_prompts_run_together_while_their_own_parts_are_short():
-    short, long = random_prompt(60, 1), random_prompt(MAX_PREFILL, 2)
-    assert group() == []
-    assert group(long, short) == [0], "a long one alone, however long"
-    assert group(short, short, short, long) == [0, 1, 2], "it would cost the short ones its padding"
-    assert len(group(*(random_prompt(60, seed) for seed in range(50)))) == MAX_PREFILL // 60
-    assert group(short, random_prompt(40, 3)) == [0, 1]
-    assert len(group(*((*long, seed) for seed in range(20)))) == 20, "what they share runs once"
-
-
-def test_prompts_of_another_depth_wait_for_the_next_pass():
-    one, two = (Request(random_prompt(9, 1), 1, Sampling(), Fixed(loops)) for loops in (1, 2))
-    assert prefill_group([one, two, one]) == [0, 2]
 
 
 def counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -165,46 +194,82 @@ def counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_a_prompt_that_begins_like_a_former_one_runs_its_own_part_alone(tiny_model, requests, monkeypatch):
-    head = random_prompt(3 * BLOCK, 8)
-    asked = [Request(head + random_prompt(5, seed), 3, Sampling(), DEPTH) for seed in range(4)]
+def test_a_prompt_that_begins_like_a_former_one_runs_its_own_part_alone(tiny_model, monkeypatch):
+    head = random_prompt(3 * BLOCK + 3, 8)
+    asked = [Request(head + random_prompt(5, seed), 3, Sampling(), DEPTH) for seed in range(3)]
     expected = [alone(tiny_model, request).tokens for request in asked]
-    batch, collectors = Batch(tiny_model, NEVER), [Collector(request) for request in asked]
+    made, collectors = Model(tiny_model), [Collector(request) for request in (*asked, asked[0])]
     sizes = counted(tiny_model, monkeypatch)
-    batch.admit([collectors[0].ticket])
-    batch.admit([c.ticket for c in collectors[1:3]])
-    batch.admit([collectors[3].ticket])
-    assert sizes == [3 * BLOCK + 5, 10, 5]
-    assert len(batch.cohorts) == 2, "the last one joins those that share what it begins with"
-    while len(batch):
-        batch.step()
-    assert [c.tokens for c in collectors] == expected
+    made.add(*collectors)
+    assert sizes == [len(head) + 4, 4, 4], "the last one is known whole, but for the token that is left to run"
+    made.finish()
+    assert [c.tokens for c in collectors] == [*expected, expected[0]]
 
 
-def test_the_cache_keeps_what_was_used_last_and_never_more_than_its_bytes():
-    def state(length: int) -> CoreState:
-        made = CoreState(1, torch.device("cpu"))
-        made.extend(torch.ones(1, length, dtype=torch.bool))
-        made.update(torch.zeros(1, 1, length, 1), torch.zeros(1, 1, length, 1), 0)
-        return made
+def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):
+    request = Request(random_prompt(200, 8), 4, Sampling(1.0, 1.0, 3), DEPTH)
+    requests = [replace(request, sampling=Sampling(1.0, 1.0, seed)) for seed in range(3)]
+    expected = [alone(tiny_model, request).tokens for request in requests]
+    heard = [Collector(request) for request in requests]
+    with Engine(tiny_model, NEVER) as engine:
+        sizes = counted(tiny_model, monkeypatch)
+        engine.submit_all(requests, heard)
+        assert all(collector.over.wait(30) for collector in heard)
+    assert [collector.tokens for collector in heard] == expected
+    assert sizes == [199, 3, 3, 3, 3]
 
-    cache = PrefixCache(2 * 2 * BLOCK * 8)
-    prompts = [random_prompt(2 * BLOCK, seed) for seed in range(3)]
-    for prompt in prompts[:2]:
-        cache.put(prompt, 2, state(2 * BLOCK))
-    longer = [(*prompt, 1) for prompt in prompts]
-    found = cache.find(longer[0], 2)
-    assert found is not None
-    assert found.length == 2 * BLOCK
-    assert found is cache.find((*longer[0], 7), 2)
-    assert cache.find(longer[0], 3) is None, "keys and values of another depth are other ones"
-    assert cache.find(prompts[0], 2).length == BLOCK, "a token must be left to run"
-    cache.put(prompts[2], 2, state(2 * BLOCK))
-    assert cache.find(longer[1], 2) is None
-    assert cache.find(longer[0], 2) is found
-    assert cache.nbytes() == 2 * 2 * BLOCK * 8
-    cache.put(random_prompt(9 * BLOCK, 7), 2, state(9 * BLOCK))
-    assert cache.nbytes() == 9 * BLOCK * 8, "the newest stays whatever its size"
+
+def state_of(length: int) -> CoreState:
+    made = CoreState(1, torch.device("cpu"))
+    made.extend(torch.ones(1, length, dtype=torch.bool))
+    made.update(torch.zeros(1, 1, length, 256), torch.zeros(1, 1, length, 256), 0)
+    return made
+
+
+def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
+    cache = KVCache(1 << 40)
+    prompt = random_prompt(2 * BLOCK + 5, 1)
+    cache.put_prompt(prompt, 2, state_of(len(prompt)))
+    cache.put_prompt(random_prompt(BLOCK - 1, 3), 2, state_of(BLOCK - 1))
+    assert cache.prompt((*prompt, 1), 2).length == len(prompt)
+    assert cache.prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
+    assert cache.prompt(prompt[:20], 2).length == 20
+    assert cache.prompt(prompt[: BLOCK - 1], 2) is None
+    assert cache.prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
+    assert len(cache) == 1, "what is too short is not worth it"
+
+
+def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
+    prompts = [random_prompt(1024, seed) for seed in range(3)]
+    size = allocated_bytes()
+    first = state_of(1024)
+    size = allocated_bytes() - size
+    assert size == 2 * 1024 * 256 * 4
+    cache = KVCache(allocated_bytes() + size + size // 2)
+    cache.put_prompt(prompts[0], 2, first)
+    del first
+    cache.put_prompt(prompts[1], 2, state_of(1024))
+    assert cache.prompt(prompts[0], 2) is not None
+    cache.put_prompt(prompts[2], 2, state_of(1024))
+    assert cache.prompt(prompts[1], 2) is None
+    assert cache.prompt(prompts[0], 2) is not None
+    assert cache.prompt(prompts[2], 2) is not None
+    assert not cache.make_room(3 * size)
+    assert len(cache) == 0
+
+
+def test_memory_that_forks_share_counts_once_and_goes_with_the_last_of_them():
+    before = allocated_bytes()
+    state = state_of(64)
+    one = allocated_bytes() - before
+    forks = [state.fork() for _ in range(5)]
+    assert allocated_bytes() - before == one > 0
+    for fork in forks[:2]:
+        fork.extend(torch.ones(1, 1, dtype=torch.bool))
+        fork.update(torch.zeros(1, 1, 1, 256), torch.zeros(1, 1, 1, 256), 0)
+    assert allocated_bytes() - before == one + 2 * 2 * 4 * 256 * (65 + SLACK), "room for more is counted, too"
+    del state, forks, fork
+    assert allocated_bytes() == before
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
@@ -224,22 +289,72 @@ def test_sampling_follows_the_distribution():
     torch.testing.assert_close(shares, (logits / 2).softmax(-1), atol=0.03, rtol=0)
 
 
-def test_a_full_queue_refuses_and_a_cancelled_request_makes_room(tiny_model, requests):
-    request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
+def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):
     with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
-        running, waiting, third = (Collector(request) for _ in range(3))
-        ticket = engine.submit(request, running)
-        while engine.load != (1, 0):
-            pass
-        waiting_ticket = engine.submit(request, waiting)
-        with pytest.raises(QueueFullError):
-            engine.submit(request, third)
-        engine.cancel(waiting_ticket)
-        engine.submit(requests[0], third)
-        engine.cancel(ticket)
-        assert third.over.wait(30)
-        assert len(third.tokens) == requests[0].max_tokens
-        assert not waiting.tokens
+        one, two = engine.enter(), engine.enter()
+        with pytest.raises(QueueFullError) as refused:
+            engine.enter()
+        assert refused.value.retry_after >= 1
+        heard = [Collector(requests[0]) for _ in range(5)]
+        for collector in heard:
+            engine.submit(requests[0], collector, one)
+        assert all(collector.over.wait(30) for collector in heard)
+        assert all(len(collector.tokens) == requests[0].max_tokens for collector in heard)
+        engine.leave(two)
+        engine.leave(engine.enter())
+
+
+def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
+    request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
+    with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
+        running, waiting, after = (Collector(request) for _ in range(3))
+        engine.submit(request, running, engine.enter(seconds=0.5))
+        engine.submit(request, waiting, engine.enter(seconds=0.1))
+        engine.submit(requests[0], after, engine.enter())
+        assert all(collector.over.wait(30) for collector in (running, waiting, after))
+    assert isinstance(running.last.error, DeadlineError)
+    assert isinstance(waiting.last.error, DeadlineError)
+    assert running.tokens
+    assert not waiting.tokens
+    assert len(after.tokens) == requests[0].max_tokens
+
+
+def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
+    """A hundred long prompts of one key are in before one of another."""
+    order: list[str] = []
+    prompts = [random_prompt(300, seed) for seed in range(20)]
+    with Engine(tiny_model, NEVER, Limits(max_batch=2)) as engine:
+        over = threading.Event()
+        for i, prompt in enumerate([*prompts, random_prompt(300, 99)]):
+            name = "much" if i < len(prompts) else "little"
+            work = score(engine.forward, prompt, DEPTH, 1)
+
+            def deliver(_: Any, name: str = name) -> None:
+                order.append(name)
+                if len(order) > len(prompts):
+                    over.set()
+
+            engine.work(work, deliver, Caller(name))
+        assert over.wait(60)
+    assert order.index("little") <= 4
+
+
+def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
+    """Between two tokens of a row there are never more tokens of others than the budget."""
+    sizes = counted(tiny_model, monkeypatch)
+    with Engine(tiny_model, NEVER, Limits(tokens_beside=32)) as engine:
+        row, long = (
+            Collector(Request((9, 9), 60, Sampling(), DEPTH)),
+            Collector(Request(random_prompt(1000, 1), 1, Sampling(), DEPTH)),
+        )
+        engine.submit(row.row.request, row)
+        while not row.tokens:
+            time.sleep(0.001)
+        engine.submit(long.row.request, long)
+        assert row.over.wait(60)
+        assert long.over.wait(60)
+    assert sum(sizes) >= 1059
+    assert max(sizes) == 32
 
 
 @pytest.mark.parametrize("goes_on_from_a_world", [False, True])
@@ -247,7 +362,7 @@ def test_a_failing_batch_reaches_its_requests_and_the_engine_goes_on(
     tiny_model, requests, monkeypatch, goes_on_from_a_world
 ):
     seen = CoreState(1, torch.device("cpu"))
-    Passes(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
+    Forward(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
     request = replace(requests[0], start=SharedState(seen, 1)) if goes_on_from_a_world else requests[0]
     with Engine(tiny_model, NEVER) as engine:
         with monkeypatch.context() as patch:
@@ -270,7 +385,7 @@ def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests)
     collectors = [Collector(Request(requests[3].prompt, 3000, Sampling(), DEPTH)) for _ in range(3)]
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         for collector in collectors:
-            engine.submit(collector.ticket.request, collector)
+            engine.submit(collector.row.request, collector)
     assert all(isinstance(collector.last.error, EngineStoppedError) for collector in collectors)
     with pytest.raises(EngineStoppedError):
         engine.submit(requests[0], collectors[0])
@@ -283,6 +398,10 @@ class Sum:
     key: str
     number: int
     taken: list[int]
+    tokens: int = 1
+
+    def within(self, tokens: int) -> Sum:
+        return self
 
     def run(self, others: Sequence[Sum]) -> list[int]:
         numbers = [self.number, *(other.number for other in others)]
@@ -297,8 +416,8 @@ def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_erro
     blocked, results, over = threading.Event(), [], threading.Event()
 
     def block():
-        yield None
         blocked.wait(30)
+        yield Sum("block", 0, [])
 
     def work(key: str, *numbers: int):
         heard = []
@@ -337,7 +456,7 @@ def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
         return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
 
     def hold():
-        yield None
+        yield Sum("hold", 0, [])
         held = [torch.ones(1 << 14) for _ in range(5000)]  # 64 KiB each: below what goes back by itself
         held_mib.append(resident())
         del held[1:]

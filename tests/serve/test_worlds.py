@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from loopwm.core import Fixed, Gate
+from loopwm.core import Gate
 from loopwm.records.template import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
-from serve.words.store import WorldBusyError, WorldGoneError, WorldLimits, WorldNotFoundError, WorldStore
 from tests.serve.conftest import live_states, wait_until
 from tests.serve.test_http import events
 from tests.text.conftest import random_model
@@ -294,80 +292,3 @@ def test_a_checkpoint_without_heads_refuses_plans_and_summaries_and_steps_withou
         monitor = client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "monitor": True})
         assert {r.json()["error"]["code"] for r in (plan, monitor)} == {"unsupported_by_model"}
         assert step(client, name, "wait", decode="none")["steps"][0]["reward"] is None
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def worlds(library) -> list[Any]:
-    return [library.encode([Context(GOAL, f"room {i}")], Fixed(2)) for i in range(3)]
-
-
-def test_unused_worlds_expire(worlds):
-    clock = Clock()
-    store = WorldStore(WorldLimits(ttl=10), clock)
-    one, two = (store.add("me", world, world).id for world in worlds[:2])
-    clock.now = 8
-    store.get(one, "me")
-    clock.now = 15
-    assert [session.id for session in store.of("me")] == [one]
-    with pytest.raises(WorldGoneError, match="10 seconds"):
-        store.get(two, "me")
-
-
-def test_short_memory_drops_the_least_recently_used_that_nobody_is_changing(worlds):
-    size = worlds[0].state.nbytes()
-    store = WorldStore(WorldLimits(most_bytes=2 * size + size // 2))
-    one, two = (store.add("me", world, world).id for world in worlds[:2])
-    store.add("me", worlds[0], worlds[0])
-    assert len(store) == 3, "a fork shares what it has in common"
-    with store.changing(one, "me"):
-        with pytest.raises(WorldBusyError), store.changing(one, "me"):
-            pass
-        three = store.add("me", worlds[2], worlds[2]).id
-        assert store.get(one, "me").world is worlds[0]
-    with pytest.raises(WorldGoneError, match="memory"):
-        store.get(two, "me")
-    assert store.get(three, "me").world is worlds[2]
-    assert store.nbytes() <= store.limits.most_bytes
-
-
-def test_what_the_store_holds_is_what_its_worlds_hold_after_any_changes(library, worlds):
-    rng, store, names = random.Random(0), WorldStore(WorldLimits()), []
-    for _ in range(60):
-        deed = rng.choice(["add", "change", "remove", "remove while changing"] if names else ["add"])
-        if deed == "add":
-            world = rng.choice(worlds)
-            names.append(store.add("me", world, world).id)
-        elif deed == "remove":
-            store.remove(names.pop(rng.randrange(len(names))), "me")
-        else:
-            with store.changing(name := rng.choice(names), "me") as session:
-                session.world = library.advance(session.world, ["wait"])
-                if deed == "remove while changing":
-                    store.remove(name, "me")
-                    names.remove(name)
-        states = [session.world.state for session in store.of("me")]
-        prefixes = {id(state.prefix): state.prefix.nbytes() for state in states}
-        own = sum(state.nbytes() - state.prefix.nbytes() for state in states)
-        assert store.nbytes() == own + sum(prefixes.values())
-
-
-@pytest.mark.parametrize("owner", ["me", "zo\u00eb"])
-def test_a_world_is_invisible_to_another_key(worlds, owner):
-    store = WorldStore(WorldLimits())
-    mine = store.add(owner, worlds[0], worlds[0]).id
-    assert store.get(mine, owner).id == mine
-    for attempt in (store.get, store.remove):
-        with pytest.raises(WorldNotFoundError):
-            attempt(mine, "you")
-    store.remove(mine, owner)
-    with pytest.raises(WorldNotFoundError):
-        store.get(mine, "you")
-    assert store.of("you") == []

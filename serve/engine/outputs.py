@@ -1,4 +1,4 @@
-"""From the engine's thread to those who listen on event loops."""
+"""Outputs on their way from the engine's thread to those who listen on event loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 
-class Outbox:
+class OutputQueue:
     """What is put in it on the engine's thread goes out together: to wake an event loop costs more than to tell it."""
 
     def __init__(self) -> None:

@@ -1,0 +1,61 @@
+"""Which passes are taken next: fair between keys, and within a budget of tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+
+from serve.engine.passes import Pass, Task
+
+
+class Scheduler:
+    """Tasks in the order in which they came. Whose key has had the fewest tokens goes first."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self._had: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, task: Task) -> None:
+        """A key without tasks begins level with those that have the least, whatever it had before."""
+        keys = {other.caller.key for other in self.tasks}
+        if task.caller.key not in keys:
+            level = min((self._had[key] for key in keys), default=0.0)
+            self._had[task.caller.key] = max(self._had[task.caller.key], level)
+        self.tasks.append(task)
+
+    def charge(self, keys: Iterable[str], tokens: float = 1.0) -> None:
+        for key in keys:
+            self._had[key] += tokens
+
+    def settle(self) -> None:
+        """Nobody waits and nothing runs: all are level again."""
+        self._had.clear()
+
+    def unbegun(self, budget: int, served: Collection[Task]) -> list[Task]:
+        """Tasks that have not said yet which pass they need, in the order of their turns, as many as may come to
+        something."""
+        return [task for task in self._line(served) if not task.begun][:budget]
+
+    def next(self, budget: int, served: Collection[Task]) -> list[tuple[Task, Pass]]:
+        """The first, and those whose pass can be taken with its own, of at most `budget` tokens where passes can be
+        cut; none of `served`."""
+        chosen: list[tuple[Task, Pass]] = []
+        for task in self._line(served):
+            if task.asked is None:
+                continue
+            asked = task.asked.within(budget)
+            if not chosen or (asked.key == chosen[0][1].key and asked.tokens <= budget):
+                chosen.append((task, asked))
+                budget -= asked.tokens
+            if budget <= 0:
+                break
+        return chosen
+
+    def _line(self, served: Collection[Task]) -> list[Task]:
+        """Stable, so that tasks of one key keep their order."""
+        return sorted((task for task in self.tasks if task not in served), key=lambda task: self._had[task.caller.key])
+
+    def take_out(self, gone: Callable[[Task], bool]) -> list[Task]:
+        out = [task for task in self.tasks if gone(task)]
+        self.tasks = [task for task in self.tasks if task not in out]
+        return out

@@ -1,0 +1,59 @@
+"""Worlds in a file (SQLite), so that they survive the service: what is answered stands in it before."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwm.records.errors import InputError
+
+FORMAT = 1
+TABLE = "CREATE TABLE IF NOT EXISTS worlds (id TEXT PRIMARY KEY, used REAL NOT NULL, world TEXT NOT NULL) WITHOUT ROWID"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """used: seconds since 1970. world: what else there is to a session, as JSON."""
+
+    id: str
+    used: float
+    world: dict[str, Any]
+
+
+class WorldFile:
+    """One service has it at a time. It may be killed at any moment: a change is in the file whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InputError for what is no such file, or is in use."""
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, FORMAT):
+                raise InputError(f"{path}: has worlds of format {version}, this service reads {FORMAT}")
+            self._db.execute(TABLE)
+            self._db.execute(f"PRAGMA user_version = {FORMAT}")
+        except sqlite3.Error as error:
+            raise InputError(f"{path}: {error}") from error
+
+    def read(self) -> list[Saved]:
+        """All worlds, the least recently used first."""
+        rows = self._db.execute("SELECT id, used, world FROM worlds ORDER BY used")
+        return [Saved(name, used, json.loads(world)) for name, used, world in rows]
+
+    def write(self, worlds: Iterable[Saved], gone: Sequence[str] = ()) -> None:
+        """Puts these in, or in place of what they were, and takes those out."""
+        rows = [(one.id, one.used, json.dumps(one.world, ensure_ascii=False)) for one in worlds]
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT OR REPLACE INTO worlds VALUES (?, ?, ?)", rows)
+            self._db.executemany("DELETE FROM worlds WHERE id = ?", [(name,) for name in gone])
+
+    def close(self) -> None:
+        self._db.close()
