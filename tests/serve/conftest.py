@@ -94,3 +94,19 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Equal but for the last bits of numbers, which depend on who decodes beside whom."""
+    assert type(one) is type(other)
+    if isinstance(one, float):
+        assert one == pytest.approx(other, abs=1e-3)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        assert_alike(list(one.values()), list(other.values()))
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_alike(*pair)
+    else:
+        assert one == other

@@ -12,7 +12,7 @@ import pytest
 from loopwm.core import Gate
 from loopwm.records.template import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
-from tests.serve.conftest import live_states, wait_until
+from tests.serve.conftest import assert_alike, live_states, wait_until
 from tests.serve.test_http import events
 from tests.text.conftest import random_model
 
@@ -83,22 +83,6 @@ def test_steps_decode_what_the_library_decodes(client, library, depth):
     decoded = library.decode_traced(world, TOKENS)[0]
     assert last["usage"]["loops"]["decode"] == pytest.approx(sum(decoded.loops) / len(decoded.loops))
     assert last["world"]["imagined_steps"] == 3
-
-
-def assert_alike(one, other):
-    """Equal but for the last bits of numbers, which depend on who decodes beside whom."""
-    assert type(one) is type(other)
-    if isinstance(one, float):
-        assert one == pytest.approx(other, abs=1e-3)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        assert_alike(list(one.values()), list(other.values()))
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            assert_alike(*pair)
-    else:
-        assert one == other
 
 
 def test_a_streamed_step_tells_bit_by_bit_what_a_plain_one_tells_at_once(client):
