@@ -8,7 +8,7 @@ Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), 
 - continuations: one kept world, forked, one of six actions in each fork, answers cut at 32 tokens lest the longest
   alone decide;
 - worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in as many worlds kept
-  before, which the service must have room for (128 of them are 4 GB: --world-bytes);
+  before, which the service must have room for (--cache-bytes);
 - plan: 32 candidates of 5 actions against one candidate. The service's checkpoint must have prediction heads, however
   little they know: python -m loopwm.training --config configs/text-small.yaml --out runs/heads run.steps=1
   model.overrides.prediction_heads=true
@@ -197,7 +197,7 @@ async def warm(load: Load, at_once: int) -> tuple[float, float]:
 
 async def _world_bytes(client: httpx.AsyncClient) -> float:
     lines = (await client.get("/metrics")).text.splitlines()
-    return float(next(line for line in lines if line.startswith("loopwm:world_bytes")).split()[1])
+    return float(next(line for line in lines if line.startswith("loopwm:kv_cache_bytes")).split()[1])
 
 
 async def plan(load: Load) -> float:

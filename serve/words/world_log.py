@@ -41,5 +41,5 @@ def read_log(told: Mapping[str, Any]) -> WorldLog:
     history = tuple(Transition(**step) for step in told["history"])
     context = Context(told["goal"], told["observation"], history, told["look"], told["inventory"], told["hidden_state"])
     depth = told["depth"]
-    rule = {"rule": "fixed", "loops": depth} if isinstance(depth, int) else dict(depth)
+    rule: Json = {"rule": "fixed", "loops": depth} if isinstance(depth, int) else dict(depth)
     return WorldLog(context, make_rule(rule.pop("rule"), rule), tuple(told["actions"]), told["steps_cut"])
