@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,30 +19,39 @@ from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, longer
 
 Json = dict[str, Any]
-Row = TypeVar("Row")
 
 TIMEOUT = 600.0
 """Seconds for one answer."""
 
-AT_ONCE = 32
-"""Requests that a batch of worlds makes side by side."""
+PATIENCE = 60.0
+"""Seconds that a request is repeated for while the service has no room or is away."""
+
+MOST_AT_ONCE = 256
+"""Requests that the service takes in a batch."""
+
+GONE = ("world_not_found", "world_gone")
+"""Codes for worlds that the service does not have any more."""
 
 
 class WorldError(RuntimeError):
     """The service answered with an error, or not at all. code: the service's own, such as context_length_exceeded."""
 
-    def __init__(self, message: str, code: str | None = None) -> None:
+    def __init__(self, message: str, code: str | None = None, retry_after: float | None = None) -> None:
+        """retry_after: seconds after which the same request may do."""
         super().__init__(message)
         self.code = code
+        self.retry_after = retry_after
 
 
 class Client:
-    """The service's API. url: its address, with or without /v1. key: its API key, if it asks for one.
+    """The service's API. url: its address, with or without /v1. key: its API key, if it asks for one. patience: seconds
+    that a request is repeated for where the service has no room.
 
     Raises InputError for what is no address.
     """
 
-    def __init__(self, url: str, key: str | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self.base = url.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
             raise InputError(f"--url: {url!r} does not begin with http:// or https://")
@@ -59,12 +69,22 @@ class Client:
         except (LookupError, TypeError) as error:
             raise WorldError(f"{self.base} serves no model") from error
 
-    def call(self, method: str, path: str, body: Json | None = None) -> Json:
-        """Raises WorldError."""
-        with self._ask(method, path, body) as response:
-            response.read()
-            found: Json = response.json()
-        return found
+    def call(self, method: str, path: str, body: Json | None = None, repeatable: bool = False) -> Json:
+        """repeatable: does no harm a second time, so that it is also asked again where no answer came. Raises
+        WorldError."""
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                with self._ask(method, path, body) as response:
+                    response.read()
+                    found: Json = response.json()
+                return found
+            except WorldError as error:
+                away = repeatable and isinstance(error.__cause__, httpx.TransportError)
+                wait = 1.0 if away else error.retry_after
+                if wait is None or time.monotonic() + wait > end:
+                    raise
+                time.sleep(wait)
 
     def events(self, path: str, body: Json) -> Iterator[Json]:
         """POST of a body, and what is told in server-sent events, as it comes. Raises WorldError."""
@@ -99,7 +119,9 @@ def _refusal(response: httpx.Response) -> WorldError:
     status = f"(status {response.status_code})"
     try:
         error = response.json()["error"]
-        return WorldError(f"{error['message']} {status}", error["code"])
+        told = response.headers.get("Retry-After", "1")
+        retry = float(told) if response.status_code == 503 and told.isdecimal() else None
+        return WorldError(f"{error['message']} {status}", error["code"], retry)
     except (ValueError, LookupError, TypeError):
         return WorldError(f"{response.reason_phrase} {status}")
 
@@ -116,88 +138,159 @@ def world_body(context: Context) -> Json:
     return {**body, "history": list(body["history"])}
 
 
+@dataclass
+class _Row:
+    """A world as the client knows it: all that it is made from, should the service have lost it."""
+
+    context: Context
+    actions: tuple[str, ...] = ()
+    told: Json = field(default_factory=dict)
+
+    def body(self, model: str) -> Json:
+        return {"model": model, **world_body(self.context), "actions": list(self.actions)}
+
+
 class HttpWorlds:
-    """Worlds kept by a running service. After a WorldError the rows may have gone different ways: begin anew."""
+    """Worlds kept by a running service, all of a batch in one request. A world that the service has lost is made again.
+    After a WorldError the rows may have gone different ways: begin anew."""
 
     def __init__(
-        self, client: Client, model: str, max_new_tokens: int | None = None, pool: ThreadPoolExecutor | None = None
+        self,
+        client: Client,
+        model: str,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int | None = None,
     ) -> None:
-        """model: its name there. max_new_tokens: of an observation, None for the service's longest."""
+        """model: its name there. max_new_tokens: of an observation, None for the service's longest. temperature, seed:
+        of the draw of observations."""
         self._client, self._model = client, model
         self._limit = {} if max_new_tokens is None else {"max_tokens": max_new_tokens}
-        self._pool = pool or ThreadPoolExecutor(AT_ONCE)
-        self._contexts: list[Context] = []
-        self._worlds: list[Json] = []
+        self._temperature, self._seed = temperature, seed
+        self._steps, self._name = 0, uuid.uuid4().hex
+        self._rows: list[_Row] = []
 
     @property
     def steps_cut(self) -> tuple[int, ...]:
-        return tuple(world["steps_cut"] for world in self._worlds)
+        return tuple(row.told["steps_cut"] for row in self._rows)
 
     def begin(self, contexts: Sequence[Context]) -> None:
         self.close()
-        self._contexts = list(contexts)
-        self._worlds = self._each(self._create, contexts)
+        self._rows = [_Row(context) for context in contexts]
+        self._make(self._rows)
+
+    def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
+        """New worlds in place of these rows; the others go on."""
+        self._delete([self._rows[row] for row in rows])
+        for row, context in zip(rows, contexts, strict=True):
+            self._rows[row] = _Row(context)
+        self._make([self._rows[row] for row in rows])
 
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
-        if not self._worlds:
+        if not self._rows:
             raise ValueError("step: begin a world first")
-        asked = {"decode": "last" if decode else "none", **self._limit}
-        return self._each(lambda row: self._step(row[0], {"actions": row[1], **asked}), self._with(actions))
+        self._steps += 1
+        asked = {"op": "step", "decode": "last" if decode else "none", **self._limit, **self._sampling()}
+        bodies = [
+            {**asked, "actions": action, "step_id": f"{self._name}-{self._steps}-{place}"}
+            for place, action in enumerate(actions)
+        ]
+        if self._seed is not None:
+            bodies = [{**body, "seed": self._seed + place} for place, body in enumerate(bodies)]
+        answers = self._ask(self._rows, bodies)
+        taken = zip(self._rows, actions, answers, strict=True)
+        return [self._taken(row, action, answer) for row, action, answer in taken]
 
     def fork(self, rows: Sequence[int]) -> HttpWorlds:
-        made = {
-            row: iter(self._post(self._worlds[row], "fork", {"count": count})["data"])
-            for row, count in Counter(rows).items()
-        }
-        fork = HttpWorlds(self._client, self._model, self._limit.get("max_tokens"), self._pool)
-        fork._contexts = [self._contexts[row] for row in rows]
-        fork._worlds = [next(made[row]) for row in rows]
+        fork = HttpWorlds(
+            self._client, self._model, self._limit.get("max_tokens"), temperature=self._temperature, seed=self._seed
+        )
+        fork._rows = [replace(self._rows[row], told={}) for row in rows]
+        for row, count in Counter(rows).items():
+            path, body = f"worlds/{self._rows[row].told['id']}/fork", {"count": count}
+            try:
+                made = iter(self._client.call("POST", path, body)["data"])
+            except WorldError as error:
+                if error.code not in GONE:
+                    raise
+                continue
+            for place, other in enumerate(rows):
+                if other == row:
+                    fork._rows[place].told = next(made)
+        fork._make([row for row in fork._rows if not row.told])
         return fork
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
-        seen = zip(self._contexts, actions, observations, strict=True)
-        self._contexts = [longer(*step) for step in seen]
-        bodies = [
-            {"action": step.history[-1].action, "observation": step.history[-1].observation} for step in self._contexts
-        ]
-        self._worlds = self._each(
-            lambda row: self._observe(*row), list(zip(self._worlds, bodies, self._contexts, strict=True))
-        )
+        seen = zip(self._rows, actions, observations, strict=True)
+        after = [_Row(longer(row.context, action, text), (), row.told) for row, action, text in seen]
+        steps = [row.context.history[-1] for row in after]
+        bodies = [{"op": "observe", "action": step.action, "observation": step.observation} for step in steps]
+        answers = self._ask(self._rows, bodies)
+        self._rows = [replace(row, told=_body(answer)) for row, answer in zip(after, answers, strict=True)]
 
     def close(self) -> None:
         """The service forgets these worlds; the client stays."""
-        self._each(lambda world: self._client.call("DELETE", f"worlds/{world['id']}"), self._worlds)
-        self._worlds = []
+        self._delete(self._rows)
+        self._rows = []
 
-    def _create(self, context: Context) -> Json:
-        return self._client.call("POST", "worlds", {"model": self._model, **world_body(context)})
+    def _sampling(self) -> Json:
+        return {"temperature": self._temperature} if self._temperature else {}
 
-    def _step(self, world: Json, body: Json) -> Imagined:
-        try:
-            (step,) = self._post(world, "step", body)["steps"]
-        except WorldError as error:
-            if error.code == "context_length_exceeded":
-                return Imagined("", finish="full")
-            raise
+    def _taken(self, row: _Row, action: str, answer: Json) -> Imagined:
+        """What a step was answered; the row goes on."""
+        if answer["status"] == 400 and answer["body"]["error"]["code"] == "context_length_exceeded":
+            return Imagined("", finish="full")
+        body = _body(answer)
+        (step,) = body["steps"]
+        row.actions, row.told = (*row.actions, action), body["world"]
         return Imagined(
             step["observation"] or "", step["reward"], step["continuation"], step["finish_reason"] or "stop"
         )
 
-    def _observe(self, world: Json, body: Json, context: Context) -> Json:
-        """Over the context limit the world is made anew, which drops its oldest steps."""
-        try:
-            return self._post(world, "observe", body)
-        except WorldError as error:
-            if error.code != "context_length_exceeded":
-                raise
-        self._client.call("DELETE", f"worlds/{world['id']}")
-        return self._create(context)
+    def _make(self, rows: Sequence[_Row]) -> None:
+        answers = self._batch([{"op": "create", **row.body(self._model)} for row in rows])
+        for row, answer in zip(rows, answers, strict=True):
+            row.told = _body(answer)
 
-    def _post(self, world: Json, what: str, body: Json) -> Json:
-        return self._client.call("POST", f"worlds/{world['id']}/{what}", body)
+    def _delete(self, rows: Sequence[_Row]) -> None:
+        """What is gone already does not matter."""
+        self._batch([{"op": "delete", "world": row.told["id"]} for row in rows if row.told], repeatable=True)
 
-    def _with(self, actions: Sequence[str]) -> list[tuple[Json, str]]:
-        return list(zip(self._worlds, actions, strict=True))
+    def _ask(self, rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
+        """Answers to a request for each row. Worlds that the service has lost are made again, and asked once more.
 
-    def _each(self, ask: Callable[[Row], Any], rows: Sequence[Row]) -> list[Any]:
-        return list(self._pool.map(ask, rows))
+        Steps are repeatable by their ids, observations are not."""
+        repeatable = bool(bodies) and "step_id" in bodies[0]
+        answers = self._batch(_named(rows, bodies), repeatable)
+        lost = [place for place, answer in enumerate(answers) if _code(answer) in GONE]
+        if lost:
+            self._make([rows[place] for place in lost])
+            again = self._batch(_named([rows[i] for i in lost], [bodies[i] for i in lost]), repeatable)
+            for place, answer in zip(lost, again, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _batch(self, requests: Sequence[Json], repeatable: bool = False) -> list[Json]:
+        answers: list[Json] = []
+        for start in range(0, len(requests), MOST_AT_ONCE):
+            body = {"requests": list(requests[start : start + MOST_AT_ONCE])}
+            answers += self._client.call("POST", "/worlds:batch", body, repeatable)["data"]
+        return answers
+
+
+def _named(rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
+    return [{**body, "world": row.told["id"]} for row, body in zip(rows, bodies, strict=True)]
+
+
+def _code(answer: Json) -> str | None:
+    """Of the error that an answer of a batch is, if it is one."""
+    code: str | None = answer["body"].get("error", {}).get("code")
+    return code
+
+
+def _body(answer: Json) -> Json:
+    """Of an answer of a batch. Raises WorldError."""
+    body: Json = answer["body"]
+    if "error" in body:
+        raise WorldError(f"{body['error']['message']} (status {answer['status']})", body["error"]["code"])
+    return body

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from loopwm.records import template
@@ -128,6 +129,51 @@ def test_closed_worlds_are_gone_from_the_service(client):
     assert len(client.call("GET", "worlds")["data"]) == held - 2
     with pytest.raises(ValueError, match="begin a world first"):
         worlds.step(["wait", "wait"])
+
+
+def test_worlds_that_the_service_has_lost_are_made_again_without_notice(client, local):
+    remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    for worlds in (local, remote):
+        worlds.begin([KITCHEN, HALL])
+        worlds.step(["wait", "look around"])
+        if worlds is remote:
+            client.call("DELETE", f"worlds/{remote._rows[1].told['id']}")
+    assert told(remote.step(["wait", "wait"])) == close_to(local.step(["wait", "wait"]))
+    client.call("DELETE", f"worlds/{remote._rows[0].told['id']}")
+    assert told(remote.fork([1, 0]).step(["wait", "wait"])) == close_to(local.fork([1, 0]).step(["wait", "wait"]))
+
+
+def test_one_row_begins_anew_and_the_others_go_on(client, local):
+    remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    remote.begin([KITCHEN, HALL])
+    remote.step(["wait", "look around"])
+    remote.restart([0], [HALL])
+    local.begin([HALL])
+    expected = [local.step([action])[0] for action in ("look around", "wait")]
+    local.begin([HALL])
+    first = local.step(["wait"])[0]
+    assert told(remote.step(["wait", "wait"])) == close_to([first, expected[1]])
+
+
+def test_a_client_waits_as_long_as_it_is_told_and_asks_again(monkeypatch):
+    asked, slept = [], []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) < 3:
+            error = {"message": "full", "type": "server_error", "param": None, "code": "overloaded"}
+            return httpx.Response(503, json={"error": error}, headers={"Retry-After": "7"})
+        return httpx.Response(200, json={"data": []})
+
+    monkeypatch.setattr("loopwm.worlds.http.time.sleep", slept.append)
+    client = Client("http://127.0.0.1:1")
+    client._http = httpx.Client(base_url=client.base, transport=httpx.MockTransport(answer))
+    assert client.call("POST", "/v1/worlds", {}) == {"data": []}
+    assert slept == [7.0, 7.0]
+    impatient = Client("http://127.0.0.1:1", patience=5)
+    impatient._http, asked[:] = client._http, []
+    with pytest.raises(WorldError, match="full"):
+        impatient.call("POST", "/v1/worlds", {})
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "http://[::1"])
