@@ -1,17 +1,18 @@
 """A Gymnasium environment that is imagined: its step is the world model, the real environment is never run.
 
-env = ImaginedTextEnv(LocalWorlds.from_pretrained("loopwm/pretrained"), read_starts("windows.jsonl.gz", "snapshot"))
-observation, info = env.reset(seed=0)
-observation, reward, terminated, truncated, info = env.step("open door to kitchen")
+import gymnasium, loopwm.worlds.gym  # registers loopwm/ScienceWorld-v0
+
+envs = gymnasium.make_vec("loopwm/ScienceWorld-v0", num_envs=64, url="http://127.0.0.1:8000")
+observations, infos = envs.reset(seed=0, options={"task": "boil"})
+observations, rewards, terminations, truncations, infos = envs.step(["open door to kitchen"] * 64)
+
+Without a url the packaged checkpoint runs in this process. `ImaginedTextEnv` takes any worlds and starts.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,8 +22,10 @@ from gymnasium.spaces.utils import flatten, flatten_space, unflatten
 from gymnasium.vector.utils import read_from_shared_memory
 from numpy.typing import NDArray
 
-from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.template import Context
 from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.starts import Start, Starts
+from loopwm.worlds.starts import read_starts as read_starts
 
 MAX_OBSERVATION = 100_000
 MAX_ACTION = 200
@@ -86,37 +89,35 @@ def _in_shared_memory(space: AnyText, shared_memory: Any, n: int = 1) -> _Shared
 class ImaginedTextEnv(gymnasium.Env[str, str]):
     """Observations and actions are texts; rewards are score differences in points, as far as the model predicts them.
 
-    An episode starts in one of `starts`, drawn with the seed of `reset`, or in `options["context"]`. It terminates
-    where the predicted chance to go on falls below one half, and is truncated after `max_steps` or where the world
-    would grow over the model's limit (the last observation then stands again). Without prediction heads rewards are 0
-    and nothing terminates; `info["predicted"]` tells. `info` also has the goal, and after a step the `continuation` and
-    how the observation ended (`finish`).
+    An episode starts in one of `starts`, drawn with the seed of `reset`, of the "task" or "family" that `options` name,
+    or in `options["context"]`. It terminates where the predicted chance to go on falls below one half, and is truncated
+    after `max_steps` or where the world would grow over the model's limit (the last observation then stands again).
+    Without prediction heads rewards are 0 and nothing terminates; `info["predicted"]` tells. `info` also has the goal,
+    and after a step the `continuation` and how the observation ended (`finish`).
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - the base class declares it so
 
     def __init__(
-        self, worlds: Worlds, starts: Sequence[Context], max_steps: int = 50, render_mode: str | None = None
+        self, worlds: Worlds, starts: Sequence[Context | Start], max_steps: int = 50, render_mode: str | None = None
     ) -> None:
-        if not starts:
-            raise FormatError("starts", "at least one context to start from is needed")
         if max_steps < 1:
             raise ValueError(f"max_steps: {max_steps} is not above zero")
         self.observation_space = AnyText(MAX_OBSERVATION, min_length=0)
         self.action_space = AnyText(MAX_ACTION)
         self.render_mode = render_mode
-        self._worlds, self._starts, self._max_steps = worlds, list(starts), max_steps
+        self._worlds, self._starts, self._max_steps = worlds, Starts(starts), max_steps
         self._observation, self._steps, self._over = "", 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """options: {"context": Context} names the start."""
+        """options: {"context": Context} names the start; "task" or "family" of which one is drawn. Raises FormatError
+        for one that no start has."""
         super().reset(seed=seed)
-        chosen = self._starts[int(self.np_random.integers(len(self._starts)))]
-        context: Context = (options or {}).get("context", chosen)
-        self._worlds.begin([context])
-        self._observation = context.history[-1].observation if context.history else context.observation
+        start = self._starts.draw(self.np_random, options or {})
+        self._worlds.begin([start.context])
+        self._observation = start.observation
         self._steps, self._over = 0, False
-        return self._observation, {"goal": context.goal, "look": context.look, "inventory": context.inventory}
+        return self._observation, start.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Raises ValueError for an action outside the space, or after the end of an episode."""
@@ -147,17 +148,18 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         self._worlds.close()
 
 
-def read_starts(path: str | Path, regime: Regime) -> list[Context]:
-    """The contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
+def _single(url: str | None = None, model: str | None = None, **options: Any) -> ImaginedTextEnv:
+    from loopwm.worlds.vector import make_env
 
-    Raises FormatError, naming the line, for one that lacks what the regime shows.
-    """
-    file = Path(path)
-    lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
-    starts = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            starts.append(window_context(json.loads(line), regime))
-        except (json.JSONDecodeError, KeyError, TypeError, FormatError) as error:
-            raise FormatError("starts", f"{file}: line {number}: {error}") from error
-    return starts
+    return make_env(url, model, **options)
+
+
+def _vector(
+    num_envs: int, url: str | None = None, model: str | None = None, **options: Any
+) -> gymnasium.vector.VectorEnv:
+    from loopwm.worlds.vector import make_vector_env
+
+    return make_vector_env(num_envs, url, model, **options)
+
+
+gymnasium.register("loopwm/ScienceWorld-v0", entry_point=_single, vector_entry_point=_vector)

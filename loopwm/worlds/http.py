@@ -186,9 +186,11 @@ class HttpWorlds:
             self._rows[row] = _Row(context)
         self._make([self._rows[row] for row in rows])
 
-    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
+    def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
+        """rows: that take the step, None for all."""
         if not self._rows:
             raise ValueError("step: begin a world first")
+        stepping = self._rows if rows is None else [self._rows[row] for row in rows]
         self._steps += 1
         asked = {"op": "step", "decode": "last" if decode else "none", **self._limit, **self._sampling()}
         bodies = [
@@ -197,8 +199,8 @@ class HttpWorlds:
         ]
         if self._seed is not None:
             bodies = [{**body, "seed": self._seed + place} for place, body in enumerate(bodies)]
-        answers = self._ask(self._rows, bodies)
-        taken = zip(self._rows, actions, answers, strict=True)
+        answers = self._ask(stepping, bodies)
+        taken = zip(stepping, actions, answers, strict=True)
         return [self._taken(row, action, answer) for row, action, answer in taken]
 
     def fork(self, rows: Sequence[int]) -> HttpWorlds:

@@ -29,6 +29,10 @@ class LocalWorlds:
         """Raises InputError (one line) for a folder that is no checkpoint."""
         return cls(WorldModel.from_pretrained(path))
 
+    def fresh(self) -> LocalWorlds:
+        """Other worlds of the same model, none begun yet."""
+        return LocalWorlds(self._model, self._depth, self._max_new_tokens)
+
     @property
     def world(self) -> World:
         """As it is now. Raises ValueError before `begin`."""

@@ -1,0 +1,79 @@
+"""Where imagined episodes begin."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loopwm.records.template import Context, FormatError, Regime, window_context
+
+SCIENCEWORLD = Path(__file__).with_name("data") / "scienceworld.jsonl.gz"
+"""First observations of training variations, as an agent sees them: 518 of all 30 tasks."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A context, and of which task and family it is, where that is known."""
+
+    context: Context
+    task: str | None = None
+    family: str | None = None
+
+    @property
+    def observation(self) -> str:
+        """That the agent sees first."""
+        history = self.context.history
+        return history[-1].observation if history else self.context.observation
+
+    def info(self) -> dict[str, Any]:
+        """What an environment tells at its reset."""
+        context = self.context
+        told = {"goal": context.goal, "look": context.look, "inventory": context.inventory}
+        return {**told, "task": self.task, "family": self.family}
+
+
+class Starts:
+    """Starts to draw from."""
+
+    def __init__(self, starts: Sequence[Context | Start]) -> None:
+        """Raises FormatError for none."""
+        if not starts:
+            raise FormatError("starts", "at least one context to start from is needed")
+        self._starts = [start if isinstance(start, Start) else Start(start) for start in starts]
+
+    def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
+        """options: a "context", which is the start, or a "task" or "family" that it must be of. Raises FormatError for
+        one that no start has."""
+        if "context" in options:
+            return Start(options["context"])
+        fitting = self._starts
+        for name in ("task", "family"):
+            if (asked := options.get(name)) is not None:
+                known = sorted({str(getattr(start, name)) for start in fitting})
+                fitting = [start for start in fitting if getattr(start, name) == asked]
+                if not fitting:
+                    raise FormatError(name, f"no start of {asked!r}; there are {', '.join(known)}")
+        return fitting[int(random.integers(len(fitting)))]
+
+
+def read_starts(path: str | Path, regime: Regime) -> list[Start]:
+    """The contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
+
+    Raises FormatError, naming the line, for one that lacks what the regime shows.
+    """
+    file = Path(path)
+    lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
+    starts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            window = json.loads(line)
+            starts.append(Start(window_context(window, regime), window.get("task"), window.get("family")))
+        except (json.JSONDecodeError, KeyError, TypeError, FormatError) as error:
+            raise FormatError("starts", f"{file}: line {number}: {error}") from error
+    return starts

@@ -1,0 +1,146 @@
+"""The registered environments: one, or many that take their steps together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from loopwm.records.template import Regime
+from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv
+from loopwm.worlds.http import Client, HttpWorlds
+from loopwm.worlds.protocol import Imagined
+from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
+
+PACKAGED = Path(__file__).parents[1] / "pretrained"
+
+
+def make_env(
+    url: str | None,
+    model: str | None,
+    starts: str | Path = SCIENCEWORLD,
+    context: Regime = "observed",
+    max_steps: int = 50,
+    key: str | None = None,
+    render_mode: str | None = None,
+) -> ImaginedTextEnv:
+    """url, key: of a running service that keeps the world, None for this process. model: its name there, None for the
+    one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its regime."""
+    worlds = _local(model) if url is None else _kept(url, key, model)
+    return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
+
+
+def make_vector_env(
+    num_envs: int,
+    url: str | None,
+    model: str | None,
+    starts: str | Path = SCIENCEWORLD,
+    context: Regime = "observed",
+    max_steps: int = 50,
+    key: str | None = None,
+    **options: Any,
+) -> VectorEnv[Any, Any, Any]:
+    """As `make_env`. Those of a service take each step in one request; those of this process share one model."""
+    places = read_starts(starts, context)
+    if url is not None:
+        return KeptVectorEnv(_kept(url, key, model), places, num_envs, max_steps)
+    first = _local(model)
+    envs = [partial(ImaginedTextEnv, first.fresh(), places, max_steps) for _ in range(num_envs)]
+    return SyncVectorEnv(envs, **options)
+
+
+def _kept(url: str, key: str | None, model: str | None) -> HttpWorlds:
+    client = Client(url, key)
+    return HttpWorlds(client, model or client.model())
+
+
+def _local(model: str | None) -> Any:
+    from loopwm.worlds.local import LocalWorlds  # torch, which a service in between does without
+
+    return LocalWorlds.from_pretrained(model or PACKAGED)
+
+
+class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
+    """Environments whose worlds a service keeps. Whose episode is over begins anew with its next step, whose action is
+    ignored (Gymnasium's NEXT_STEP)."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - the base class declares it so
+
+    def __init__(self, worlds: HttpWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = AnyText(MAX_OBSERVATION, min_length=0)
+        self.single_action_space = AnyText(MAX_ACTION)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._worlds, self._starts, self._max_steps = worlds, Starts(starts), max_steps
+        self._options: dict[str, Any] = {}
+        self._seen = [""] * num_envs
+        self._steps = np.zeros(num_envs, np.int64)
+        self._over = np.ones(num_envs, bool)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """options: as those of `ImaginedTextEnv`, of all environments and all their episodes until the next reset."""
+        super().reset(seed=seed if not isinstance(seed, list) else seed[0], options=options)
+        self._options = options or {}
+        drawn = [self._starts.draw(self.np_random, self._options) for _ in range(self.num_envs)]
+        self._worlds.begin([start.context for start in drawn])
+        self._seen = [start.observation for start in drawn]
+        self._steps[:], self._over[:] = 0, False
+        return tuple(self._seen), self._infos({row: start.info() for row, start in enumerate(drawn)})
+
+    def step(
+        self, actions: Sequence[str]
+    ) -> tuple[tuple[str, ...], NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Raises ValueError for actions outside the space."""
+        _check(actions, self.num_envs)
+        rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
+        truncated, told = np.zeros(self.num_envs, bool), {}
+        fresh, going = np.flatnonzero(self._over), np.flatnonzero(~self._over)
+        if len(fresh):
+            told |= self._begin_anew(fresh)
+        for row, imagined in zip(going, self._take(going, actions), strict=True):
+            self._steps[row] += 1
+            ends = imagined.continuation is not None and imagined.continuation < 0.5
+            full = imagined.finish == "full"
+            self._seen[row] = self._seen[row] if full else imagined.observation
+            rewards[row], terminated[row] = imagined.reward or 0.0, ends and not full
+            truncated[row] = full or (not ends and self._steps[row] >= self._max_steps)
+            told[int(row)] = {"finish": imagined.finish, "continuation": imagined.continuation}
+            self._over[row] = terminated[row] or truncated[row]
+        return tuple(self._seen), rewards, terminated, truncated, self._infos(told)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._worlds.close()
+
+    def _begin_anew(self, rows: NDArray[Any]) -> dict[int, dict[str, Any]]:
+        drawn = {int(row): self._starts.draw(self.np_random, self._options) for row in rows}
+        self._worlds.restart(list(drawn), [start.context for start in drawn.values()])
+        for row, start in drawn.items():
+            self._seen[row] = start.observation
+        self._steps[rows], self._over[rows] = 0, False
+        return {row: start.info() for row, start in drawn.items()}
+
+    def _take(self, rows: NDArray[Any], actions: Sequence[str]) -> list[Imagined]:
+        return self._worlds.step([actions[row] for row in rows], rows=rows.tolist()) if len(rows) else []
+
+    def _infos(self, told: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for row, info in sorted(told.items()):
+            infos = self._add_info(infos, info, row)
+        return infos
+
+
+def _check(actions: Sequence[str], count: int) -> None:
+    if len(actions) != count:
+        raise ValueError(f"actions: {len(actions)} given for {count} environments")
+    for place, action in enumerate(actions):
+        if not isinstance(action, str) or not action.strip() or len(action) > MAX_ACTION:
+            raise ValueError(f"actions[{place}]: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")

@@ -1,0 +1,68 @@
+"""The registered environments: whatever takes the steps together, an episode is what it is alone."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+import loopwm.worlds.gym  # noqa: F401 - registers them
+from loopwm.records.template import Context, FormatError
+from loopwm.text.world import WorldModel
+from loopwm.worlds.gym import ImaginedTextEnv
+from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
+from tests.serve.conftest import serving  # noqa: F401 - a fixture
+from tests.text.conftest import random_model
+
+NAME = "loopwm/ScienceWorld-v0"
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer) -> WorldModel:
+    return WorldModel(random_model(prediction_heads=False), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def url(serving, model):  # noqa: F811
+    with serving(model.model, end_token=model._end) as client:
+        yield str(client.base_url)
+
+
+def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_themselves(url, model):
+    envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2)
+    seen, infos = envs.reset(seed=0, options={"task": "boil"})
+    assert list(infos["task"]) == ["boil"] * 3
+    starts = {start.observation: start for start in read_starts(SCIENCEWORLD, "observed") if start.task == "boil"}
+    actions = [["wait", "look around", "open door"], ["go", "wait", "wait"]]
+    taken = [envs.step(each) for each in actions]
+    for row in range(3):
+        env = ImaginedTextEnv(LocalWorlds(model), [starts[seen[row]]], max_steps=2)
+        env.reset()
+        for step, (observations, rewards, terminated, truncated, _) in enumerate(taken):
+            alone = env.step(actions[step][row])
+            assert (observations[row], rewards[row], terminated[row], truncated[row]) == alone[:4]
+    assert taken[1][3].all()
+    observations, rewards, *ends, infos = envs.step(["ignored"] * 3)
+    assert set(observations) <= set(starts)
+    assert not np.any([rewards, *ends])
+    assert list(infos["task"]) == ["boil"] * 3
+    with pytest.raises(ValueError, match=r"actions\[1\]"):
+        envs.step(["wait", " ", "wait"])
+    envs.close()
+
+
+def test_one_environment_is_registered_too(url):
+    env = gymnasium.make(NAME, url=url, model="tiny", disable_env_checker=True)
+    observation, info = env.reset(seed=1)
+    assert observation
+    assert {"goal", "task", "family"} <= info.keys()
+    env.close()
+
+
+def test_a_task_that_no_start_has_is_told_with_those_there_are():
+    starts = Starts([Start(Context("goal", "seen"), "boil", "Matter"), Context("goal", "other")])
+    random = np.random.default_rng(0)
+    assert {starts.draw(random, {"family": "Matter"}).task for _ in range(9)} == {"boil"}
+    with pytest.raises(FormatError, match="task: no start of 'melt'; there are None, boil"):
+        starts.draw(random, {"task": "melt"})
