@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from loopwm.records.template import Regime
+from loopwm.records.template import LONGEST_OBSERVATION, Regime
 from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
@@ -28,11 +28,13 @@ def make_env(
     context: Regime = "observed",
     max_steps: int = 50,
     key: str | None = None,
+    max_new_tokens: int = LONGEST_OBSERVATION,
     render_mode: str | None = None,
 ) -> ImaginedTextEnv:
     """url, key: of a running service that keeps the world, None for this process. model: its name there, None for the
-    one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its regime."""
-    worlds = _local(model) if url is None else _kept(url, key, model)
+    one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its regime.
+    max_new_tokens: of an observation."""
+    worlds = _local(model, max_new_tokens) if url is None else _kept(url, key, model, max_new_tokens)
     return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
 
 
@@ -44,26 +46,28 @@ def make_vector_env(
     context: Regime = "observed",
     max_steps: int = 50,
     key: str | None = None,
+    max_new_tokens: int = LONGEST_OBSERVATION,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """As `make_env`. Those of a service take each step in one request; those of this process share one model."""
     places = read_starts(starts, context)
     if url is not None:
-        return KeptVectorEnv(_kept(url, key, model), places, num_envs, max_steps)
-    first = _local(model)
+        return KeptVectorEnv(_kept(url, key, model, max_new_tokens), places, num_envs, max_steps)
+    first = _local(model, max_new_tokens)
     envs = [partial(ImaginedTextEnv, first.fresh(), places, max_steps) for _ in range(num_envs)]
     return SyncVectorEnv(envs, **options)
 
 
-def _kept(url: str, key: str | None, model: str | None) -> HttpWorlds:
+def _kept(url: str, key: str | None, model: str | None, max_new_tokens: int) -> HttpWorlds:
     client = Client(url, key)
-    return HttpWorlds(client, model or client.model())
+    return HttpWorlds(client, model or client.model(), max_new_tokens)
 
 
-def _local(model: str | None) -> Any:
+def _local(model: str | None, max_new_tokens: int) -> Any:
+    from loopwm.text.world import WorldModel
     from loopwm.worlds.local import LocalWorlds  # torch, which a service in between does without
 
-    return LocalWorlds.from_pretrained(model or PACKAGED)
+    return LocalWorlds(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens=max_new_tokens)
 
 
 class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):

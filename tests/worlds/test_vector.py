@@ -30,21 +30,24 @@ def url(serving, model):  # noqa: F811
 
 
 def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_themselves(url, model):
-    envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2)
+    envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
     seen, infos = envs.reset(seed=0, options={"task": "boil"})
     assert list(infos["task"]) == ["boil"] * 3
-    starts = {start.observation: start for start in read_starts(SCIENCEWORLD, "observed") if start.task == "boil"}
+    boil = [start for start in read_starts(SCIENCEWORLD, "observed") if start.task == "boil"]
+    starts = {(start.observation, start.context.goal): start for start in boil}
     actions = [["wait", "look around", "open door"], ["go", "wait", "wait"]]
     taken = [envs.step(each) for each in actions]
     for row in range(3):
-        env = ImaginedTextEnv(LocalWorlds(model), [starts[seen[row]]], max_steps=2)
+        env = ImaginedTextEnv(
+            LocalWorlds(model, max_new_tokens=12), [starts[seen[row], infos["goal"][row]]], max_steps=2
+        )
         env.reset()
         for step, (observations, rewards, terminated, truncated, _) in enumerate(taken):
             alone = env.step(actions[step][row])
             assert (observations[row], rewards[row], terminated[row], truncated[row]) == alone[:4]
     assert taken[1][3].all()
     observations, rewards, *ends, infos = envs.step(["ignored"] * 3)
-    assert set(observations) <= set(starts)
+    assert set(zip(observations, infos["goal"], strict=True)) <= set(starts)
     assert not np.any([rewards, *ends])
     assert list(infos["task"]) == ["boil"] * 3
     with pytest.raises(ValueError, match=r"actions\[1\]"):
