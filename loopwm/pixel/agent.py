@@ -33,7 +33,7 @@ from loopwm.pixel.agent_config import AgentConfig
 from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Rollout
 from loopwm.pixel.learner import Chance, Dream, Learner, Numbers, a_step
-from loopwm.pixel.oracle import Oracle
+from loopwm.pixel.oracle import Oracle, in_unit
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, Segments, prune
@@ -74,7 +74,7 @@ class WorldLearner:
         return self.system.prepare(torch.from_numpy(frames).to(self.device) for frames in (s.obs, s.next_obs))
 
     def update(self, replay: Replay, rng: np.random.Generator) -> Numbers:
-        """One optimiser step on freshly drawn segments, in parts."""
+        """Freshly drawn segments, an optimiser step for each part of them."""
         world, seed = self.config.world, self.config.run.seed
         totals: Numbers = {}
         bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)
@@ -82,12 +82,12 @@ class WorldLearner:
             batch = FrameBatch.of(replay.sample(stop - start, world.steps, rng)).to(self.device)
             plan = self.system.plan(seed, self.updates, range(start, stop))
             loss, measured = self.system.loss(batch, plan, seeded(self.device, seed, self.updates, start))
-            (loss * (stop - start) / world.rows).backward()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.system.parameters(), world.clip_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
             for name, (total, count) in measured.items():
                 totals[name] = totals.get(name, 0.0) + (total / count).item() / world.minibatches
-        nn.utils.clip_grad_norm_(self.system.parameters(), world.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         self.updates += 1
         return totals
 
@@ -122,8 +122,9 @@ class AgentTrainer:
     ) -> None:
         """env: `config.real.count` real environments of this space; oracle: `config.imagination.count` more, to imagine
         in in the place of a world. Raises InputError for a folder of another configuration."""
-        self.oracle = None if oracle is None else Oracle(oracle)
-        self.config, self.env, self.folder = config, env, folder
+        unit = config.real.rewards
+        self.oracle = None if oracle is None else Oracle(in_unit(oracle, unit))
+        self.config, self.env, self.folder = config, in_unit(env, unit), folder
         self.files = RunFolder(folder, "iteration", KEPT)
         torch.manual_seed(config.run.seed)
         self.chance, self.device = Chance.of(config.run.seed), device_of(config.run.device)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from loopwm.pixel.registry import AGENTS, LEARNERS, named
+from loopwm.pixel.replay import RewardUnit
 from loopwm.pixel.system import system_class, with_sections
 from loopwm.pixel.trust import TrustConfig
 from loopwm.records.config import require_positive, typed
@@ -28,6 +29,8 @@ class RealConfig:
     """T_total: interactions until the run ends."""
     epochs: int = 4
     minibatches: int = 8
+    rewards: RewardUnit = "raw"
+    """What learner, world and the log of returns are given: the simulator's reward, or its sign."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class WorldConfig:
     steps: int = 20
     """T_WM."""
     minibatches: int = 3
+    """Optimiser steps of an update, each on a part of the rows."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     clip_norm: float = 0.5

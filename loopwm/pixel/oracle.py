@@ -1,13 +1,30 @@
-"""The simulator itself in the place of a world: what a learner that fails here cannot blame on the world."""
+"""Simulators as agents have them: rewards in a unit, and the simulator itself in the place of a world, which tells a bad
+world from a bad learner."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.vector import AutoresetMode, VectorEnv
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from loopwm.pixel.replay import RewardUnit
+
 Array = NDArray[Any]
+
+
+class SignedRewards(VectorWrapper):
+    """The same environments with signs for rewards."""
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        obs, reward, *rest = self.env.step(actions)
+        return (obs, np.sign(reward), *rest)
+
+
+def in_unit(env: VectorEnv[Any, Any, Any], unit: RewardUnit) -> VectorEnv[Any, Any, Any]:
+    """The environments with rewards in this unit."""
+    return env if unit == "raw" else SignedRewards(env)
 
 
 class Oracle(VectorEnv[Array, Array, Array]):

@@ -3,8 +3,10 @@
     A_t = delta_t + (1 - over_t) gamma lambda A_{t+1}        delta_t = r_t + (1 - done_t) gamma v_{t+1} - v_t
     q_t = A_t + v_t                                          over_t: the episode ends, done_t: it is terminated
 
-Advantages are standardised over a batch. The critic predicts targets standardised by moving statistics; its values are
-de-standardised before they enter A_t. A truncated episode bootstraps from its last frame, a terminated one does not.
+Advantages are standardised over a batch, those of imagined play by the real play's deviation: where a world has
+nothing to tell, noise would be scaled up to the size of a signal. The critic predicts targets standardised by moving
+statistics; its values are de-standardised before they enter A_t. A truncated episode bootstraps from its last frame, a
+terminated one does not.
 
 Shape suffixes: B environments, T steps, A actions.
 """
@@ -142,18 +144,27 @@ class PPO:
         self.optimizer: Optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
         self.scale = TargetScale(config.target_discount)
 
-    def update(self, data: Trajectories, epochs: int, minibatches: int, generator: torch.Generator) -> dict[str, float]:
-        """`epochs` passes over the environments of a rollout in `minibatches` parts; diagnostics, means over parts.
+    def update(
+        self,
+        data: Trajectories,
+        epochs: int,
+        minibatches: int,
+        generator: torch.Generator,
+        deviation: float | None = None,
+    ) -> dict[str, float]:
+        """`epochs` passes over the environments of a rollout in `minibatches` parts; diagnostics, means over parts, and
+        the deviation of advantages. deviation: what they are divided by, None for their own.
 
         Raises ValueError for more parts than environments.
         """
         if not 1 <= minibatches <= len(data.obs):
             raise ValueError(f"minibatches: {minibatches} of {len(data.obs)} environments")
         advantage, target = advantages(data, self.scale, self.config)
-        advantage = (advantage - advantage.mean()) / advantage.std(correction=0).clamp(min=MIN_DEVIATION)
+        own = advantage.std(correction=0).item()
+        advantage = (advantage - advantage.mean()) / max(own if deviation is None else deviation, MIN_DEVIATION)
         self.scale.update(target)
         target = self.scale.standardise(target)
-        totals: dict[str, float] = {}
+        totals: dict[str, float] = {"advantage_deviation": own}
         for rows in _parts(len(data.obs), epochs, minibatches, generator):
             part = data.select(rows)
             loss, diagnostics = ppo_loss(self.policy, part, advantage[rows], target[rows], self.config)

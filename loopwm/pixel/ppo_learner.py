@@ -25,6 +25,8 @@ class PPOLearner:
     def __init__(self, config: Any, space: FrameSpace, width: int) -> None:
         self.policy = ActorCritic(config.policy, space.frame_shape, space.actions)
         self.ppo = PPO(self.policy, config.ppo)
+        self.deviation: float | None = None
+        """Of the advantages of the last real play: imagined ones are in its unit."""
         self._player: Player | None = None
         self._played: Trajectories | None = None
 
@@ -41,14 +43,16 @@ class PPOLearner:
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
         assert self._played is not None
-        return self.ppo.update(self._played, epochs, minibatches, chance.generator)
+        told = self.ppo.update(self._played, epochs, minibatches, chance.generator)
+        self.deviation = told["advantage_deviation"]
+        return told
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
         """One rollout of fresh worlds and an update on it."""
         begun = Moment.begin(dream.env, int(chance.rng.integers(2**31)))
         data, found = play(dream.env, Player(self.policy, settings.count, chance.generator), settings.steps, begun)
         real, self.ppo.config = self.ppo.config, replace(self.ppo.config, entropy_coef=settings.entropy_coef)
-        update = self.ppo.update(data, settings.epochs, settings.minibatches, chance.generator)
+        update = self.ppo.update(data, settings.epochs, settings.minibatches, chance.generator, self.deviation)
         self.ppo.config = real
         return update | a_step(found)
 
@@ -60,9 +64,11 @@ class PPOLearner:
             "policy": self.policy.state_dict(),
             "optimizer": self.ppo.optimizer.state_dict(),
             "scale": self.ppo.scale.state_dict(),
+            "deviation": self.deviation,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
         self.ppo.optimizer.load_state_dict(state["optimizer"])
         self.ppo.scale.load_state_dict(state["scale"])
+        self.deviation = state["deviation"]

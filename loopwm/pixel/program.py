@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwm.pixel.checkpoint import save_checkpoint
-from loopwm.pixel.replay import Replay
+from loopwm.pixel.replay import Replay, rewarded
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.pixel.training_config import PixelTrainingConfig
 from loopwm.records.errors import InputError
@@ -80,7 +80,7 @@ class PixelProgram:
     def _batch(self, replay: Replay, step: int, first_row: int) -> Rows:
         """Segments drawn by (seed, step, row)."""
         batch, seed = self.config.batch, (self.config.run.seed, step, first_row)
-        drawn = replay.sample(batch.rows, batch.steps, np.random.default_rng(seed))
+        drawn = rewarded(replay.sample(batch.rows, batch.steps, np.random.default_rng(seed)), self.config.data.rewards)
         return Rows(FrameBatch.of(drawn), range(first_row, first_row + batch.rows), seed)
 
     def normaliser(self, batches: Sequence[Rows]) -> float:

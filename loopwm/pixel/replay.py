@@ -9,9 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,14 @@ class Segments:
 
     def rows(self, chosen: slice) -> Segments:
         return Segments(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
+
+RewardUnit = Literal["raw", "sign"]
+
+
+def rewarded(segments: Segments, unit: RewardUnit) -> Segments:
+    """The same steps with rewards in this unit."""
+    return segments if unit == "raw" else replace(segments, reward=np.sign(segments.reward))
 
 
 @dataclass(frozen=True, eq=False)

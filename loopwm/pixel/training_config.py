@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopwm.pixel.replay import RewardUnit
 from loopwm.pixel.system import system_class, with_sections
 from loopwm.records.config import require_positive, typed
 from loopwm.records.errors import InputError
@@ -17,6 +18,8 @@ class FramesConfig:
 
     train: str = ""
     dev: str = ""
+    rewards: RewardUnit = "raw"
+    """What is learned of them: the recorded reward, or its sign."""
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
     parser.add_argument("--out", type=Path, required=True, help="run folder; an interrupted run in it is resumed")
     parser.add_argument("--start-from", type=Path, help="checkpoint of another run that a fresh one goes on from")
+    parser.add_argument("--world", choices=("learned", "oracle"), help="of an agent: imagination.world in short")
     parser.add_argument("--max-minutes", type=float, help="save, export and stop after this time")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_intermixed_args(argv)
     try:
-        sections = read_sections(arguments.config, arguments.overrides)
+        chosen = [f"imagination.world={arguments.world}"] if arguments.world else []
+        sections = read_sections(arguments.config, [*arguments.overrides, *chosen])
         system = sections.get("system", "text")
         if system not in SYSTEMS:
             raise InputError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")

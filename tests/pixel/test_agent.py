@@ -13,9 +13,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from loopwm.pixel.acting import Player, play
-from loopwm.pixel.agent import AgentTrainer
+from loopwm.pixel.agent import AgentTrainer, WorldLearner
 from loopwm.pixel.agent_config import agent_config
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
+from loopwm.pixel.oracle import in_unit
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
@@ -177,7 +178,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("twisted-agent-*.yaml")), ids=lambda path: path.stem)
 def test_configurations_in_the_box_can_be_read(path):
-    assert agent_config(read_sections(path)).sampling.decoder.kind == "transport"
+    assert agent_config(read_sections(path)).sampling.decoder.kind == "noised-transport"
 
 
 @pytest.mark.parametrize(
@@ -215,3 +216,40 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
 def test_bad_configuration_names_its_key(changes, message):
     with pytest.raises(InputError, match=message):
         config(**changes)
+
+
+def test_signs_of_rewards_reach_learner_and_world_alike(tmp_path):
+    env = in_unit(blocks(4), "sign")
+    step = env.env.step
+
+    def paid(actions):
+        obs, reward, *rest = step(actions)
+        return (obs, reward * 7 - 3, *rest)
+
+    env.env.step = paid
+    trainer = AgentTrainer(config(imagination={"updates": 0}), env, SPACE, tmp_path)
+    trainer.run()
+    rewards = trainer.replay.sample(8, 6, np.random.default_rng(0)).reward
+    assert set(np.unique(rewards)) == {-1.0, 1.0}
+    assert set(trainer.learner._played.reward.unique().tolist()) <= {-1.0, 1.0}
+
+
+def test_a_part_of_the_rows_is_an_optimiser_step(tmp_path):
+    settings = config(world={"minibatches": 4})
+    trainer = AgentTrainer(config(world={"minibatches": 4}, imagination={"updates": 0}), blocks(4), SPACE, tmp_path)
+    trainer._learn_from_real_play()
+    world = WorldLearner(settings, SPACE, torch.device("cpu"))
+    world.system.take_prepared(trainer.world.system.prepared())
+    world.update(trainer.replay, np.random.default_rng(0))
+    assert {int(state["step"]) for state in world.optimizer.state.values()} == {4}
+
+
+def test_a_segment_too_short_for_the_system_is_refused(tmp_path):
+    trainer = config()
+    learner = WorldLearner(trainer, SPACE, torch.device("cpu"))
+    type(learner.system).shortest = 9
+    try:
+        with pytest.raises(InputError, match=r"world\.steps: 6 are fewer than 9"):
+            WorldLearner(trainer, SPACE, torch.device("cpu"))
+    finally:
+        type(learner.system).shortest = 1

@@ -14,6 +14,7 @@ from loopwm.pixel.twisted.decoding import (
     Copy,
     Decoder,
     ExactAssignment,
+    NoisedTransport,
     Sample,
     Sinkhorn,
     Sticky,
@@ -23,6 +24,7 @@ from loopwm.pixel.twisted.decoding import (
     centre_region,
     copy_price,
     invert,
+    with_gumbel_noise,
 )
 from tests.reference import transport as reference
 
@@ -312,3 +314,40 @@ def test_without_scipy_exact_assignment_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"^exact assignment needs scipy: pip install 'loopwm\[pixel\]'$"):
         ExactAssignment()
+
+
+def test_the_published_rule_keeps_an_unsure_patch_about_as_often_as_it_stays():
+    """Chance 0.48 that it stays: without noise it stays always, behind noise in about two of three cases."""
+    p = torch.tensor([[[0.48, 0.52]]]).expand(4000, 1, 2)
+    previous, generator = torch.zeros(4000, 1, dtype=torch.int64), torch.Generator().manual_seed(0)
+    without = Transport((1, 1), 0.6, 0.3, ExactAssignment())(p, previous, generator)
+    noised = NoisedTransport((1, 1), 0.6, 0.3, ExactAssignment())(p, previous, generator)
+    assert (without == 0).all()
+    stays = (noised == 0).float().mean().item()
+    # It stays unless the other is ahead by c_w after noise: softmax gap sigmoid(d) - sigmoid(-d) > 0.3.
+    threshold = np.log((1 + 0.3) / (1 - 0.3))
+    expected = 1 - 1 / (1 + np.exp(threshold - np.log(0.52 / 0.48)))
+    assert stays == pytest.approx(expected, abs=0.03)
+
+
+def test_the_noised_maximum_is_a_sample():
+    p = torch.tensor([0.1, 0.2, 0.7, 0.0]).expand(20000, 1, 4)
+    noised = with_gumbel_noise(p, torch.Generator().manual_seed(0))
+    assert torch.allclose(noised.sum(-1), torch.ones(20000, 1))
+    shares = torch.bincount(noised.argmax(-1).flatten(), minlength=4) / 20000
+    assert torch.allclose(shares, p[0, 0], atol=0.015)
+
+
+def test_sinkhorns_threshold_ends_it_once_nothing_changes():
+    torch.manual_seed(0)
+    copy, wildcard = torch.rand(2, 6, 6), torch.rand(2, 6)
+    whole = Sinkhorn(0.05, 2000).log_plan(copy, wildcard)
+    early = Sinkhorn(0.05, 2000, threshold=1e-3).log_plan(copy, wildcard)
+    assert (whole[0].exp() - early[0].exp()).abs().max() < 5e-3
+    never = Sinkhorn(0.05, 10, threshold=1e-9).log_plan(copy, wildcard)[0]
+    assert torch.equal(never, Sinkhorn(0.05, 10).log_plan(copy, wildcard)[0])
+    spread = torch.cat((copy.flatten(1), wildcard), 1).std(1, correction=0)
+    for row in range(2):
+        one = Sinkhorn(0.1, 50, relative=True).log_plan(copy[row : row + 1], wildcard[row : row + 1])[0]
+        plain = Sinkhorn(0.1 * spread[row].item(), 50).log_plan(copy[row : row + 1], wildcard[row : row + 1])[0]
+        assert torch.allclose(one.exp(), plain.exp(), atol=1e-4)

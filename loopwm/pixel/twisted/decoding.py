@@ -21,6 +21,8 @@ from torch import Tensor
 WILDCARD = -1
 """The source of a destination that copies nothing."""
 
+LOOKED_AT = 10
+
 REACH = 4
 """Largest squared distance, in places of the grid, that a token can be copied over."""
 
@@ -112,10 +114,17 @@ class Sinkhorn:
     peaked frames of 9 x 9 they choose otherwise than `ExactAssignment` for about a third of the tokens, and copy some
     from other places at prices at which that never pays. 100 iterations at 0.03 agree with it there; where much moves,
     on 97 % of the tokens. Where c_d = 0 equal tokens are equally good sources, and the plan is divided among them.
+
+    The published code's settings are 2,000 iterations at most, a threshold of 1e-3 and an epsilon of 1e-5 of the
+    affinities' deviation: `Sinkhorn(1e-5, 2000, 1e-3, relative=True)`.
     """
 
     epsilon: float = 1e-5
     iterations: int = 10
+    threshold: float = 0.0
+    """Ends once no source gives more than its share by this (looked at every `LOOKED_AT` iterations); 0: never."""
+    relative: bool = False
+    """epsilon is a share of the deviation of what can be had: the affinities in reach, and the wildcards'."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
@@ -131,15 +140,33 @@ class Sinkhorn:
 
         Dummy columns are all alike, and so are the entries of a wildcard's row but its own: one of each is computed.
         """
-        copy, wildcard = copy.float() / self.epsilon, wildcard.float() / self.epsilon
+        epsilon: Tensor | float = self.epsilon
+        if self.relative:
+            epsilon = self.epsilon * _deviation(copy.float(), wildcard.float()).clamp(min=1e-6)
+            copy, wildcard = copy.float() / epsilon[:, :, None], wildcard.float() / epsilon
+        else:
+            copy, wildcard = copy.float() / epsilon, wildcard.float() / epsilon
         log_dummies = math.log(copy.shape[-1])
         column, dummy = torch.zeros_like(wildcard), torch.zeros_like(wildcard[:, :1])
-        for _ in range(self.iterations):
+        for iteration in range(self.iterations):
             row = -torch.logaddexp((copy + column[:, None]).logsumexp(2), dummy + log_dummies)
             own_row = -torch.logaddexp(wildcard + column, dummy + log_dummies)
             column = -torch.logaddexp((copy + row[:, :, None]).logsumexp(1), wildcard + own_row)
             dummy = -torch.cat([row, own_row], 1).logsumexp(1, keepdim=True)
+            if self.threshold and iteration % LOOKED_AT == LOOKED_AT - 1:
+                given = torch.logaddexp((copy + column[:, None]).logsumexp(2), dummy + log_dummies) + row
+                if (given.exp() - 1).abs().max() <= self.threshold:
+                    break
         return copy + row[:, :, None] + column[:, None], wildcard + own_row + column
+
+
+def _deviation(copy: Tensor, wildcard: Tensor) -> Tensor:
+    """Of the affinities in reach, wildcards' among them: (B, 1)."""
+    values = torch.cat((copy.flatten(1), wildcard), 1)
+    there = values.isfinite()
+    values, count = values.where(there, 0), there.sum(1, keepdim=True)
+    mean = values.sum(1, keepdim=True) / count
+    return (((values - mean).square() * there).sum(1, keepdim=True) / count).sqrt()
 
 
 def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
@@ -221,6 +248,27 @@ class Transport:
         return torch.full_like(previous, WILDCARD).index_copy(1, inside, copied)
 
 
+@dataclass(frozen=True, eq=False)
+class NoisedTransport(Transport):
+    """As the published code has it: Gumbel noise on the logits first, and the noised probabilities in both affinities.
+
+    The most likely token after noise is a sample, and it is what a wildcard becomes. So a token that stays with chance
+    0.48 stays about as often, where `Transport` keeps it always.
+    """
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        noised = with_gumbel_noise(p, generator)
+        sources = self.sources(noised, previous)
+        return torch.where(sources == WILDCARD, noised.argmax(-1), previous.gather(1, sources.clamp(min=0)))
+
+
+def with_gumbel_noise(p: Tensor, generator: torch.Generator) -> Tensor:
+    """softmax(log p + noise) of probabilities (..., K); where p is 0 it stays 0."""
+    u = torch.rand(p.shape, generator=generator, device=generator.device).to(p.device)
+    noise = -(-u.clamp(1e-20, 1 - 1e-7).log()).log()
+    return (p.float().log() + noise).softmax(-1)
+
+
 def affinities(p: Tensor, previous: Tensor, price: Tensor, c_w: float) -> tuple[Tensor, Tensor]:
     """TWISTED, equations 1 and 2 for p (B, R, K), previous (B, R) and prices (R, R) of a copy from i to j.
 
@@ -292,12 +340,15 @@ def _scipy_assignment() -> Callable[..., Any]:
 class DecoderConfig:
     """A decoder by name, and the prices of those that have them."""
 
-    kind: Literal["sample", "argmax", "copy", "sticky", "transport"]
+    kind: Literal["sample", "argmax", "copy", "sticky", "transport", "noised-transport"]
     c_d: float = 0.0
     c_w: float = 0.0
     solver: Literal["exact", "sinkhorn"] = "exact"
     epsilon: float = 1e-5
     iterations: int = 10
+    threshold: float = 0.0
+    relative: bool = False
+    """Sinkhorn's, as in `Sinkhorn`."""
 
     def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
         """region: bool (L,), where transport decides."""
@@ -310,8 +361,11 @@ class DecoderConfig:
                 return Copy()
             case "sticky":
                 return Sticky(self.c_w)
-        solver: Solver = ExactAssignment() if self.solver == "exact" else Sinkhorn(self.epsilon, self.iterations)
-        return Transport(grid, self.c_d, self.c_w, solver, region)
+        solver: Solver = ExactAssignment()
+        if self.solver == "sinkhorn":
+            solver = Sinkhorn(self.epsilon, self.iterations, self.threshold, self.relative)
+        kind = NoisedTransport if self.kind == "noised-transport" else Transport
+        return kind(grid, self.c_d, self.c_w, solver, region)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class TwistedCoefficients:
 class TwistedSampling:
     """How a frame is chosen from its tokens' probabilities, and where transport decides."""
 
-    decoder: DecoderConfig = field(default_factory=lambda: DecoderConfig("transport", c_d=0.6, c_w=0.3))
+    decoder: DecoderConfig = field(default_factory=lambda: DecoderConfig("noised-transport", c_d=0.6, c_w=0.3))
     centre: Centre = field(default_factory=Centre)
 
 
