@@ -35,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--steps", type=positive, default=400, help="of training (default: %(default)s)")
     memory.add_argument("--seeds", type=positive, default=3, help="default: %(default)s")
     memory.add_argument("--out", type=Path, required=True, help="folder of the study")
+    purpose = "whether imagined mazes still hold their cue after waiting (MiniGrid's Memory mazes)"
+    recall = tasks.add_parser("recall", help=purpose, description=purpose)
+    recall.add_argument("models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoints and what to call them")
+    recall.add_argument("--environment", default="minigrid/MemoryS7@pixels=32", help="default: %(default)s")
+    recall.add_argument("--mazes", type=positive, default=500, help="valid ones (default: %(default)s)")
+    recall.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    recall.add_argument("--out", type=Path, required=True, help="folder of the study")
     purpose = "returns of an agent, Crafter score, and reward in imagination against reward in play"
     play = tasks.add_parser("play", help=purpose, description=purpose)
     play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
@@ -82,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     tasks = {"accuracy": _accuracy, "memory": _memory, "play": _play, "curve": _curve, "sheet": _sheet}
-    (tasks | {"coin": _coin, "trust": _trust})[args.task](args)
+    (tasks | {"coin": _coin, "recall": _recall, "trust": _trust})[args.task](args)
 
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
@@ -94,6 +101,13 @@ def _sampling(text: str) -> tuple[str, dict[str, Any]]:
     if not name or not isinstance(keys, dict):
         raise argparse.ArgumentTypeError(f"expected NAME={{KEY: VALUE}}, got {text!r}")
     return name, keys
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise argparse.ArgumentTypeError(f"expected NAME=DIR, got {text!r}")
+    return name, Path(folder)
 
 
 def _group(text: str) -> tuple[str, list[Path]]:
@@ -118,6 +132,13 @@ def _memory(args: argparse.Namespace) -> None:
     from eval.pixels.memory import Settings, run_study
 
     run_study(args.out, Settings(steps=args.steps, seeds=tuple(range(args.seeds))))
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _recall(args: argparse.Namespace) -> None:
+    from eval.pixels.recall import run_study
+
+    run_study(dict(args.models), args.environment, args.mazes, args.seed, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 

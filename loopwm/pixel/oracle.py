@@ -1,4 +1,4 @@
-"""Simulators as agents have them: rewards in a unit, and the simulator itself in the place of a world, which tells a bad
+"""Simulators as agents have them: rewards in a unit, and the simulator itself in place of a world, which tells a bad
 world from a bad learner."""
 
 from __future__ import annotations

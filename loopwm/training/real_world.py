@@ -1,4 +1,4 @@
-"""The real environments of an agent in training: simulators of `data_prep`."""
+"""The real environments of agents: simulators of `data_prep`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from data_prep.environments.pixels.by_name import make_frame_vector
+from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -19,3 +19,8 @@ def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], 
     except InputError as error:
         raise InputError(f"real.environment: {error}") from error
     return env, env.envs[0].get_wrapper_attr("space")
+
+
+def real_environment(name: str) -> Any:
+    """One of them, a Gymnasium environment. Raises InputError as `real_environments` does."""
+    return make_frame_environment(name)
