@@ -162,4 +162,4 @@ def _vector(
     return make_vector_env(num_envs, url, model, **options)
 
 
-gymnasium.register("loopwm/ScienceWorld-v0", entry_point=_single, vector_entry_point=_vector)
+gymnasium.register("loopwm/ScienceWorld-v0", entry_point=_single, vector_entry_point=_vector)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import REGIMES, Context
 from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
 from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.starts import Start
 
 
 class TextAction(Action):
@@ -45,7 +46,7 @@ class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, make_worlds: Callable[[], Worlds], starts: Sequence[Context], max_steps: int) -> None:
+    def __init__(self, make_worlds: Callable[[], Worlds], starts: Sequence[Context | Start], max_steps: int) -> None:
         super().__init__()
         self._env = ImaginedTextEnv(make_worlds(), starts, max_steps)
         self._state = State()
@@ -75,7 +76,7 @@ class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
 
 
 def create_app(
-    make_worlds: Callable[[], Worlds], starts: Sequence[Context], max_steps: int = 50, sessions: int = 64
+    make_worlds: Callable[[], Worlds], starts: Sequence[Context | Start], max_steps: int = 50, sessions: int = 64
 ) -> FastAPI:
     """The server; make_worlds is called for every session."""
     make = partial(ImaginedEnvironment, make_worlds, starts, max_steps)

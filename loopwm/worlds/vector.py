@@ -106,7 +106,8 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         """Raises ValueError for actions outside the space."""
         _check(actions, self.num_envs)
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
-        truncated, told = np.zeros(self.num_envs, bool), {}
+        truncated = np.zeros(self.num_envs, bool)
+        told: dict[int, dict[str, Any]] = {}
         fresh, going = np.flatnonzero(self._over), np.flatnonzero(~self._over)
         if len(fresh):
             told |= self._begin_anew(fresh)

@@ -44,7 +44,9 @@ class TokenScores:
 
 def score(forward: Forward, prompt: tuple[int, ...], depth: Fixed, top: int) -> Steps[TokenScores]:
     """top: how many of the most probable tokens to tell at each place."""
-    state, chosen, tops = CoreState(1, forward.device), [], []
+    state = CoreState(1, forward.device)
+    chosen: list[float] = []
+    tops: list[tuple[tuple[int, float], ...]] = []
     while state.length < len(prompt):
         begin = state.length
         appended: Appended = yield Chunk(forward, state, prompt[begin:], depth.limit)

@@ -26,10 +26,9 @@ class Body(BaseModel):
 def _body_of(name: str) -> type[Body]:
     """An exit rule as an object with its name and its numbers."""
     title, told_of_it, numbers = DEPTH_RULES[name]
-    told: dict[str, Any] = {"__doc__": told_of_it, "rule": (Literal[name], ...)}
-    return create_model(
-        f"{title}Body", __base__=Body, **told, **{field: (kind, ...) for field, kind in numbers.items()}
-    )
+    fields = {field: (kind, ...) for field, kind in numbers.items()}
+    told: dict[str, Any] = {"__doc__": told_of_it, "rule": (Literal[name], ...), **fields}
+    return create_model(f"{title}Body", __base__=Body, **told)
 
 
 RULE_BODIES = tuple(_body_of(name) for name in DEPTH_RULES)

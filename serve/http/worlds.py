@@ -117,7 +117,7 @@ class BatchCreate(WorldBody):
 class BatchStep(StepBody):
     op: Literal["step"]
     world: str
-    stream: Literal[False] | None = None  # type: ignore[assignment]
+    stream: Literal[False] | None = None
 
 
 class BatchObserve(ObserveBody):
