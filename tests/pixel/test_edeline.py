@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from loopwm.core import DepthPlan
+from loopwm.pixel.agent import AgentTrainer
 from loopwm.pixel.agent_config import agent_config
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.edeline import (
@@ -35,6 +36,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 from loopwm.training.__main__ import main as train
 from tests.pixel.blocks import played
+from tests.pixel.test_agent import blocks
 
 SPACE = FrameSpace("blocks", "1", (6, 8, 3), 4)
 SMALL = EdelineConfig(
@@ -319,3 +321,28 @@ def test_a_configuration_holds_what_table_9_says():
     assert (config.world.steps, config.world.rows, config.imagination.steps) == (19, 32, 15)
     assert (config.world.learning_rate, config.world.clip_norm, config.real.total) == (1e-4, 1.0, 100_000)
     assert config.world.updates * config.real.total / (config.real.count * config.real.steps) == 400_000
+
+
+@pytest.mark.parametrize("learner", [{"learner": "ppo", "policy": {"channels": [4], "memory": 8, "hidden": 8}},
+                                     {"learner": "actor-critic", "actor_critic": {"channels": [4], "hidden": 8}}],
+                         ids=lambda sections: sections["learner"])  # fmt: skip
+def test_an_agent_learns_in_its_imagination(learner, tmp_path):
+    sections = {
+        "system": "edeline-agent",
+        "model": {
+            "memory": {"kind": "gru", "dim": 16, "heads": 2, "mlp_dim": 16},
+            "unet": {"channels": [8, 8], "blocks": [1, 1], "condition": 8, "heads": 1},
+            "encoder_channels": [4],
+            "action_dim": 4,
+            "head_hidden": 8,
+            "frames": 2,
+            "burn_in": 2,
+        },
+        "real": {"count": 2, "steps": 8, "total": 32, "epochs": 1, "minibatches": 1},
+        "world": {"updates": 1, "rows": 4, "steps": 5, "minibatches": 2},
+        "imagination": {"updates": 1, "warmup": 8, "count": 2, "steps": 3, "burn_in": 2},
+    }
+    AgentTrainer(agent_config(sections | learner), blocks(2), SPACE, tmp_path).run()
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"world_loss", "imagined_reward"} <= last.keys()
+    assert load_checkpoint(tmp_path / "model", "edeline").space == SPACE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,3 +146,26 @@ def test_a_checkpoint_of_another_system_is_refused(still, tmp_path):
             load_checkpoint(tmp_path / "model")
         assert str(caught.value).startswith(str(tmp_path / "model"))
         assert yaml.safe_load(config.read_text()) == record | change
+
+
+STUDIES = {
+    "eval/pixels/accuracy.py",
+    "eval/pixels/protocol.py",
+    "eval/pixels/study.py",
+}
+"""Of one system alone: the decoders of TWISTED."""
+
+
+@pytest.mark.parametrize("name", registry.SYSTEMS)
+def test_a_system_is_named_by_its_own_module_and_one_line_of_the_registry(name):
+    root = Path(__file__).parents[2]
+    home = registry.SYSTEMS[name].partition(":")[0]
+    package = ".".join(home.split(".")[:3])
+    found = {}
+    for path in [*(root / "loopwm").rglob("*.py"), *(root / "eval").rglob("*.py")]:
+        place = path.relative_to(root)
+        inside = ".".join(place.with_suffix("").parts).startswith(package)
+        count = path.read_text(encoding="utf-8").count(package)
+        if count and not inside and str(place) not in STUDIES:
+            found[str(place)] = count
+    assert found == {"loopwm/pixel/registry.py": 1}
