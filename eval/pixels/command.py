@@ -4,7 +4,7 @@
 Killed and started again with the same arguments it goes on where it was. `play` measures a trained agent in its real
 environment, beside random play, and in its own imagination. `curve` draws what agents earned as they learned, `sheet`
 what a checkpoint imagines below what really happened. `trust` tells by age what an agent's world makes of the agent's
-own play, `coin` whether chance in a world is that of the game.
+own play, `coin` whether chance in a world is that of the game, `atari` scores against people's.
 """
 
 from __future__ import annotations
@@ -85,11 +85,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trust.add_argument("--steps", type=positive, default=16, help="of a stretch (default: %(default)s)")
     trust.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     trust.add_argument("--out", type=Path, required=True, help="file of results")
+    purpose = "human-normalised scores of Atari 100k out of files that `play` wrote"
+    atari = tasks.add_parser("atari", help=purpose, description=purpose)
+    atari.add_argument("played", nargs="+", type=Path, metavar="PLAY.json", help="as many runs of each game")
+    atari.add_argument("--intervals", action="store_true", help="95 %% intervals (extra: rliable)")
+    atari.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    atari.add_argument("--out", type=Path, required=True, help="file of results")
 
 
 def run(args: argparse.Namespace) -> None:
     tasks = {"accuracy": _accuracy, "memory": _memory, "play": _play, "curve": _curve, "sheet": _sheet}
-    (tasks | {"coin": _coin, "recall": _recall, "trust": _trust})[args.task](args)
+    (tasks | {"coin": _coin, "recall": _recall, "trust": _trust, "atari": _atari})[args.task](args)
 
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
@@ -160,6 +166,14 @@ def _trust(args: argparse.Namespace) -> None:
     from eval.pixels.ages import measure
 
     _tell(args.out, measure(args.folder, args.stretches, args.steps, args.seed))
+
+
+def _atari(args: argparse.Namespace) -> None:
+    from eval.pixels.atari import measure
+
+    results = measure(args.played, args.intervals, args.seed)
+    _tell(args.out, results)
+    print(" ".join(f"{name} {number:.3f}" for name, number in results["overall"].items()))
 
 
 def _tell(path: Path, results: dict[str, Any]) -> None:
