@@ -43,6 +43,8 @@ class ActorCriticConfig:
     td_lambda: float = 0.95
     entropy_coef: float = 3e-4
     critic: Literal["two-hot", "squared"] = "two-hot"
+    returns: Literal["paper", "published"] = "paper"
+    """published: mixed with V(s_t), as the authors' code has it, in the place of V(s_{t+1}): to compare with."""
     percentiles: tuple[float, ...] = (5.0, 95.0)
     """Between which the returns' range scales advantages; none for no scale."""
     scale_decay: float = 0.99
@@ -283,6 +285,10 @@ class ActorCriticLearner:
         critic, features = network.critic(features), features[:, :steps]
         value = network.value(critic).detach()
         next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
+        if c.returns == "published":
+            going = ~data.truncated[:, :-1]
+            earlier = torch.where(going, value[:, : steps - 1], next_value[:, :-1])
+            next_value = torch.cat((earlier, next_value[:, -1:]), 1)
         returns = lambda_returns(data.reward, data.terminated, data.truncated, next_value, c.gamma, c.td_lambda)
         scale = self.scale.update(returns[data.valid])
         log_p = network.actor(features).float().log_softmax(-1)

@@ -228,6 +228,17 @@ def test_stepping_in_the_real_world_equals_the_whole_of_the_last_frames(frames: 
         assert torch.allclose(world.features(ours), world.features(theirs), atol=1e-4)
 
 
+def test_a_policy_can_act_on_what_was_expected_in_the_place_of_the_frame() -> None:
+    made, data = system(), batch(steps=4)
+    world = made.world(StormSampling(latents="mode", act_on="prior"))
+    at = world.start(data.obs, data.action[:, :-1], torch.zeros_like(data.first), generator())
+    expected = made.network.predict(at.h).prior.argmax(-1)
+    assert torch.equal(world.features(at)[:, :20].view(3, 4, 5).argmax(-1), expected)
+    assert torch.equal(at.z.argmax(-1), made.network.encode(data.obs[:, -1]).argmax(-1))
+    begun = world.start(data.obs[:, :1], data.action[:, :0], torch.ones(3, 1, dtype=torch.bool), generator())
+    assert torch.equal(begun.read, begun.z)
+
+
 def test_an_episode_begins_without_what_was_before() -> None:
     world, data = system().world(MODE), batch(steps=5)
     first = torch.zeros(3, 5, dtype=torch.bool)

@@ -55,6 +55,9 @@ class StormSampling:
     """mode: the likeliest of each group, an imagination without chance."""
     depth: int = 0
     """Loops of every pass; 0 for the model's."""
+    act_on: Literal["posterior", "prior"] = "posterior"
+    """Latents that a policy reads in the real environment. prior: of what the frame was expected to be, as the authors'
+    code has it, to compare with; where nothing was before it, of the frame."""
 
 
 class StormSystem(PixelSystem):
@@ -105,13 +108,15 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 class Dreaming:
     """Where worlds stand.
 
-    z: (B, G, K) of the frame now; h: (B, D) of the step before it, zeros where there is none in its episode; first:
-    (B,) whether it begins an episode; frames: (B,) steps before it, the place of the step to come; longest: the
-    greatest of these; cache: of these steps. past (B, P, D) and past_first (B, P): the last e and whether they began
-    an episode, padded on the left; P is what an agent carries along, less the frame now.
+    z: (B, G, K) of the frame now; read: (B, G, K) what a policy reads of it; h: (B, D) of the step before it, zeros
+    where there is none in its episode; first: (B,) whether it begins an episode; frames: (B,) steps before it, the
+    place of the step to come; longest: the greatest of these; cache: of these steps. past (B, P, D), past_first (B, P):
+    the last e and whether they began an episode, padded on the left; P is what an agent carries along, less the frame
+    now.
     """
 
     z: Tensor
+    read: Tensor
     h: Tensor
     first: Tensor
     frames: Tensor
@@ -130,7 +135,7 @@ class Dreaming:
         order[rows] = len(self.z) + torch.arange(len(rows), device=rows.device)
         tensors = {
             name: torch.cat((getattr(self, name), getattr(fresh, name)))[order]
-            for name in ("z", "h", "first", "frames", "past", "past_first")
+            for name in ("z", "read", "h", "first", "frames", "past", "past_first")
         }
         cache = self.cache.join(fresh.cache).select(order)
         return Dreaming(**tensors, longest=max(self.longest, fresh.longest), cache=cache)
@@ -143,6 +148,7 @@ class StormWorld:
         """Raises ValueError for a depth that the model does not allow."""
         self.system, self.network, self.space = system, system.network, system.space
         self.width, self._choose = system.width, LATENTS[sampling.latents]
+        self._act_on = sampling.act_on
         self.depth = self.network.dynamics.core.check(sampling.depth or system.config.default_depth)
 
     @torch.no_grad()
@@ -154,6 +160,7 @@ class StormWorld:
         z = self._posterior(obs, generator)
         empty = Dreaming(
             z=z[:, -1],
+            read=z[:, -1],
             h=z.new_zeros(batch, c.dim),
             first=first[:, -1],
             frames=torch.zeros(batch, dtype=torch.long, device=z.device),
@@ -165,7 +172,7 @@ class StormWorld:
         if steps == 1:
             return empty
         e = self.network.mix(z[:, :-1], action)
-        return self._after(empty, e, first[:, :-1]).begun(first[:, -1])
+        return self._expecting(self._after(empty, e, first[:, :-1]).begun(first[:, -1]), generator)
 
     @torch.no_grad()
     def observe(
@@ -174,7 +181,8 @@ class StormWorld:
         """The last `context` frames count, this one among them: it equals `start` on these (STORM, table 9)."""
         e = self.network.mix(state.z, action)
         carried = self._recalled(self._noted(state, e[:, None], state.first[:, None]))
-        return replace(carried, z=self._posterior(obs, generator)).begun(first)
+        z = self._posterior(obs, generator)
+        return self._expecting(replace(carried, z=z, read=z).begun(first), generator)
 
     @torch.no_grad()
     def step(self, state: Dreaming, action: Tensor, generator: torch.Generator) -> Imagined[Dreaming]:
@@ -186,7 +194,8 @@ class StormWorld:
         predicted = self.network.predict(after.h)
         end = predicted.end.float().sigmoid()
         terminated = torch.rand(end.shape, generator=generator, device=generator.device).to(end.device) < end
-        after = replace(after, z=self._choose(predicted.prior, generator), first=torch.zeros_like(state.first))
+        z = self._choose(predicted.prior, generator)
+        after = replace(after, z=z, read=z, first=torch.zeros_like(state.first))
         return Imagined(two_hot_value(predicted.reward), terminated, after)
 
     @torch.no_grad()
@@ -195,10 +204,17 @@ class StormWorld:
             return self.network.images.frames(self.network.decode(state.z))
 
     def features(self, state: Dreaming) -> Tensor:
-        return torch.cat((state.z.flatten(1), state.h), -1)
+        return torch.cat((state.read.flatten(1), state.h), -1)
 
     def replace(self, state: Dreaming, rows: Tensor, fresh: Dreaming) -> Dreaming:
         return state.replace(rows, fresh)
+
+    def _expecting(self, at: Dreaming, generator: torch.Generator) -> Dreaming:
+        """At a real frame, with what a policy reads of it."""
+        if self._act_on == "posterior":
+            return at
+        expected = self._choose(self.network.predict(at.h).prior, generator)
+        return replace(at, read=torch.where(at.first[:, None, None], at.z, expected))
 
     def _posterior(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         with evaluating(self.network):
