@@ -282,6 +282,7 @@ def test_frames_are_shown_of_latents_in_training_too_as_in_evaluation() -> None:
     assert shown.shape == (3, *SPACE.frame_shape)
 
 
+@pytest.mark.slow
 def test_it_learns_a_world_that_it_can_then_imagine() -> None:
     """A block goes where it is sent, and is paid on one side."""
     data = _walks(rows=24, steps=12)
@@ -343,6 +344,8 @@ def test_a_context_longer_than_the_learned_positions_is_refused() -> None:
     data = batch(steps=13)
     with pytest.raises(InputError, match="context: 13 frames are more than the model's 12 positions"):
         system().world().start(data.obs, data.action[:, :-1], data.first, generator())
+    with pytest.raises(InputError, match=r"steps: segments of 13 are longer than model.positions, 12"):
+        system().loss(data, 2, generator())
     with pytest.raises(ValueError, match="context: 13 is outside 2 to positions, 12"):
         replace(TINY, context=13)
 

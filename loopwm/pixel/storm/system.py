@@ -75,7 +75,10 @@ class StormSystem(PixelSystem):
         self.width = config.groups * config.classes + config.dim
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
+        """Raises InputError for more steps than there are positions."""
         c, network, steps = self.objective, self.network, batch.action.shape[1]
+        if steps > self.config.positions:
+            raise InputError(f"steps: segments of {steps} are longer than model.positions, {self.config.positions}")
         posterior = network.encode(batch.obs)
         z = draw(posterior, generator)
         pixels = network.images.compare(network.decode(z), as_pixels(batch.obs)).mean()
