@@ -365,6 +365,7 @@ class EdelineWorld:
         frame = (state.frames[:, -1].clamp(-1, 1) + 1) / 2 * LEVELS
         return frame.round().byte().permute(0, 2, 3, 1)
 
+    @torch.inference_mode()
     def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
         frames, first = (
             ours.index_copy(0, rows, theirs)

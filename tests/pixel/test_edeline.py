@@ -187,7 +187,7 @@ def test_the_own_frame_stands_for_the_last_one_in_the_second_step(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["recurrence", "attention", "gru", "lstm"])
-@torch.no_grad()
+@torch.inference_mode()
 def test_the_worlds_memory_is_that_of_training(kind):
     """Whether frames come at once or one by one, h is what the loss was computed with."""
     system, steps = made(replace(SMALL, memory=replace(SMALL.memory, kind=kind))), batch()
@@ -204,9 +204,10 @@ def test_the_worlds_memory_is_that_of_training(kind):
     assert torch.equal(world.show(one), steps.obs[:, -1])
 
 
-@torch.no_grad()
-def test_worlds_begun_anew_go_on_as_if_alone():
-    system, steps = made(), batch()
+@pytest.mark.parametrize("kind", ["recurrence", "attention", "gru"])
+@torch.inference_mode()
+def test_worlds_begun_anew_go_on_as_if_alone(kind):
+    system, steps = made(replace(SMALL, memory=replace(SMALL.memory, kind=kind))), batch()
     world = system.world()
     state = world.start(steps.obs[:, :5], steps.action[:, :4], steps.first[:, :5], seeded())
     fresh = world.start(steps.obs[:1, 5:7], steps.action[:1, 5:6], steps.first[:1, 5:7], seeded())

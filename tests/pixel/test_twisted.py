@@ -202,7 +202,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(checkpoint, tmp
         ("model.heads=3", "model.dim: 32 is not divisible by heads, 3"),
         ("model.colour=3", "model.colour: unknown key"),
         ("data.train=/nowhere", "data.train: "),
-        ("system=storm", "system: 'storm' is not one of"),
+        ("system=dreamer", "system: 'dreamer' is not one of"),
     ],
 )
 def test_bad_configuration_is_one_line_and_status_2(twisted_config, tmp_path, capsys, override, message):
