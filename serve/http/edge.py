@@ -35,7 +35,7 @@ class Edge:
         method, begun = scope["method"], time.perf_counter()
         answer = Answer(send, _request_id(scope), head=method == "HEAD")
         if answer.head:
-            scope["method"] = "GET"
+            scope = {**scope, "method": "GET"}  # the server counts bytes by its own, and expects none for HEAD
         try:
             await self._app(scope, receive, answer.send)
         finally:

@@ -45,7 +45,9 @@ class Connection(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None
         Connection.count += 1
         if Connection.count > _most_connections() and self.silent:
-            next(iter(self.silent)).transport.abort()
+            oldest = next(iter(self.silent))
+            del self.silent[oldest]  # at once: it is lost only after all that come with this one
+            oldest.transport.abort()
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -44,21 +44,25 @@ def serving(tokenizer) -> Serving:
         keys: KeyRing | None = None,
         grace: float = 5,
         file: WorldFile | None = None,
+        hosts: Collection[str] = (),
+        log_json: bool = False,
     ) -> Iterator[httpx.Client]:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
             service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.slots))
             store = WorldStore(worlds or WorldLimits(), file=file)
             sessions = Sessions(service, WorldModel(model, tokenizer), store)
-            server = Server(create_app(sessions, keys), service, grace)
+            server = Server(create_app(sessions, keys, hosts, log_json), service, grace)
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()
             port = listener.getsockname()[1]
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-                yield client
-            server.should_exit = True
-            thread.join()
-            store.close()
+            try:
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+                    yield client
+            finally:  # a server that goes on would keep the process from its end
+                server.should_exit = True
+                thread.join()
+                store.close()
 
     return start
 
