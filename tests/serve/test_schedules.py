@@ -49,7 +49,8 @@ class Reference:
         key = (request.prompt, request.max_tokens, request.sampling, request.depth)
         if key not in self._known:
             state = CoreState(1, torch.device("cpu"))
-            self._forward.tokens(state, [request.prompt[:-1]], Fixed(request.depth.limit))
+            if len(request.prompt) > 1:
+                self._forward.tokens(state, [request.prompt[:-1]], Fixed(request.depth.limit))
             first = self._forward.tokens(state, [request.prompt[-1:]], request.depth)
             self._known[key] = self._generate(state, first, request)
         return self._known[key]
