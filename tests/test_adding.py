@@ -21,7 +21,7 @@ from eval.models.checkpoint import read_depth
 from eval.scores.entities import names_of
 from eval.scores.metrics import METRICS, Metric
 from eval.studies.halting import Thresholds
-from loopwm.core import RULES, format_rule, numbers_of
+from loopwm.core import RULES, format_rule, make_rule, numbers_of
 from serve.http import bodies
 
 ROOT = Path(__file__).parents[1]
@@ -187,7 +187,8 @@ def test_an_exit_rule_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert read_depth("second:doubt=0.5,limit=3") == rule
         assert read_depth(str(format_rule(rule))) == rule
         asked = bodies._body_of("second").model_validate({"rule": "second", "doubt": 0.5, "limit": 3})
-        assert bodies.rule_of(asked) == rule
+        numbers = bodies.depth_of(asked)
+        assert make_rule(numbers.pop("rule"), numbers) == rule
         (policy,) = Thresholds({"second": [0.5]}).policies(3, with_gate=False)
         assert policy.decode == rule
     finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from loopwm.records.template import FormatError
-from serve.words.service import DEPTH_RULES, Depth, Generation
+from serve.words.service import DEPTH_RULES, Depth, Generation, depth_rule
 
 
 class Body(BaseModel):
@@ -25,7 +25,7 @@ class Body(BaseModel):
 
 def _body_of(name: str) -> type[Body]:
     """An exit rule as an object with its name and its numbers."""
-    title, told_of_it, numbers = DEPTH_RULES[name]
+    title, told_of_it, numbers = depth_rule(name)
     fields = {field: (kind, ...) for field, kind in numbers.items()}
     told: dict[str, Any] = {"__doc__": told_of_it, "rule": (Literal[name], ...), **fields}
     return create_model(f"{title}Body", __base__=Body, **told)

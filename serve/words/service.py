@@ -32,17 +32,19 @@ DEFAULT_MAX_TOKENS = 512
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """The bytes that letters stand for in a byte-level vocabulary."""
 
-DEPTH_RULES = {
-    name: (rule.__name__, rule.__doc__, numbers_of(name))
-    for name, rule in RULES.items()
-    if numbers_of(name) and not rule.depends_on_batch
-}
-"""Rules of depth that a request may name: a title, what it does, and its numbers."""
+DEPTH_RULES = tuple(name for name, rule in RULES.items() if numbers_of(name) and not rule.depends_on_batch)
+"""Rules of depth that a request may name."""
 
 Depth = int | Mapping[str, Any]
 """A number of loops, or the name of a rule (`rule`) with its numbers."""
 
 T = TypeVar("T")
+
+
+def depth_rule(name: str) -> tuple[str, str | None, Mapping[str, type]]:
+    """A rule of depth by its name: a title, what it does, and its numbers."""
+    rule = RULES[name]
+    return rule.__name__, rule.__doc__, numbers_of(name)
 
 
 class CompletionTooLongError(ValueError):

@@ -21,6 +21,7 @@ from loopwm.worlds.gym import ImaginedTextEnv, read_starts
 from loopwm.worlds.http import Client, HttpWorlds, WorldError
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined
+from loopwm.worlds.starts import Start
 from tests.serve.conftest import serving  # noqa: F401 - a fixture
 from tests.text.conftest import random_model
 
@@ -159,7 +160,7 @@ def test_starts_are_read_from_windows_and_a_bad_line_is_named(tmp_path):
     window = {"goal": "g", "history": [{"action": None, "observation": "o"}], "look": None, "inventory": None}
     path = tmp_path / "windows.jsonl.gz"
     path.write_bytes(gzip.compress((json.dumps(window) + "\n").encode() * 2))
-    assert read_starts(path, "observed") == [Context("g", "o")] * 2
+    assert read_starts(path, "observed") == [Start(Context("g", "o"))] * 2
     with pytest.raises(FormatError, match="line 1"):
         read_starts(path, "snapshot")
     with pytest.raises(FormatError, match="at least one"):
