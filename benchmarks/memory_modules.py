@@ -18,14 +18,18 @@ from loopwm.core import DepthPlan
 from loopwm.pixel.memory import Memory, MemoryConfig
 
 MODULES = {
-    "gru": MemoryConfig("gru", 64, 4, 128),
-    "lstm": MemoryConfig("lstm", 64, 4, 128),
-    "recurrence, 2 loops": MemoryConfig("recurrence", 64, 4, 128, mu_rec=2.0, default_depth=2, max_loops=2),
-    "recurrence, 3 loops and a coda": MemoryConfig(
-        "recurrence", 64, 4, 128, coda_layers=1, mu_rec=3.0, default_depth=3, max_loops=8
+    "gru": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128),
+    "lstm": MemoryConfig(kind="lstm", dim=64, heads=4, mlp_dim=128),
+    "recurrence, 2 loops": MemoryConfig(
+        kind="recurrence", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
     ),
-    "attention, 2 loops": MemoryConfig("attention", 64, 4, 128, mu_rec=2.0, default_depth=2, max_loops=2),
-    "gru of the last four": MemoryConfig("gru", 64, 4, 128, frames=4),
+    "recurrence, 3 loops and a coda": MemoryConfig(
+        kind="recurrence", dim=64, heads=4, mlp_dim=128, coda_layers=1, mu_rec=3.0, default_depth=3, max_loops=8
+    ),
+    "attention, 2 loops": MemoryConfig(
+        kind="attention", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
+    ),
+    "gru of the last four": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128, frames=4),
 }
 
 

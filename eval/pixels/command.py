@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -22,9 +22,18 @@ from loopwm.records.files import write_json
 EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
 
+Tasks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
+    _add_studies(tasks)
+    _add_pictures(tasks)
+    _add_agents(tasks)
+
+
+def _add_studies(tasks: Tasks) -> None:
+    """Those that train, or ask for a place in the world that was made for the question."""
     purpose = "exact next frames by decoder, of models trained as a protocol says"
     accuracy = tasks.add_parser("accuracy", help=purpose, description=purpose)
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
@@ -42,13 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recall.add_argument("--mazes", type=positive, default=500, help="valid ones (default: %(default)s)")
     recall.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     recall.add_argument("--out", type=Path, required=True, help="folder of the study")
-    purpose = "returns of an agent, Crafter score, and reward in imagination against reward in play"
-    play = tasks.add_parser("play", help=purpose, description=purpose)
-    play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
-    play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
-    play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
-    play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    play.add_argument("--out", type=Path, required=True, help="file of results")
+    purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
+    coin = tasks.add_parser("coin", help=purpose, description=purpose)
+    coin.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    coin.add_argument("--worlds", type=positive, default=300, help="of each start (default: %(default)s)")
+    coin.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    coin.add_argument("--out", type=Path, required=True, help="file of results")
+
+
+def _add_pictures(tasks: Tasks) -> None:
     purpose = "learning curves of agents: returns of real episodes over interactions"
     curve = tasks.add_parser("curve", help=purpose, description=purpose)
     curve.add_argument("groups", nargs="+", type=_group, metavar="NAME=DIR[,DIR...]", help="runs that share a line")
@@ -72,12 +83,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sheet.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     sheet.add_argument("--out", type=Path, required=True, help="PNG file")
 
-    purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
-    coin = tasks.add_parser("coin", help=purpose, description=purpose)
-    coin.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    coin.add_argument("--worlds", type=positive, default=300, help="of each start (default: %(default)s)")
-    coin.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    coin.add_argument("--out", type=Path, required=True, help="file of results")
+
+def _add_agents(tasks: Tasks) -> None:
+    """What trained agents earn, and what their worlds are worth."""
+    purpose = "returns of an agent, Crafter score, and reward in imagination against reward in play"
+    play = tasks.add_parser("play", help=purpose, description=purpose)
+    play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
+    play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
+    play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    play.add_argument("--out", type=Path, required=True, help="file of results")
     purpose = "imagined rewards, ends and objects by their age, beside the agent's real play"
     trust = tasks.add_parser("trust", help=purpose, description=purpose)
     trust.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
@@ -94,8 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    tasks = {"accuracy": _accuracy, "memory": _memory, "play": _play, "curve": _curve, "sheet": _sheet}
-    (tasks | {"coin": _coin, "recall": _recall, "trust": _trust, "atari": _atari})[args.task](args)
+    studies = {"accuracy": _accuracy, "memory": _memory, "recall": _recall, "coin": _coin}
+    pictures = {"curve": _curve, "sheet": _sheet}
+    agents = {"play": _play, "trust": _trust, "atari": _atari}
+    (studies | pictures | agents)[args.task](args)
 
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:

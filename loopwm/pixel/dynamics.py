@@ -48,6 +48,50 @@ remember."""
 
 
 @dataclass(frozen=True)
+class LoopedConfig:
+    """Sizes of a looped core over frames, which the systems' configurations begin with. Raises ValueError, naming the
+    field, for sizes that are impossible."""
+
+    dim: int = 512
+    heads: int = 8
+    mlp_dim: int = 1024
+    prelude_layers: int = 1
+    block_layers: int = 1
+    coda_layers: int = 0
+    mu_rec: float = 2.0
+    default_depth: int = 2
+    max_loops: int = 4
+
+    def __post_init__(self) -> None:
+        require_positive_sizes(self, "dim", "heads", "default_depth", "max_loops")
+        if self.dim % self.heads:
+            raise ValueError(f"dim: {self.dim} is not divisible by heads, {self.heads}")
+        if self.default_depth > self.max_loops:
+            raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
+
+    def core(self) -> CoreConfig:
+        return CoreConfig(
+            dim=self.dim,
+            heads=self.heads,
+            head_dim=self.dim // self.heads,
+            mlp_dim=self.mlp_dim,
+            prelude_layers=self.prelude_layers,
+            block_layers=self.block_layers,
+            coda_layers=self.coda_layers,
+            max_loops=self.max_loops,
+            norm_eps=1e-6,
+            zoh=False,
+        )
+
+
+def require_positive_sizes(config: object, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}: {getattr(config, name)} is below 1")
+
+
+@dataclass(frozen=True)
 class DynamicsOutput(Generic[State]):
     """h: (B, T, N, D) coda output; state: where the next call goes on; loops: (B, T) int64, of each frame.
 

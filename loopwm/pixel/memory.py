@@ -16,26 +16,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import CoreConfig, DepthPlan
-from loopwm.pixel.dynamics import Depth, Dynamics, DynamicsOutput, FrameCache, LoopedAttention, LoopedRecurrence
+from loopwm.core import DepthPlan
+from loopwm.pixel.dynamics import (
+    Depth,
+    Dynamics,
+    DynamicsOutput,
+    FrameCache,
+    LoopedAttention,
+    LoopedConfig,
+    LoopedRecurrence,
+    require_positive_sizes,
+)
 from loopwm.pixel.positions import Rotary1D
 
 Kind = Literal["recurrence", "attention", "gru", "lstm"]
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(LoopedConfig):
     """Sizes. Those of the loop are for the two looped kinds alone."""
 
     kind: Kind = "recurrence"
-    dim: int = 512
-    heads: int = 8
-    mlp_dim: int = 1024
-    prelude_layers: int = 1
-    block_layers: int = 1
-    coda_layers: int = 0
-    mu_rec: float = 2.0
-    default_depth: int = 2
     max_loops: int = 2
     window: int = 96
     """Frames that attention sees."""
@@ -43,29 +44,12 @@ class MemoryConfig:
     """Steps that are remembered at all; 0: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("dim", "heads", "default_depth", "max_loops", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+        super().__post_init__()
+        require_positive_sizes(self, "window")
         if self.frames < 0:
             raise ValueError(f"frames: {self.frames} is below zero")
-        if self.dim % self.heads or self.dim // self.heads % 2:
+        if self.dim // self.heads % 2:
             raise ValueError(f"dim: {self.dim} does not give {self.heads} heads an even width")
-        if self.default_depth > self.max_loops:
-            raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
-
-    def core(self) -> CoreConfig:
-        return CoreConfig(
-            dim=self.dim,
-            heads=self.heads,
-            head_dim=self.dim // self.heads,
-            mlp_dim=self.mlp_dim,
-            prelude_layers=self.prelude_layers,
-            block_layers=self.block_layers,
-            coda_layers=self.coda_layers,
-            max_loops=self.max_loops,
-            norm_eps=1e-6,
-            zoh=False,
-        )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from tests.pixel.test_agent import blocks
 
 SPACE = FrameSpace("blocks", "1", (6, 8, 3), 4)
 SMALL = EdelineConfig(
-    memory=MemoryConfig("gru", dim=16, heads=2, mlp_dim=32),
+    memory=MemoryConfig(kind="gru", dim=16, heads=2, mlp_dim=32),
     unet=UNetConfig(channels=(8, 16), blocks=(1, 1), condition=16, heads=2),
     encoder_channels=(8,),
     action_dim=4,

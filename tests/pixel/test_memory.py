@@ -103,7 +103,7 @@ def test_depth_is_drawn_by_row_in_training(kind, played):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "dim: 16 does not give 3 heads"),
+        ({"heads": 3}, "dim: 16 is not divisible by heads, 3"),
         ({"frames": -1}, "frames: -1 is below"),
         ({"dim": 0}, "dim: 0"),
     ],

@@ -19,7 +19,7 @@ from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.unet import UNetConfig
 from loopwm.records.frames import FrameSpace
 
-TINY = MemoryConfig("gru", dim=16, heads=2, mlp_dim=16)
+TINY = MemoryConfig(kind="gru", dim=16, heads=2, mlp_dim=16)
 
 
 def test_a_question_is_a_cue_other_symbols_and_the_mark():

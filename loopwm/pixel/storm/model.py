@@ -22,13 +22,20 @@ from torch.nn import functional as F
 from loopwm.core import CoreConfig
 from loopwm.core.twohot import BINS
 from loopwm.pixel.actor_critic import mlp
-from loopwm.pixel.dynamics import Depth, DynamicsOutput, FrameCache, LoopedAttention
+from loopwm.pixel.dynamics import (
+    Depth,
+    DynamicsOutput,
+    FrameCache,
+    LoopedAttention,
+    LoopedConfig,
+    require_positive_sizes,
+)
 from loopwm.pixel.storm.images import IMAGES, as_pixels
 from loopwm.records.frames import FrameSpace
 
 
 @dataclass(frozen=True)
-class StormConfig:
+class StormConfig(LoopedConfig):
     """Sizes of a model. Defaults are the paper's where it has one (STORM, table 9)."""
 
     groups: int = 32
@@ -41,15 +48,6 @@ class StormConfig:
     """Convolutions with stride 2; not of small frames."""
     uniform_mix: float = 0.01
     """Share of the uniform distribution in posterior and prior."""
-    dim: int = 512
-    heads: int = 8
-    mlp_dim: int = 1024
-    prelude_layers: int = 1
-    block_layers: int = 1
-    coda_layers: int = 0
-    mu_rec: float = 2.0
-    default_depth: int = 2
-    max_loops: int = 4
     positions: int = 64
     """Learned positions: the longest sequence."""
     context: int = 16
@@ -57,32 +55,15 @@ class StormConfig:
     exit_gate: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("groups", "classes", "stem", "halvings", "dim", "heads", "default_depth", "positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
-        if self.dim % self.heads:
-            raise ValueError(f"dim: {self.dim} is not divisible by heads, {self.heads}")
-        if self.default_depth > self.max_loops:
-            raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
+        super().__post_init__()
+        require_positive_sizes(self, "groups", "classes", "stem", "halvings", "positions")
         if not 2 <= self.context <= self.positions:
             raise ValueError(f"context: {self.context} is outside 2 to positions, {self.positions}")
         if not 0 <= self.uniform_mix < 1:
             raise ValueError(f"uniform_mix: {self.uniform_mix} is outside 0 to 1")
 
     def core(self) -> CoreConfig:
-        return CoreConfig(
-            dim=self.dim,
-            heads=self.heads,
-            head_dim=self.dim // self.heads,
-            mlp_dim=self.mlp_dim,
-            prelude_layers=self.prelude_layers,
-            block_layers=self.block_layers,
-            coda_layers=self.coda_layers,
-            max_loops=self.max_loops,
-            norm_eps=1e-6,
-            zoh=False,
-            exit_gate=self.exit_gate,
-        )
+        return replace(super().core(), exit_gate=self.exit_gate)
 
 
 def log_probabilities(logits: Tensor, uniform_mix: float) -> Tensor:

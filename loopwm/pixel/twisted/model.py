@@ -12,19 +12,26 @@ Shape suffixes: B batch, T environment steps, L patch tokens, N = L + 1 slots, K
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from loopwm.core import CoreConfig, ExitRule
-from loopwm.pixel.dynamics import Depth, DynamicsOutput, FrameCache, LoopedAttention
+from loopwm.pixel.dynamics import (
+    Depth,
+    DynamicsOutput,
+    FrameCache,
+    LoopedAttention,
+    LoopedConfig,
+    require_positive_sizes,
+)
 from loopwm.pixel.positions import Rotary, Rotary1D, Rotary3D
 
 
 @dataclass(frozen=True)
-class TwistedConfig:
+class TwistedConfig(LoopedConfig):
     """Sizes of a model. Defaults are the paper's where it has one (TWISTED, table 7)."""
 
     codes: int = 4096
@@ -32,10 +39,7 @@ class TwistedConfig:
     rewards: tuple[float, ...] = (0.0, 1.0)
     """The values that rewards are told apart by: each counts as the nearest."""
     dim: int = 128
-    heads: int = 8
     mlp_dim: int = 512
-    prelude_layers: int = 1
-    block_layers: int = 1
     coda_layers: int = 1
     mu_rec: float = 3.0
     default_depth: int = 3
@@ -53,32 +57,15 @@ class TwistedConfig:
     """tau, squared distance of pixels in [0, 1] beyond which a patch is a code of its own."""
 
     def __post_init__(self) -> None:
-        for name in ("codes", "dim", "heads", "default_depth", "max_loops", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
-        if self.dim % self.heads:
-            raise ValueError(f"dim: {self.dim} is not divisible by heads, {self.heads}")
-        if self.default_depth > self.max_loops:
-            raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
+        super().__post_init__()
+        require_positive_sizes(self, "codes", "window")
         if len(set(self.rewards)) < 2:
             raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
         if len(self.patch) != 2:
             raise ValueError(f"patch: {self.patch} is not a height and a width")
 
     def core(self) -> CoreConfig:
-        return CoreConfig(
-            dim=self.dim,
-            heads=self.heads,
-            head_dim=self.dim // self.heads,
-            mlp_dim=self.mlp_dim,
-            prelude_layers=self.prelude_layers,
-            block_layers=self.block_layers,
-            coda_layers=self.coda_layers,
-            max_loops=self.max_loops,
-            norm_eps=1e-6,
-            zoh=False,
-            exit_gate=self.exit_gate,
-        )
+        return replace(super().core(), exit_gate=self.exit_gate)
 
     def rotary(self) -> Rotary:
         head_dim = self.dim // self.heads
