@@ -65,6 +65,7 @@ class TokenEpisode:
     dones: Sequence[bool] | None = None
     hidden_states: Sequence[Tokens | None] | None = None
     env: str = ""
+    task: str = ""
     policy: str = ""
 
     def head(self, step: int, regime: RowRegime) -> dict[str, Tokens | None]:
@@ -248,5 +249,6 @@ def _episode(
         dones=results["done"].tolist(),
         hidden_states=[hidden.get(i) for i in steps],
         env=meta["env"],
+        task=meta["task"],
         policy=meta["policy"],
     )

@@ -1,4 +1,5 @@
-"""An epoch of a source: every transition a target of a trunk once; regimes and deferred horizons by quota."""
+"""An epoch of a source: every transition a target of a trunk once, but of long episodes where so configured; regimes
+and deferred horizons by quota."""
 
 from __future__ import annotations
 
@@ -102,9 +103,20 @@ class EpochPlanner:
         rows = [
             (int(index), plan)
             for index in rng.permutation(len(self.episodes))
-            for plan in self._rows(self.episodes[index], regimes, horizons, rng)
+            for plan in self._taken(self.episodes[index], regimes, horizons, rng)
         ]
         return [rows[i] for i in rng.permutation(len(rows))]
+
+    def _taken(
+        self, measured: MeasuredEpisode, regimes: Quota[RowRegime], horizons: Quota[int], rng: np.random.Generator
+    ) -> list[RowPlan]:
+        """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
+        rows, most = list(self._rows(measured, regimes, horizons, rng)), self.config.episode_steps
+        if not most or measured.episode.last_step <= most:
+            return rows
+        order = rng.permutation(len(rows))
+        steps = np.cumsum([rows[i].last - (rows[i].targets_from or rows[i].first) + 1 for i in order])
+        return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
 
     def _rows(
         self, measured: MeasuredEpisode, regimes: Quota[RowRegime], horizons: Quota[int], rng: np.random.Generator

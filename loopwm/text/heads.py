@@ -62,6 +62,23 @@ class PredictionHeads(nn.Module):
         return Predictions(POINTS * two_hot_value(reward), continuation.float().sigmoid())
 
 
+class BagHead(nn.Linear):
+    """What is told at step k, read from the state h^(T) of its slots: a query for the tied output embedding.
+
+    For training alone (`loopwm.text.objective.bag_of_words_loss`): it belongs to the objective, not to the model.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+
+    def forward(self, h_NMD: Tensor) -> Tensor:
+        """(N, D)."""
+        return super().forward(_pooled(h_NMD))
+
+
 class MonitorHead(nn.Linear):
     """g_omega: a summary of h_k as a unit vector (LoopWM, equation 20; LoopWM, section 3.5.5)."""
 

@@ -1,6 +1,6 @@
 """The training objective of text worlds: each part returns (loss, diagnostics).
 
-    L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont
+    L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont + gamma sum_k l_bag
          + alpha sum_branches L_consist + beta sum_branches L_contract + sum_positions L_exit) / tokens
 
 Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from loopwm.core import DepthPlan
 from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.text.heads import POINTS
+from loopwm.text.heads import POINTS, BagHead
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.stages import RowOutput, one_pass_mask, run_rows
 from loopwm.text.tree import IGNORED
@@ -139,6 +139,22 @@ def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
     return loss.sum(), {name: _pair(values) for name, values in numbers.items()}
 
 
+def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) -> Term:
+    """Cross-entropy of one distribution over the vocabulary against the distinct tokens of o_k, in parts as they weigh,
+    summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss).
+
+    A plan decodes its last step alone, so that only what is decoded then teaches the latents before. This one
+    asks each of them what happened at its step: a later action reads there that an earlier one was refused. It is
+    ours, not LoopWM's. Steps whose tokens weigh nothing are left out. Diagnostics: bag_loss, of a step.
+    """
+    target_NV = logits_NV.new_zeros(logits_NV.shape, dtype=torch.float32)
+    target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")
+    told = target_NV.sum(1) > 0
+    target_NV = target_NV[told] / target_NV[told].sum(1, keepdim=True)
+    loss = F.cross_entropy(logits_NV[told].float(), target_NV, reduction="none")
+    return loss.sum(), {"bag_loss": _pair(loss)}
+
+
 @torch.no_grad()
 def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     """state_rms and last_step_rms: the rms of h^(T) and of its last step in each row's batch, as pairs over rows."""
@@ -168,12 +184,13 @@ def _pair(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta."""
+    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta, gamma."""
 
     reward: float = 0.0
     continuation: float = 0.0
     consistency: float = 0.0
     contraction: float = 0.0
+    bag_of_words: float = 0.0
 
 
 class TextObjective(nn.Module):
@@ -197,6 +214,7 @@ class TextObjective(nn.Module):
         self.coefficients = coefficients
         self.exit_loss = exit_loss
         self.exit_entropy_coef = exit_entropy_coef
+        self.bag = BagHead(model.config.hidden_size) if coefficients.bag_of_words else None
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
@@ -263,6 +281,18 @@ class TextObjective(nn.Module):
             at = steps.between
             reference = model.embed_observations(steps.observation[at], steps.observation_length[at])
             yield weights.consistency, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
+        if self.bag is not None:
+            yield weights.bag_of_words, self._bag_of_words(self.bag, out.state, (steps, batch.trunk_steps))
+
+    def _bag_of_words(self, bag: BagHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
+        """The term of all these steps, whose latents are read before the coda: later columns see what goes into it and
+        not what comes out."""
+        terms = [
+            bag_of_words_loss(self.model.lm_head(bag(s.at_slots(state))), s.observation, s.observation_weight)
+            for s in groups
+        ]
+        loss, found = (sum(parts[1:], parts[0]) for parts in zip(*((t, n["bag_loss"]) for t, n in terms), strict=True))
+        return loss, {"bag_loss": found}
 
     def c_max(self) -> Tensor:
         """C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite before the first one."""

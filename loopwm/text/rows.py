@@ -1,9 +1,9 @@
 """Which rows a text run sees, in which order: a pure function of the seed, so that a run resumes exactly.
 
-Episodes of one world and policy are a source. An epoch of a source cuts each of its episodes into windows, one row
-each, so that every transition is a target of a trunk exactly once; regimes and deferred horizons are handed out by
-quota as the windows are cut. Sources take turns by quota, each in epochs of its own. An optimiser step takes rows until
-it has enough rows and tokens, and sorts them by length into micro-batches.
+Episodes of one world and policy, and of one task where tasks have shares, are a source. An epoch of a source cuts each
+of its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; regimes and
+deferred horizons are handed out by quota as the windows are cut. Sources take turns by quota, each in epochs of its
+own. An optimiser step takes rows until it has enough rows and tokens, and sorts them by length into micro-batches.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig
 from loopwm.text.tree import Layout, RowBuilder, RowPlan, TreeRow
 from loopwm.text.tree_batch import TreeBatch, row_widths
 
-Group = tuple[str, str]
-"""World and policy of a source."""
+Group = tuple[str, str, str]
+"""World, policy and task of a source; all tasks together are the empty one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cursor:
 
 
 class Source:
-    """The endless rows of the episodes of one world and policy. share: of the target tokens of all sources."""
+    """The endless rows of the episodes of a group. share: of the target tokens of all sources."""
 
     def __init__(
         self, name: str, share: float, planner: EpochPlanner, builder: RowBuilder, seed: tuple[int, int]
@@ -92,7 +92,8 @@ def make_sources(
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
         if episode.last_step > 0:
-            groups.setdefault((episode.env, episode.policy), []).append(episode)
+            task = episode.task if episode.env in data.tasks else ""
+            groups.setdefault((episode.env, episode.policy, task), []).append(episode)
     if not groups:
         raise InputError("data.train: the shards hold no episode with a step")
     planners = {group: EpochPlanner(groups[group], data, objective, builder.slots) for group in sorted(groups)}
@@ -101,32 +102,44 @@ def make_sources(
             raise InputError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
     shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
     return [
-        Source("/".join(group), share, planners[group], builder, (seed, number))
+        Source("/".join(filter(None, group)), share, planners[group], builder, (seed, number))
         for number, (group, share) in enumerate(shares.items())
         if share > 0
     ]
 
 
 def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group, float]:
-    """Shares of the target tokens by world and, within a world, by policy: the configured ones among those there are,
-    or as many as there are.
+    """Shares of the target tokens by world, within a world by policy, within a policy by task: the configured ones
+    among those there are, or as many as there are.
 
     targets: of each source. Raises InputError for a world or policy without a share where others have one.
     """
-    present: dict[str, float] = {}
-    for (env, _), count in targets.items():
-        present[env] = present.get(env, 0.0) + count
-    envs = _configured("data.envs", present, data.envs)
     shares: dict[Group, float] = {}
-    for env, share in envs.items():
-        inside = {policy: float(count) for (of, policy), count in targets.items() if of == env}
-        policies = _configured("data.policies", inside, data.policies)
-        total = sum(policies.values())
-        shares |= {(env, policy): share * part / total if total else 0.0 for policy, part in policies.items()}
+    for env, share in _normalised(_configured("data.envs", _counted(targets, 0), data.envs)).items():
+        inside = {group: count for group, count in targets.items() if group[0] == env}
+        for policy, part in _normalised(_configured("data.policies", _counted(inside, 1), data.policies)).items():
+            counts = {task: float(count) for (_, of, task), count in inside.items() if of == policy}
+            known = data.tasks.get(env, counts)
+            tasks = _normalised({task: known.get(task, 0.0) for task in counts})
+            shares |= {(env, policy, task): share * part * of_task for task, of_task in tasks.items()}
     whole = sum(shares.values())
     if whole <= 0:
-        raise InputError("data.envs, data.policies: no share is left for what the shards hold")
+        raise InputError("data.envs, data.policies, data.tasks: no share is left for what the shards hold")
     return {group: shares[group] / whole for group in targets}
+
+
+def _counted(targets: Mapping[Group, int], part: int) -> dict[str, float]:
+    """Target tokens by one part of the groups."""
+    counts: dict[str, float] = {}
+    for group, count in targets.items():
+        counts[group[part]] = counts.get(group[part], 0.0) + count
+    return counts
+
+
+def _normalised(shares: Mapping[str, float]) -> dict[str, float]:
+    """Of sum 1, or all zero as they are."""
+    whole = sum(shares.values())
+    return {name: share / whole if whole else 0.0 for name, share in shares.items()}
 
 
 def _configured(key: str, present: Mapping[str, float], shares: Mapping[Any, float]) -> dict[str, float]:

@@ -129,6 +129,7 @@ class TextProgram:
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
+        self._check_tasks()
         self.dev_stream = self._stream(config.data.dev, DEV_SEED) if config.data.dev else None
 
     def _learned_mean(self) -> LearnedMean | None:
@@ -146,12 +147,18 @@ class TextProgram:
         if wanted != "none" and model.propagate != "none":
             raise InputError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
 
+    def _check_tasks(self) -> None:
+        held = {(m.episode.env, m.episode.task) for s in self.train_stream.sources for m in s.planner.episodes}
+        for env, task in ((env, task) for env, tasks in self.config.data.tasks.items() for task in tasks):
+            if (env, task) not in held:
+                raise InputError(f"data.tasks.{env}.{task}: data.train holds no episode of it")
+
     def _coefficients(self) -> Coefficients:
         c = self.config.objective
         for key, head in HEAD_OF.items():
             if getattr(c, key) > 0 and not getattr(self.model_config, head):
                 raise InputError(f"objective.{key}: needs model.overrides.{head}")
-        return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef)
+        return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef)
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]

@@ -59,6 +59,11 @@ class DataConfig:
     """Shares of the target tokens by world. Empty: as many as the shards hold."""
     policies: dict[Policy, float] = field(default_factory=dict)
     """Shares of a world's target tokens by policy, among those that the shards hold of it. Empty: as `envs`."""
+    tasks: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Shares of a policy's target tokens by task, for the worlds named here; a task without one is left out."""
+    episode_steps: int = 0
+    """Most steps of an episode that an epoch takes, in whole windows drawn at random: suites draw an episode before
+    its step, so that long ones count no more there than short ones. 0: all."""
     max_branches: int = 8
     """Most branches of a row."""
     repeat_weight: float = 3.0
@@ -82,6 +87,8 @@ class DataConfig:
         require_shares("data.horizon_shares", dict(enumerate(self.horizon_shares, start=1)))
         for key in ("regimes", "envs", "policies"):
             require_shares(f"data.{key}", getattr(self, key))
+        for env, shares in self.tasks.items():
+            require_shares(f"data.tasks.{env}", shares)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,8 @@ class ObjectiveConfig:
     consistency_coef: float = 0.0
     """Needs model.overrides.monitor_head."""
     contraction_coef: float = 0.0
+    bag_coef: float = 0.0
+    """Of the words of every step's observation, told from its slots: the steps between, which nobody decodes, too."""
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
     exit_loss: Literal["none", "entropy", "expected"] = "none"
@@ -149,10 +158,11 @@ NOT_NEGATIVE = {
         "continue_coef",
         "consistency_coef",
         "contraction_coef",
+        "bag_coef",
         "horizon_every",
         "exit_entropy_coef",
     ),
-    "data": ("history_share", "max_branches"),
+    "data": ("history_share", "max_branches", "episode_steps"),
     "optimizer": ("weight_decay", "average"),
     "depth": ("backward_loops", "ramp_start", "ramp_steps", "mean_rate", "loop_price"),
 }

@@ -89,7 +89,7 @@ class BranchStep:
     """A latent h_k of a branch: the places of its slots in the row, and what the environment did there.
 
     deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks,
-    empty at horizon 0. reward: points, NaN where not recorded.
+    empty at horizon 0; weights: of its tokens in the loss. reward: points, NaN where not recorded.
     """
 
     places: range
@@ -97,6 +97,7 @@ class BranchStep:
     deepest: int
     supervised: bool
     observation: Sequence[int]
+    weights: Sequence[float]
     reward: float
     done: bool
 
@@ -186,8 +187,11 @@ class RowBuilder:
         ends = self._trunk(row, episode, plan)
         for number, branch in enumerate(plan.branches, start=1):
             self._branch(row, episode, ends[branch.step], number, branch)
-        row.weight = self.weights.get(episode.env, TargetWeights()).of(row.label)
+        row.weight = self._weights(episode).of(row.label)
         return row
+
+    def _weights(self, episode: TokenEpisode) -> TargetWeights:
+        return self.weights.get(episode.env, TargetWeights())
 
     def head(self, episode: TokenEpisode, step: int, regime: RowRegime) -> list[int]:
         """Tokens up to the end of the first shown observation. Raises ValueError if what it shows is not recorded."""
@@ -226,7 +230,7 @@ class RowBuilder:
     def _branch(self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch) -> None:
         """Appends the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), math.nan, False))
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step = branch.step + k
@@ -242,9 +246,10 @@ class RowBuilder:
         self, episode: TokenEpisode, step: int, places: range, horizon: int, deepest: int, supervised: bool
     ) -> BranchStep:
         observation = self._observation(episode, step)
+        weights = self._weights(episode).of([IGNORED, *observation[1:]])
         reward = math.nan if episode.rewards is None else episode.rewards[step]
         done = episode.dones is not None and episode.dones[step]
-        return BranchStep(places, horizon, deepest, supervised, observation, reward, done)
+        return BranchStep(places, horizon, deepest, supervised, observation, weights, reward, done)
 
     def _slots_at_end(self, row: TreeRow) -> range:
         return range(len(row) - self.slots.count, len(row))

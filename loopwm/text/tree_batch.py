@@ -154,7 +154,7 @@ class BranchSteps:
 
     row (N,) and columns (N, M): where the slots stand. branch (N,): numbered over the batch, `branches` in all.
     horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
-    observation_length (N,).
+    observation_length (N,). observation_weight (N, O): what its tokens weigh in the loss, 0 for marks and padding.
     """
 
     row: Tensor
@@ -167,6 +167,7 @@ class BranchSteps:
     done: Tensor
     observation: Tensor
     observation_length: Tensor
+    observation_weight: Tensor
     branches: int
 
     @classmethod
@@ -179,8 +180,10 @@ class BranchSteps:
         horizon = torch.tensor([step.horizon for _, step in steps], dtype=torch.long)
         lengths = [len(step.observation) for _, step in steps]
         observation = np.full((len(steps), max(lengths, default=0)), pad_id, dtype=np.int64)
-        for line, (_, step) in zip(observation, steps, strict=True):
+        weight = np.zeros(observation.shape, dtype=np.float32)
+        for line, weights, (_, step) in zip(observation, weight, steps, strict=True):
             line[: len(step.observation)] = step.observation
+            weights[1 : 1 + len(step.weights[1:-1])] = step.weights[1:-1]
         return cls(
             row=torch.tensor([i for i, _ in steps], dtype=torch.long),
             columns=torch.from_numpy(at.reshape(len(steps), slots)),
@@ -192,6 +195,7 @@ class BranchSteps:
             done=torch.tensor([step.done for _, step in steps], dtype=torch.bool),
             observation=torch.from_numpy(observation),
             observation_length=torch.tensor(lengths, dtype=torch.long),
+            observation_weight=torch.from_numpy(weight),
             branches=int((horizon == 0).sum()),
         )
 

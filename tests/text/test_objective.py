@@ -16,13 +16,14 @@ from loopwm.text.objective import (
     Coefficients,
     Outcomes,
     TextObjective,
+    bag_of_words_loss,
     consistency_loss,
     continuation_loss,
     contraction_loss,
     depth_moments,
     reward_loss,
 )
-from loopwm.text.tree import Branch, RowPlan
+from loopwm.text.tree import Branch, RowBuilder, RowPlan, TargetWeights
 from loopwm.text.tree_batch import TreeBatch
 from tests.text.conftest import every, random_model
 
@@ -110,6 +111,41 @@ def test_consistency_sends_no_gradient_into_the_encoder(builder, episode):
     assert reached == {"model.monitor.weight", "model.monitor.bias"}
     assert h.grad.any()
     torch.testing.assert_close(reference.norm(dim=-1), (batch.steps.horizon > 0).float())
+
+
+def test_a_bag_is_the_distinct_words_of_every_step_in_parts_as_they_weigh(builder, episode, tokenizer):
+    """-sum_w p(w) log q(w) over each step's distinct tokens without marks, those that nobody decodes too."""
+    heavy = next(iter(episode.observations[2]))
+    builder = RowBuilder(builder.ids, builder.slots, {episode.env: TargetWeights({int(heavy): 5.0}, opening=2.0)})
+    steps = batch_of(builder, episode, terminal_only=True).steps
+    logits = torch.randn(len(steps.row), len(tokenizer), generator=torch.Generator().manual_seed(4))
+    loss, numbers = bag_of_words_loss(logits, steps.observation, steps.observation_weight)
+    expected, count = 0.0, 0
+    for scores, branch, horizon in zip(logits, steps.branch.tolist(), steps.horizon.tolist(), strict=True):
+        if horizon:
+            words = [int(w) for w in episode.observations[BRANCHES[branch].step + horizon]]
+            weights = {w: 5.0 if w == heavy else 1.0 for w in words}
+            weights[words[0]] = max(weights[w] * (2.0 if i == 0 else 1.0) for i, w in enumerate(words) if w == words[0])
+            nats = -scores.log_softmax(0)
+            expected += sum(w * nats[word].item() for word, w in weights.items()) / sum(weights.values())
+            count += 1
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert numbers["bag_loss"].tolist() == [pytest.approx(expected, rel=1e-5), count]
+    assert count > len(BRANCHES)
+
+
+def test_a_bag_is_read_before_the_coda_where_later_columns_see_it(builder, episode):
+    batch = batch_of(builder, episode)
+
+    def gradients(coefficient: float) -> dict[str, torch.Tensor]:
+        objective = TextObjective(random_model(), Coefficients(bag_of_words=coefficient)).train()
+        objective(batch, DepthPlan.constant(0, 0, batch.row_ids, 2.0, 6, batch.place), 1.0)[0].backward()
+        return {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
+
+    without, taught = gradients(0.0), gradients(10.0)
+    after = ("model.model.core.coda.", "model.model.core.C.", "model.model.norm.", "model.model.copy.")
+    for name, gradient in without.items():
+        assert torch.allclose(gradient, taught[name], atol=1e-5, rtol=1e-4) == name.startswith(after), name
 
 
 def test_an_observation_is_embedded_by_itself_whatever_it_is_padded_with(builder, episode):

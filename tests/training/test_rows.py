@@ -29,7 +29,7 @@ DATA = DataConfig(
 RNG_SEED = 5
 
 
-def made_up(number: int, env: str = "scienceworld", policy: str = "gold") -> TokenEpisode:
+def made_up(number: int, env: str = "scienceworld", policy: str = "gold", task: str = "boil") -> TokenEpisode:
     """Texts of random lengths; every token of step i's observation says which step it is. Hidden states are known at
     the start and at every fourth step."""
     rng = np.random.default_rng(number)
@@ -48,6 +48,7 @@ def made_up(number: int, env: str = "scienceworld", policy: str = "gold") -> Tok
         inventories=texts(3, 9),
         hidden_states=hidden,
         env=env,
+        task=task,
         policy=policy,
     )
 
@@ -131,6 +132,38 @@ def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
     assert found == pytest.approx(wanted, abs=0.02)
     with pytest.raises(InputError, match="'fork', which has no share"):
         make_sources(many, replace(data, policies={"gold": 1.0, "expert": 1.0}), ObjectiveConfig(), BUILDER, 0)
+
+
+def test_quotas_of_tasks_hold_within_each_policy_and_a_task_without_one_is_left_out():
+    groups = [("boil", "gold", 20), ("melt", "gold", 3), ("melt", "fork", 6), ("grow", "fork", 6), ("find", "gold", 9)]
+    many = [made_up(100 * g + i, "scienceworld", p, t) for g, (t, p, n) in enumerate(groups) for i in range(n)]
+    many += [made_up(900 + i, "alfworld", "gold", "pick") for i in range(5)]
+    tasks = {"scienceworld": {"boil": 0.5, "melt": 0.3, "grow": 0.2}}
+    data = replace(DATA, envs={"scienceworld": 0.8, "alfworld": 0.2}, policies={"gold": 0.5, "fork": 0.5}, tasks=tasks)
+    sources = make_sources(many, data, ObjectiveConfig(), BUILDER, 0)
+    stream = BatchStream(sources, BUILDER, BatchConfig(16, 2000, 4), 0, trunk_and_branches)
+    rows = [row for step, _ in itertools.islice(stream.steps(Cursor()), 80) for row in step]
+    found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.policy, e.task))
+    wanted = {("gold", "boil"): 0.25, ("gold", "melt"): 0.15, ("fork", "melt"): 0.24, ("fork", "grow"): 0.16}
+    assert found == pytest.approx(wanted | {("gold", "pick"): 0.2}, abs=0.02)
+
+
+def test_long_episodes_give_so_many_steps_an_epoch_and_all_of_them_in_time(episodes):
+    data = replace(DATA, episode_steps=12, trunk_tokens_max=256)
+    planner = EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots())
+    seen: Counter[tuple[int, int]] = Counter()
+    for epoch in range(30):
+        given: Counter[int] = Counter()
+        longest: Counter[int] = Counter()
+        for index, plan in planner.plan(np.random.default_rng(epoch)):
+            steps = range(plan.targets_from, plan.last + 1)
+            given[index] += len(steps)
+            longest[index] = max(longest[index], len(steps))
+            seen.update((index, step) for step in steps)
+        for index, episode in enumerate(episodes):
+            assert min(12, episode.last_step) <= given[index] < max(12 + longest[index], episode.last_step + 1)
+            assert given[index] == episode.last_step or given[index] - longest[index] < 12
+    assert seen.keys() == {(i, step) for i, e in enumerate(episodes) for step in range(1, e.last_step + 1)}
 
 
 def test_each_source_goes_through_whole_epochs_of_its_own():

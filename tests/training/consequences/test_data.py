@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from loopwm.records.errors import InputError
 from loopwm.text.rows import Cursor, PlannedRow
 from loopwm.text.tokenizer import load_tokenizer
 from loopwm.text.training import TextProgram
@@ -127,6 +128,29 @@ def mixed_shards(tmp_path_factory) -> Path:
     episodes = (dataclasses.replace(toy_episode(i), env=env, policy=policy) for env, policy in kinds for i in range(12))
     write_toy_shards(out, episodes)
     return out
+
+
+@shows("data.tasks")
+def test_tasks_have_their_shares_of_the_targets(config_file, tmp_path):
+    episodes = (dataclasses.replace(toy_episode(i), task=("boil", "melt", "grow")[i % 3]) for i in range(24))
+    write_toy_shards(tmp_path / "shards", episodes)
+    keys = [f"data.train=[{tmp_path / 'shards'}]", "data.dev=[]"]
+    rows = plans_seen(program_of(config_file, *keys, "data.tasks={scienceworld: {boil: 0.8, melt: 0.2}}"), 40)
+    found = target_shares((row.episode.task, row.row.targets) for row in rows)
+    assert found == pytest.approx({"boil": 0.8, "melt": 0.2}, abs=0.04)
+    with pytest.raises(InputError, match=r"data\.tasks\.scienceworld\.bake: data\.train holds no episode of it"):
+        program_of(config_file, *keys, "data.tasks={scienceworld: {boil: 0.5, bake: 0.5}}")
+
+
+@shows("data.episode_steps")
+def test_an_epoch_takes_so_many_steps_of_a_long_episode(config_file):
+    windows = ["data.trunk_tokens_min=64", "data.trunk_tokens_max=128"]
+    whole, short = (
+        program_of(config_file, *windows, f"data.episode_steps={steps}").train_stream.sources[0].epoch(0)
+        for steps in (0, 1)
+    )
+    assert len(short) < len(whole)
+    assert len({episode for episode, _ in whole}) == len(short)
 
 
 @shows("data.envs", "data.policies")

@@ -160,6 +160,21 @@ def test_a_term_is_added_as_often_as_its_coefficient_says(config_file, key, term
         assert loss - plain == pytest.approx(coefficient * summed / 100, rel=1e-3, abs=1e-5)
 
 
+@shows("objective.bag_coef")
+def test_the_words_of_every_step_are_asked_for_as_often_as_their_coefficient_says(config_file):
+    """Trunk steps and the steps between of branches that decode their last one alone, read from before the coda."""
+    plain, without, _ = loss_of(config_file, [])
+    losses = {}
+    for coefficient in (1.0, 3.0):
+        keys = [f"objective.bag_coef={coefficient}"]
+        losses[coefficient], measured, batch = loss_of(config_file, keys)
+        summed, steps = measured["bag_loss"].tolist()
+        assert losses[coefficient] - plain == pytest.approx(coefficient * summed / 100, rel=1e-3)
+        assert steps == len(batch.trunk_steps.row) + int((batch.steps.horizon > 0).sum())
+    assert "bag_loss" not in without
+    assert summed > 0.1
+
+
 @shows("objective.integer_weights")
 def test_an_integer_to_be_told_counts_as_often_as_its_world_says(config_file, monkeypatch):
     nats: list[Tensor] = []
