@@ -17,7 +17,7 @@ from loopwm.records.errors import InputError
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
 from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import export_model, model_config
+from loopwm.text.training import coefficients, export_model, model_config
 from loopwm.text.training_config import load_config
 
 WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
@@ -41,7 +41,8 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     """Raises InputError for what is no checkpoint of a text run."""
     config = load_config(checkpoint.parent.parent / "config.yaml")
     tokenizer = load_tokenizer()
-    objective = TextObjective(LoopWMForCausalLM(model_config(config.model, len(tokenizer))))
+    model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
+    objective = TextObjective(model, coefficients(config.objective))
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(objective.model, tokenizer, out)

@@ -29,7 +29,7 @@ from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
-from loopwm.text.training_config import ModelConfig, TrainingConfig
+from loopwm.text.training_config import ModelConfig, ObjectiveConfig, TrainingConfig
 from loopwm.text.tree import RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
 from loopwm.text.tree_batch import TreeBatch
 
@@ -110,6 +110,10 @@ def new_model(
     return model
 
 
+def coefficients(c: ObjectiveConfig) -> Coefficients:
+    return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef)
+
+
 class TextProgram:
     """Text worlds as a `Program`."""
 
@@ -154,11 +158,10 @@ class TextProgram:
                 raise InputError(f"data.tasks.{env}.{task}: data.train holds no episode of it")
 
     def _coefficients(self) -> Coefficients:
-        c = self.config.objective
         for key, head in HEAD_OF.items():
-            if getattr(c, key) > 0 and not getattr(self.model_config, head):
+            if getattr(self.config.objective, key) > 0 and not getattr(self.model_config, head):
                 raise InputError(f"objective.{key}: needs model.overrides.{head}")
-        return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef)
+        return coefficients(self.config.objective)
 
     def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
         episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]

@@ -12,10 +12,11 @@ from loopwm.text.training_config import load_config
 from loopwm.trainer.trainer import Trainer
 
 
-@pytest.mark.parametrize("average", [0.0, 0.5])
-def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, average):
+@pytest.mark.parametrize(("average", "bag"), [(0.0, 0.0), (0.5, 1.0)])
+def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, average, bag):
     run = tmp_path / "run"
-    overrides = [f"optimizer.average={average}", "run={steps: 3, mixed_precision: 'no'}", "data.dev=[]"]
+    overrides = [f"optimizer.average={average}", f"objective.bag_coef={bag}", "data.dev=[]"]
+    overrides += ["run={steps: 3, mixed_precision: 'no'}"]
     Trainer(load_config(config_file, overrides), TextProgram, run).run()
     checkpoint = run / "checkpoints" / "step-00000003"
     assert main(["--checkpoint", str(checkpoint), "--out", str(tmp_path / "apart" / "model")]) == 0
