@@ -38,6 +38,7 @@ def _add_studies(tasks: Tasks) -> None:
     accuracy = tasks.add_parser("accuracy", help=purpose, description=purpose)
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
     accuracy.add_argument("--out", type=Path, required=True, help="folder of the study")
+    accuracy.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
     accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
     purpose = "memory alone: which module still knows a cue long after"
     memory = tasks.add_parser("memory", help=purpose, description=purpose)
@@ -144,10 +145,11 @@ def _group(text: str) -> tuple[str, list[Path]]:
 
 
 def _accuracy(args: argparse.Namespace) -> None:
-    from eval.pixels.protocol import load_protocol
-    from eval.pixels.study import run_study
+    from eval.pixels.protocol import AccuracyProtocol
+    from eval.pixels.study import run_accuracy_study
+    from eval.studies.protocol import load_protocol
 
-    run_study(load_protocol(args.protocol, args.overrides), args.out)
+    run_accuracy_study(load_protocol(AccuracyProtocol, args.protocol, args.overrides), args.out, args.workers)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
