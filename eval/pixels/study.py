@@ -34,8 +34,8 @@ PARTS = ("frame", "centre")
 
 
 @dataclass(frozen=True)
-class Row:
-    """Of one arm and decoder: `frame` or `centre`; accuracy: the mean over seeds of each share."""
+class AccuracyRow:
+    """What one arm and decoder got right. part: `frame` or `centre`; accuracy: the mean over seeds of each share."""
 
     arm: str
     decoder: str
@@ -137,22 +137,22 @@ def _all_hits(protocol: AccuracyProtocol, run: TrainingRun, system: TwistedSyste
     return hits
 
 
-def _rows(arm: str, found: Mapping[str, BySeed], creature: NDArray[np.bool_]) -> list[Row]:
+def _rows(arm: str, found: Mapping[str, BySeed], creature: NDArray[np.bool_]) -> list[AccuracyRow]:
     rows = []
     for decoder, seeds in found.items():
         for part in PARTS:
             by_seed = [accuracy(getattr(hits, part), creature) for hits in seeds]
             shares = zip(*((a.all, a.with_creatures, a.without_creatures) for a in by_seed), strict=True)
             mean = Accuracy(len(creature), *(float(np.mean(share)) for share in shares))
-            rows.append(Row(arm, decoder, part, mean, tuple(a.all for a in by_seed)))
+            rows.append(AccuracyRow(arm, decoder, part, mean, tuple(a.all for a in by_seed)))
     return rows
 
 
 def _compared(
     protocol: AccuracyProtocol, found: Mapping[str, Mapping[str, BySeed]], creature: NDArray[np.bool_]
 ) -> list[AccuracyDifference]:
-    """On the reference arm, every decoder against the reference decoder; by the compared decoder, every arm against the
-    reference arm."""
+    """Compares every decoder with the reference decoder, on the reference arm, and every arm with the reference arm, by
+    the compared decoder."""
     decoders = found[protocol.reference]
     arms = {arm: of_arm[protocol.compared_decoder] for arm, of_arm in found.items()}
     return [
@@ -188,7 +188,7 @@ def plot(path: Path, compared: Sequence[AccuracyDifference]) -> None:
     save_figure(path, canvas)
 
 
-def render(results: Mapping[str, Any], rows: Sequence[Row], compared: Sequence[AccuracyDifference]) -> str:
+def render(results: Mapping[str, Any], rows: Sequence[AccuracyRow], compared: Sequence[AccuracyDifference]) -> str:
     """The content of `report.md`."""
     question, count, with_creatures = (
         results["protocol"]["question"],

@@ -121,7 +121,7 @@ def keep(folder: Path, data: Path) -> None:
 
 
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
-    """Without windows and deviations."""
+    """Keeps a run without windows and deviations."""
     if results["suite"] not in SUITE_TITLES:
         raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
     kept = {

@@ -18,7 +18,7 @@ STUDIED = ("em", "f1", "nats")
 
 @dataclass(frozen=True)
 class Mean:
-    """Of one arm, over windows and seeds. nats are of one observation."""
+    """The mean of one arm over windows and seeds. nats are of one observation."""
 
     arm: str
     regime: str

@@ -54,7 +54,7 @@ def _horizon(horizon: int | str) -> str:
 
 
 def plot_study(path: Path, means: Sequence[Mean], differences: Sequence[Difference]) -> None:
-    """For each context: EM and loss by horizon, and the differences over all horizons with their bounds."""
+    """Draws EM and loss by horizon, and the differences over all horizons with their bounds, a row a context."""
     regimes = list(dict.fromkeys(m.regime for m in means))
     canvas = Figure(figsize=(18, 4.5 * len(regimes)), layout="constrained")
     axes = canvas.subplots(len(regimes), 4, squeeze=False)

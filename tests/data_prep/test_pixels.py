@@ -82,8 +82,8 @@ def test_frames_and_actions_are_those_of_the_space(name: str) -> None:
     seen = play(env, seed=0)
     assert all(step[0].dtype == np.uint8 and step[0].shape == env.space.frame_shape for step in seen)
     assert all(step[0].any() for step in seen)
-    told = [step[-1].keys() for step in seen]
-    assert all(names == told[0] for names in told)
+    info = [step[-1].keys() for step in seen]
+    assert all(names == info[0] for names in info)
     env.reset(seed=0)
     for action in (-1, env.space.actions, 0.5):
         with pytest.raises(InputError, match=rf"^action: .* is not one of the {env.space.actions} of {name}$"):
@@ -118,16 +118,16 @@ def test_crafter_tells_what_is_in_sight_and_what_was_achieved() -> None:
     rng, flags, rewarded = np.random.default_rng(0), [], []
     _, before = env.reset(seed=12)
     for _ in range(150):
-        _, reward, terminated, _, told = env.step(rng.integers(17))
+        _, reward, terminated, _, info = env.step(rng.integers(17))
         padded = np.pad(simulator._sem_view(), 9)
         x, y = simulator._player.pos + 9
         in_sight = padded[x - 4 : x + 5, y - 3 : y + 4]
-        assert told["creature"] == np.isin(in_sight, creatures).any()
-        flags.append(told["creature"])
-        new = (told["achievements"] > 0) & (before["achievements"] == 0)
+        assert info["creature"] == np.isin(in_sight, creatures).any()
+        flags.append(info["creature"])
+        new = (info["achievements"] > 0) & (before["achievements"] == 0)
         assert new.any() == (reward > 0.5)
         rewarded.append(new.any())
-        before = told
+        before = info
         if terminated:
             break
     assert set(flags) == {True, False}
@@ -263,11 +263,11 @@ def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:
     assert env.space.frame_shape == (32, 32, 3)
     valid = 0
     for seed in range(60):
-        _, told = env.reset(seed=seed)
-        hidden = told["cue"][0] < 0
+        _, info = env.reset(seed=seed)
+        hidden = info["cue"][0] < 0
         for _ in range(2):
-            frame, _, _, _, told = env.step(np.int64(0))
-        row, column = told["cue"]
+            frame, _, _, _, info = env.step(np.int64(0))
+        row, column = info["cue"]
         assert row >= 0
         tile = frame[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
         assert (tile[..., 1] > tile[..., 0].astype(int) + 30).any()  # the cue is green
