@@ -85,7 +85,7 @@ def _recorded(environment: Environment, step: Step, index: int, hidden_every: in
     return step if index % hidden_every else replace(step, hidden_state=environment.hidden_state())
 
 
-class Player:
+class Collector:
     """Plays chunks in one environment of its own."""
 
     def __init__(self, order: Order, out: Path, solutions: Path | None) -> None:
@@ -188,16 +188,16 @@ def dask_executor(scheduler: str) -> Iterator[Executor]:
 
 
 _of_thread = local()
-"""The players of a thread: two episodes at once in one simulator would be told each other's worlds."""
+"""The collectors of a thread: two episodes at once in one simulator would be told each other's worlds."""
 
 
 def _play_in_worker(order: Order, out: Path, solutions: Path | None, chunk: Chunk) -> Tally:
     """The simulators end with the process."""
-    players: dict[Any, Player] = _of_thread.__dict__.setdefault("players", {})
+    collectors: dict[Any, Collector] = _of_thread.__dict__.setdefault("collectors", {})
     key = order, out, solutions
-    if key not in players:
-        players[key] = Player(*key)
-    return players[key].play_chunk(chunk)
+    if key not in collectors:
+        collectors[key] = Collector(*key)
+    return collectors[key].play_chunk(chunk)
 
 
 def write_manifest(order: Order, out: Path) -> None:
@@ -229,8 +229,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
     )
     parser.add_argument("--split", required=True, help="variations of this split only; of frames: train, dev or test")
-    players = dict.fromkeys((*POLICIES, *FRAME_POLICIES))
-    parser.add_argument("--policy", choices=players, help="who plays; None: gold, frames at random")
+    collectors = dict.fromkeys((*POLICIES, *FRAME_POLICIES))
+    parser.add_argument("--policy", choices=collectors, help="who plays; None: gold, frames at random")
     parser.add_argument("--episodes-per-task", type=int, help="at most; gold plays a variation once; not of frames")
     parser.add_argument("--episodes", type=int, help="frames: play this many")
     parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")

@@ -83,15 +83,15 @@ def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy
     """One episode, decided by the seed."""
     rng = np.random.default_rng([seed, 1])
     chosen = POLICIES[policy](env.space.actions, rng)
-    frame, told = env.reset(seed=seed)
-    frames, extras, actions, results = [frame], [told], [], []
+    frame, info = env.reset(seed=seed)
+    frames, extras, actions, results = [frame], [info], [], []
     over = False
     while not over:
         actions.append(next(chosen))
-        frame, reward, terminated, truncated, told = env.step(np.int64(actions[-1]))
+        frame, reward, terminated, truncated, info = env.step(np.int64(actions[-1]))
         truncated = truncated or (not terminated and len(actions) == max_steps)
         frames.append(frame)
-        extras.append(told)
+        extras.append(info)
         results.append((reward, terminated, truncated))
         over = terminated or truncated
     rewards, terminations, truncations = zip(*results, strict=True)
@@ -104,7 +104,7 @@ def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy
         truncated=np.array(truncations),
         seed=seed,
         policy=policy,
-        extras={name: np.stack([row[name] for row in extras]) for name in told},
+        extras={name: np.stack([row[name] for row in extras]) for name in info},
     )
 
 
@@ -148,7 +148,7 @@ def _begin(order: FrameOrder, space: FrameSpace, out: Path) -> None:
 
 
 def run_frames(order: FrameOrder, out: Path, episodes: int | None, steps: int | None) -> None:
-    """At least one of `episodes` and `steps` is given: plays until there are as many."""
+    """Plays until there are `episodes` and `steps`, of which at least one is given."""
 
     def enough(played: int, transitions: int) -> bool:
         return (episodes is None or played >= episodes) and (steps is None or transitions >= steps)

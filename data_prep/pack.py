@@ -56,7 +56,7 @@ def pack(folder: Path, earlier: Sequence[Path], out: Path) -> int:
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    """Without owner or time: the bytes depend on the contents alone."""
+    """Drops owner and time: the bytes depend on the contents alone."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""Who plays: a policy yields the next action and is sent the step that came of it, as long as it is asked."""
+"""Policies, which play: one yields the next action and is sent the step that came of it, as long as it is asked."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class _Walk:
     def __init__(self, environment: Environment, rng: Random) -> None:
         self.environment, self.rng = environment, rng
         self.last = environment.looks[0]
-        self.asked: list[str] = []
+        self.choices: list[str] = []
         """Numbers that the environment offers to choose from, now."""
 
     def mark(self) -> Any:
@@ -154,15 +154,15 @@ class _Walk:
     def follow(self, actions: Iterable[str]) -> Play:
         """Plays actions. A number is only said when one is asked for, and then something is said."""
         for action in actions:
-            if self.asked and not action.isdecimal():
-                yield from self._play(self.rng.choice(self.asked))
-            if self.asked or not action.isdecimal():
+            if self.choices and not action.isdecimal():
+                yield from self._play(self.rng.choice(self.choices))
+            if self.choices or not action.isdecimal():
                 yield from self._play(action)
 
     def _play(self, action: str) -> Play:
         step = yield action
         self.last = action
-        self.asked = _CHOICE.findall(step.observation) if step.observation.startswith("Ambiguous request") else []
+        self.choices = _CHOICE.findall(step.observation) if step.observation.startswith("Ambiguous request") else []
 
     def detour(self, gold: Sequence[str], path: Sequence[str]) -> Play:
         in_run = len(path) > 1 and path[0] == path[1]
@@ -194,7 +194,7 @@ class _Walk:
             yield from self.follow([self.rng.choice(slips)])
 
     def other_action(self, path: Sequence[str]) -> str:
-        """In place of the next step of the path: a valid action, mostly about what the path is about, or a look."""
+        """Draws another next step than the path's: a valid action, mostly about what the path is about, or a look."""
         for _ in range(8):
             (other,) = self._draw(FORKS)(path, path)
             if other != path[0]:

@@ -72,7 +72,7 @@ class Kind:
 
 @cache
 def load_kinds(env: str) -> tuple[Kind, ...]:
-    """Of an environment; none where it declares none."""
+    """The kinds of an environment; none where it declares none."""
     path = declared(env).kinds
     records = json.loads(path.read_bytes()) if path else []
     return tuple(Kind(**{name: tuple(values) for name, values in record.items()}) for record in records)

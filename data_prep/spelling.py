@@ -74,7 +74,7 @@ class Totals:
     tokens: Counter[str] = field(default_factory=Counter)
     seen: Counter[bool] = field(default_factory=Counter)
     differing: Counter[bool] = field(default_factory=Counter)
-    """By whether only places after a blank count."""
+    """Counts by whether only places after a blank count."""
 
 
 def measure(speller: Speller, episodes: Iterable[Episode]) -> Totals:

@@ -34,7 +34,7 @@ CountTokens = Callable[[str], int]
 
 
 @dataclass
-class Group:
+class Totals:
     """Sums over some episodes. `contexts`: tokens before each transition; `tokens`: of actions and observations."""
 
     episodes: int = 0
@@ -44,7 +44,7 @@ class Group:
     repeated_transitions: int = 0
     contexts: list[int] = field(default_factory=list)
 
-    def add(self, other: Group) -> None:
+    def add(self, other: Totals) -> None:
         for name, value in vars(other).items():
             total = getattr(self, name)
             total += value  # in place for the list: adding one by one must not copy it each time
@@ -72,15 +72,15 @@ class Counter:
         self._episodes: set[int] = set()
         self._transitions: set[int] = set()
 
-    def count(self, episode: Episode) -> Group:
+    def count(self, episode: Episode) -> Totals:
         actions = tuple(step.action for step in episode.steps)
-        group = Group(episodes=1, repeated_episodes=_seen(self._episodes, (episode.key, actions)))
+        group = Totals(episodes=1, repeated_episodes=_seen(self._episodes, (episode.key, actions)))
         length = sum(map(self._count_tokens, (episode.goal, episode.steps[0].observation))) + STEP_MARKS
         for before, step in zip(episode.steps, episode.steps[1:], strict=False):
             view = (before.look, before.inventory, before.observation)
             repeated = _seen(self._transitions, (episode.key, view, step.action, step.observation))
             tokens = self._count_tokens(step.action or "") + self._count_tokens(step.observation)
-            group.add(Group(0, 1, tokens, 0, repeated, [length]))
+            group.add(Totals(0, 1, tokens, 0, repeated, [length]))
             length += tokens + STEP_MARKS
         return group
 
@@ -104,10 +104,10 @@ def token_counter(tokenizer_file: Path) -> CountTokens:
     return count
 
 
-def count_groups(episodes: Iterable[Episode], count_tokens: CountTokens) -> dict[str, dict[str, Group]]:
+def count_groups(episodes: Iterable[Episode], count_tokens: CountTokens) -> dict[str, dict[str, Totals]]:
     """Groups by environment, by split and policy, and by family."""
     counter = Counter(count_tokens)
-    tables: dict[str, dict[str, Group]] = defaultdict(lambda: defaultdict(Group))
+    tables: dict[str, dict[str, Totals]] = defaultdict(lambda: defaultdict(Totals))
     for episode in episodes:
         group = counter.count(episode)
         tables["environment"][episode.env].add(group)
@@ -116,7 +116,7 @@ def count_groups(episodes: Iterable[Episode], count_tokens: CountTokens) -> dict
     return {title: dict(sorted(groups.items())) for title, groups in tables.items()}
 
 
-def markdown(tables: dict[str, dict[str, Group]], picture: str) -> str:
+def markdown(tables: dict[str, dict[str, Totals]], picture: str) -> str:
     lines = ["# Episodes", ""]
     for title, groups in tables.items():
         lines += [f"| {title} | " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
@@ -131,7 +131,7 @@ def markdown(tables: dict[str, dict[str, Group]], picture: str) -> str:
     return "\n".join(lines)
 
 
-def plot_contexts(groups: dict[str, Group], path: Path) -> None:
+def plot_contexts(groups: dict[str, Totals], path: Path) -> None:
     """Writes the share of transitions by length of the context before them as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -149,7 +149,7 @@ def plot_contexts(groups: dict[str, Group], path: Path) -> None:
         figure.savefig(file, format="png", dpi=120)
 
 
-def _summary(group: Group) -> dict[str, float]:
+def _summary(group: Totals) -> dict[str, float]:
     sums = {name: value for name, value in asdict(group).items() if name != "contexts"}
     return {**sums, "cut_share": group.cut_share}
 

@@ -121,7 +121,7 @@ def _spelled(piece: str) -> str:
 
 
 def phrase_merges(runs: Mapping[tuple[str, ...], int], limit: int) -> list[PhraseMerge]:
-    """At most `limit` merges of pieces, in order, learnt from weighted runs. Pairs met once are not merged."""
+    """Learns at most `limit` merges of pieces, in order, from weighted runs. Pairs met once are not merged."""
     pieces = sorted(set(chain.from_iterable(runs)))
     letters = {piece: chr(_FIRST_LETTER + i) for i, piece in enumerate(pieces)}
     bpe = Tokenizer(BPE())

@@ -32,12 +32,12 @@ what is needed, free bytes at the end that are returned."""
 
 
 def keep_for_reuse() -> None:
-    """Of a service: small pieces stay, large ones go. To be called before there are threads."""
+    """Sets the allocator for a service: small pieces stay, large ones go. To be called before there are threads."""
     _set({ARENA_MAX: 1, MMAP_THRESHOLD: 1 << 25, TRIM_THRESHOLD: (1 << 31) - 1})
 
 
 def keep_everything() -> None:
-    """Of a training run, every step of which needs what the one before needed."""
+    """Sets the allocator for a training run, every step of which needs what the one before needed."""
     _set({MMAP_MAX: 0, TOP_PAD: 1 << 28, TRIM_THRESHOLD: (1 << 31) - 1})
 
 

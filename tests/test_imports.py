@@ -25,7 +25,6 @@ MAY_IMPORT = {
     "loopwm.worlds": ("loopwm.text", "loopwm.core", "loopwm.records"),
     "loopwm.training": (
         *("loopwm.text", "loopwm.pixel", "loopwm.trainer", "loopwm.core", "loopwm.records", "loopwm.machine"),
-        "data_prep.environments",  # an agent in training plays simulators
     ),
     "loopwm.pretrained": ("loopwm.text",),
     "data_prep": ("loopwm.records",),
@@ -133,6 +132,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
     ("module", "source"),
     [
         ("loopwm.trainer.trainer", "import eval.scores.metrics"),
+        ("loopwm.training.real_world", "def f():\n    from data_prep.environments.pixels import by_name"),
         ("loopwm.trainer.trainer", "from loopwm.text import modeling"),
         ("loopwm.core.looped", "from loopwm.records import template"),
         ("loopwm.core.state", "def f():\n    import transformers"),

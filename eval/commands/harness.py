@@ -216,6 +216,8 @@ def make_results(
     for window in windows:
         predicted = recorded_prediction(window, records, settings.horizons)
         items += score_window(window, settings.context, predicted, seen)
+    # Windows whose oldest steps did not fit the context, which does not depend on the horizon.
+    cut = sum(records[window["id"], settings.horizons[0]]["steps_cut"] > 0 for window in windows)
     head = ("model", "suite", "context", "metrics_version")
     return {
         **{name: spec[name] for name in head},
@@ -224,7 +226,7 @@ def make_results(
         "windows": {"asked": len(windows) + len(refused), "scored": len(windows), "refused": len(refused)},
         "refused": refused,
         "games": {window["id"]: game_of(window) for window in windows},
-        "windows_cut_share": _share_cut(windows, settings, records),
+        "windows_cut_share": cut / len(windows),
         "unanswered": sum("unanswered" in records[window["id"], k] for window in windows for k in settings.horizons),
         "seen_in": None if seen is None else seen.training_set,
         "rows": make_rows(items, settings.horizons),
@@ -244,9 +246,3 @@ def read_results(path: Path) -> dict[str, Any]:
             "the run's own command makes the file again from its predictions"
         )
     return results
-
-
-def _share_cut(windows: Sequence[Window], settings: RunSettings, records: dict[Key, Record]) -> float:
-    """Share of windows whose oldest steps did not fit the context."""
-    cut = [records[window["id"], settings.horizons[0]]["steps_cut"] > 0 for window in windows]
-    return sum(cut) / len(cut)

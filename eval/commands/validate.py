@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def faults_by_window(path: Path) -> Iterator[list[str]]:
-    """For every line that is not blank its faults, led by its number. Raises InputError for an unreadable file."""
+    """The number and the faults of every line that is not blank. Raises InputError for an unreadable file."""
     seen: dict[str, int] = {}
     for line, text in read_lines(path):
         try:

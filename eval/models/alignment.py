@@ -83,7 +83,7 @@ def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, i
 def renaming(
     actions: Sequence[tuple[str, str]], observations: Sequence[tuple[str, str]], old: Scene, new: Scene, names: Names
 ) -> dict[str, str]:
-    """By name of the old world, the name of the new world that takes its place. Of pairs that differ the first holds.
+    """The name of the new world that takes the place of each name of the old. Of pairs that differ the first holds.
 
     actions, observations: (there, here) of the same step, the last first. What the asked action, the first, names is
     renamed in any case; other names only where the new world does not know them as well.

@@ -194,16 +194,16 @@ class Endpoint:
         requests = [self._request(messages) for messages in conversations]
         self._stopped.clear()
         with ThreadPoolExecutor(self._concurrency) as pool:
-            asked = {request: pool.submit(self.reply, request) for request in dict.fromkeys(requests)}
+            futures = {request: pool.submit(self.reply, request) for request in dict.fromkeys(requests)}
             try:
-                done, _ = wait(asked.values(), return_when=FIRST_EXCEPTION)
+                done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
             except BaseException:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return [asked[request].result() for request in requests]
+        return [futures[request].result() for request in requests]
 
     def paid_all(self, conversations: Iterable[Sequence[Message]]) -> list[Reply]:
         """Every reply there was to them, also those that were cut; equal conversations once."""
@@ -273,8 +273,8 @@ class Endpoint:
 def _wait(state: RetryCallState) -> float:
     """Seconds to the next attempt: exponential with full jitter, never less than the endpoint asks for."""
     error = state.outcome.exception() if state.outcome is not None else None
-    asked = error.retry_after if isinstance(error, UnusableError) else None
-    return max(_backed_off(state), asked or 0.0)
+    retry_after = error.retry_after if isinstance(error, UnusableError) else None
+    return max(_backed_off(state), retry_after or 0.0)
 
 
 def retry_after(header: str | None) -> float | None:

@@ -74,7 +74,10 @@ def _keys(action: str) -> tuple[_Key, ...]:
 
 
 def _table(env: str, expert: _Counts, other: _Counts) -> MarkovTable:
-    best = {key: _most_common(counts) for key, counts in {**other, **expert}.items()}
+    # Ties go to the text that sorts first, so that the order of the files does not matter.
+    best = {
+        key: min(counts.items(), key=lambda item: (-item[1], item[0]))[0] for key, counts in {**other, **expert}.items()
+    }
     return MarkovTable(
         env=env,
         transitions=sum(counts["any", ""].total() for counts in (expert, other)),
@@ -82,11 +85,6 @@ def _table(env: str, expert: _Counts, other: _Counts) -> MarkovTable:
         verbs={name: text for (kind, name), text in best.items() if kind == "verb"},
         fallback=best["any", ""],
     )
-
-
-def _most_common(counts: Counter[str]) -> str:
-    """Ties go to the text that sorts first, so that the order of the files does not matter."""
-    return min(counts, key=lambda text: (-counts[text], text))
 
 
 def _to_json(table: MarkovTable) -> str:

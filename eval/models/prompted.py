@@ -38,14 +38,14 @@ class EndpointPredictor:
     def usage(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> dict[str, int | float]:
         """Requests of a whole run and their tokens, whenever they were asked; equal ones once, and each that was cut.
 
-        Tokens and price count the replies in which the endpoint told its tokens (`counted`).
+        Tokens and price count the replies in which the endpoint counted its tokens (`counted`).
         """
         conversations = (messages for window in windows for messages in self._ask(window, regime, horizons))
         replies = self.endpoint.paid_all(conversations)
-        told = [reply for reply in replies if reply.prompt_tokens is not None and reply.completion_tokens is not None]
-        prompt, completion = _total(told, "prompt_tokens"), _total(told, "completion_tokens")
+        counted = [r for r in replies if r.prompt_tokens is not None and r.completion_tokens is not None]
+        prompt, completion = _total(counted, "prompt_tokens"), _total(counted, "completion_tokens")
         cut = sum(reply.cut for reply in replies)
-        found: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(told)}
+        found: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(counted)}
         found |= {"prompt_tokens": prompt, "completion_tokens": completion}
         if self.prices.prompt is not None and self.prices.completion is not None:
             found["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
@@ -57,7 +57,7 @@ class EndpointPredictor:
 
 
 def _prediction(replies: Mapping[int, Reply]) -> Prediction:
-    """By horizon."""
+    """Makes a prediction of the replies by horizon."""
     unanswered = frozenset(k for k, reply in replies.items() if reply.cut)
     return Prediction({k: reply.text for k, reply in replies.items()}, unanswered=unanswered)
 

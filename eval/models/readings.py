@@ -112,7 +112,7 @@ class ReadingIndex:
 
 
 def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
-    """By action what it most often took; of equally often the shortest."""
+    """How long each action most often took; the shortest of equally frequent times."""
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for episode in episodes:
         for action, observation in episode.steps[1:]:

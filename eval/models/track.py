@@ -237,7 +237,7 @@ def _is_name(text: str) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """In the game's order: kinds ascending, numbers descending."""
+    """Lists names in the game's order: kinds ascending, numbers descending."""
     *others, last = sorted(names, key=_place_in_list) or [""]
     return f"{', '.join(others)}, and {last}" if others else last
 

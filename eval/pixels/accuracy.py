@@ -86,7 +86,7 @@ class Hits:
 def predict(
     system: TwistedSystem, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For `rows` runs at a time: p (N, L, K) of every transition, the tokens before it and those after it (N, L)."""
+    """Yields p (N, L, K) of every transition, the tokens before it and those after it (N, L), `rows` runs at a time."""
     chosen = system.config.default_depth if depth is None else depth
     for start in range(0, len(data), rows):
         part = TokenBatch(*(tensor[start : start + rows] for tensor in data.batch))

@@ -38,7 +38,7 @@ def interquartile_mean(scores: NDArray[np.float64]) -> float:
 
 
 def aggregate(scores: NDArray[np.float64]) -> dict[str, float]:
-    """Of scores (runs, games)."""
+    """Aggregates scores (runs, games)."""
     by_game = scores.mean(0)
     return {
         "mean": float(by_game.mean()),

@@ -2,7 +2,7 @@
 
 From the first frame of an episode the paddle stays, and the ball's column is counted over many imagined worlds. The
 true chances follow from the rules. Outcomes are compared by Pearson's chi-square; frames in which a row does not hold
-exactly one ball are told apart.
+exactly one ball are result apart.
 
 Shape suffixes: B worlds, H/W/C frame.
 """
@@ -30,7 +30,7 @@ AGES = (1, 4, 8)
 
 
 def true_chances(start: int, steps: int) -> NDArray[np.float64]:
-    """Of the ball's column (COLUMNS,) after some steps from column `start`."""
+    """The chance of each column (COLUMNS,) to have the ball after some steps from column `start`."""
     step = np.zeros((COLUMNS, COLUMNS))
     for column in range(COLUMNS):
         for move, chance in ((-1, DRIFT / 2), (0, 1 - DRIFT), (1, DRIFT / 2)):
@@ -46,7 +46,7 @@ def first_frame(column: int) -> NDArray[np.uint8]:
 
 
 def ball_columns(frames: NDArray[np.uint8], row: int) -> NDArray[np.int64]:
-    """Of frames (B, H, W, C): the column of the one ball in a row, -1 where there is not exactly one."""
+    """The column of the one ball in a row of each frame (B, H, W, C), -1 where there is not exactly one."""
     lit = frames[:, row, :, 0] > 0
     return np.where(lit.sum(1) == 1, lit.argmax(1), -1)
 
@@ -70,12 +70,12 @@ def compare(columns: NDArray[np.int64], chances: NDArray[np.float64]) -> dict[st
     possible, clear = chances > 0, int(counts.sum())
     wrong = int(counts[~possible].sum())
     p = chisquare(counts[possible], clear * chances[possible]).pvalue if clear and not wrong else 0.0
-    told = {"counts": counts.tolist(), "expected": (clear * chances).round(1).tolist()}
-    return told | {"unclear": int((columns < 0).sum()), "p": float(p)}
+    result = {"counts": counts.tolist(), "expected": (clear * chances).round(1).tolist()}
+    return result | {"unclear": int((columns < 0).sum()), "p": float(p)}
 
 
 def measure(model: Path, count: int, seed: int) -> dict[str, Any]:
-    """By way of drawing latents, start and age. Raises InputError for a model of another environment."""
+    """Compares by way of drawing latents, start and age. Raises InputError for a model of another environment."""
     system = load_checkpoint(model, "storm")
     SPACE.require(system.space, str(model))
     rows = []
@@ -84,6 +84,6 @@ def measure(model: Path, count: int, seed: int) -> dict[str, Any]:
         for start in range(COLUMNS):
             found = imagined_columns(system, sampling, start, count, seed + start)
             for age, columns in found.items():
-                told = compare(columns, true_chances(start, age))
-                rows.append({"latents": latents, "start": start, "age": age, "worlds": count} | told)
+                result = compare(columns, true_chances(start, age))
+                rows.append({"latents": latents, "start": start, "age": age, "worlds": count} | result)
     return {"model": str(model), "seed": seed, "rows": rows}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from loopwm.records.files import write_json
 EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
 
+Work = Callable[[argparse.Namespace], None]
 Tasks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -35,38 +37,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_studies(tasks: Tasks) -> None:
     """Those that train, or ask for a place in the world that was made for the question."""
     purpose = "exact next frames by decoder, of models trained as a protocol says"
-    accuracy = tasks.add_parser("accuracy", help=purpose, description=purpose)
+    accuracy = _task(tasks, "accuracy", _accuracy, purpose, "folder of the study")
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
-    accuracy.add_argument("--out", type=Path, required=True, help="folder of the study")
+    accuracy.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
     accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
     purpose = "memory alone: which module still knows a cue long after"
-    memory = tasks.add_parser("memory", help=purpose, description=purpose)
+    memory = _task(tasks, "memory", _memory, purpose, "folder of the study")
     memory.add_argument("--steps", type=positive, default=400, help="of training (default: %(default)s)")
     memory.add_argument("--seeds", type=positive, default=3, help="default: %(default)s")
-    memory.add_argument("--out", type=Path, required=True, help="folder of the study")
     purpose = "whether imagined mazes still hold their cue after waiting (MiniGrid's Memory mazes)"
-    recall = tasks.add_parser("recall", help=purpose, description=purpose)
+    recall = _task(tasks, "recall", _recall, purpose, "folder of the study")
     recall.add_argument("models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoints and what to call them")
     recall.add_argument("--environment", default="minigrid/MemoryS7@pixels=32", help="default: %(default)s")
     recall.add_argument("--mazes", type=positive, default=500, help="valid ones (default: %(default)s)")
     recall.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    recall.add_argument("--out", type=Path, required=True, help="folder of the study")
     purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
-    coin = tasks.add_parser("coin", help=purpose, description=purpose)
+    coin = _task(tasks, "coin", _coin, purpose, "file of results")
     coin.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     coin.add_argument("--worlds", type=positive, default=300, help="of each start (default: %(default)s)")
     coin.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    coin.add_argument("--out", type=Path, required=True, help="file of results")
 
 
 def _add_pictures(tasks: Tasks) -> None:
     purpose = "learning curves of agents: returns of real episodes over interactions"
-    curve = tasks.add_parser("curve", help=purpose, description=purpose)
+    curve = _task(tasks, "curve", _curve, purpose, "PNG file")
     curve.add_argument("groups", nargs="+", type=_group, metavar="NAME=DIR[,DIR...]", help="runs that share a line")
     curve.add_argument("--bins", type=positive, default=40, help="points of a line (default: %(default)s)")
-    curve.add_argument("--out", type=Path, required=True, help="PNG file")
     purpose = "true frames above those that a checkpoint imagines, a row for each way of sampling"
-    sheet = tasks.add_parser("sheet", help=purpose, description=purpose)
+    sheet = _task(tasks, "sheet", _sheet, purpose, "PNG file")
     sheet.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     sheet.add_argument("--episode", type=Path, required=True, help="recorded episode (.npz)")
     sheet.add_argument(
@@ -81,38 +79,39 @@ def _add_pictures(tasks: Tasks) -> None:
     sheet.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
     sheet.add_argument("--every", type=positive, default=1, help="draw one frame in so many (default: 1)")
     sheet.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    sheet.add_argument("--out", type=Path, required=True, help="PNG file")
 
 
 def _add_agents(tasks: Tasks) -> None:
     """What trained agents earn, and what their worlds are worth."""
     purpose = "returns of an agent, Crafter score, and reward in imagination against reward in play"
-    play = tasks.add_parser("play", help=purpose, description=purpose)
+    play = _task(tasks, "play", _play, purpose, "file of results")
     play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
     play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
     play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    play.add_argument("--out", type=Path, required=True, help="file of results")
     purpose = "imagined rewards, ends and objects by their age, beside the agent's real play"
-    trust = tasks.add_parser("trust", help=purpose, description=purpose)
+    trust = _task(tasks, "trust", _trust, purpose, "file of results")
     trust.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     trust.add_argument("--stretches", type=positive, default=500, help="default: %(default)s")
     trust.add_argument("--steps", type=positive, default=16, help="of a stretch (default: %(default)s)")
     trust.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    trust.add_argument("--out", type=Path, required=True, help="file of results")
     purpose = "human-normalised scores of Atari 100k out of files that `play` wrote"
-    atari = tasks.add_parser("atari", help=purpose, description=purpose)
+    atari = _task(tasks, "atari", _atari, purpose, "file of results")
     atari.add_argument("played", nargs="+", type=Path, metavar="PLAY.json", help="as many runs of each game")
     atari.add_argument("--intervals", action="store_true", help="95 %% intervals (extra: rliable)")
     atari.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    atari.add_argument("--out", type=Path, required=True, help="file of results")
+
+
+def _task(tasks: Tasks, name: str, work: Work, purpose: str, out: str) -> argparse.ArgumentParser:
+    """A task that writes to `--out` and is done by `work`."""
+    parser = tasks.add_parser(name, help=purpose, description=purpose)
+    parser.add_argument("--out", type=Path, required=True, help=out)
+    parser.set_defaults(work=work)
+    return parser
 
 
 def run(args: argparse.Namespace) -> None:
-    studies = {"accuracy": _accuracy, "memory": _memory, "recall": _recall, "coin": _coin}
-    pictures = {"curve": _curve, "sheet": _sheet}
-    agents = {"play": _play, "trust": _trust, "atari": _atari}
-    (studies | pictures | agents)[args.task](args)
+    args.work(args)
 
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
@@ -144,10 +143,11 @@ def _group(text: str) -> tuple[str, list[Path]]:
 
 
 def _accuracy(args: argparse.Namespace) -> None:
-    from eval.pixels.protocol import load_protocol
-    from eval.pixels.study import run_study
+    from eval.pixels.protocol import AccuracyProtocol
+    from eval.pixels.study import run_accuracy_study
+    from eval.studies.protocol import load_protocol
 
-    run_study(load_protocol(args.protocol, args.overrides), args.out)
+    run_accuracy_study(load_protocol(AccuracyProtocol, args.protocol, args.overrides), args.out, args.workers)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
@@ -206,12 +206,12 @@ def _curve(args: argparse.Namespace) -> None:
 
 
 def _sheet(args: argparse.Namespace) -> None:
-    from eval.pixels.sheet import Scene, draw, imagined, load, world_of
+    from eval.pixels.sheet import Clip, draw, imagined, load, world_of
 
-    scene = Scene(args.start, args.context, args.steps)
+    clip = Clip(args.start, args.context, args.steps)
     system, episode = load(args.model, args.episode)
-    scene.check(episode)
-    rows = {"true": episode.obs[scene.start + 1 : scene.start + scene.steps + 1]}
+    clip.check(episode)
+    rows = {"true": episode.obs[clip.start + 1 : clip.start + clip.steps + 1]}
     for name, sampling in args.sampling or [("imagined", {})]:
-        rows[name] = imagined(world_of(system, sampling), episode, scene, args.seed)
+        rows[name] = imagined(world_of(system, sampling), episode, clip, args.seed)
     draw(args.out, rows, args.every)

@@ -45,13 +45,13 @@ def draw(path: Path, groups: Mapping[str, Sequence[Path]], bins: int) -> None:
     for index, (name, of_group) in enumerate(curves.items()):
         parts = np.stack([smoothed(curve, bins, limit) for curve in of_group])
         for part in parts:
-            axes.plot(*_told(part), color=f"C{index}", alpha=0.3, linewidth=1)
-        axes.plot(*_told(parts.mean(0)), color=f"C{index}", linewidth=2, label=name)
+            axes.plot(*_where_known(part), color=f"C{index}", alpha=0.3, linewidth=1)
+        axes.plot(*_where_known(parts.mean(0)), color=f"C{index}", linewidth=2, label=name)
     axes.set(xlabel="interactions", ylabel="return")
     axes.legend()
     save_figure(path, canvas)
 
 
-def _told(curve: Curve) -> Curve:
+def _where_known(curve: Curve) -> Curve:
     """Interactions and returns where there are any, so that lines go on over parts in which no episode ended."""
     return curve[~np.isnan(curve[:, 1])].T

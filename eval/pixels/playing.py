@@ -67,7 +67,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
         while any(number not in returns for number in range(episodes)):
             found = rollout(env, policy, STEPS, moment)
             moment, s = found.moment, found.segments
-            told = {(ending.env, ending.step): ending.info for ending in found.endings}
+            infos = {(ending.env, ending.step): ending.info for ending in found.endings}
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
             ends += int(s.terminated.sum())
             for step in range(STEPS):
@@ -75,8 +75,8 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
                 for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]).tolist():
                     number = int(order[row])
                     returns[number] = float(running[row])
-                    if ACHIEVEMENTS in told[row, step]:
-                        reached[number] = np.asarray(told[row, step][ACHIEVEMENTS]) > 0
+                    if ACHIEVEMENTS in infos[row, step]:
+                        reached[number] = np.asarray(infos[row, step][ACHIEVEMENTS]) > 0
                     running[row], order[row], begun = 0, begun, begun + 1
                     bar.update(number < episodes)
     values = np.array([returns[number] for number in range(episodes)])

@@ -36,7 +36,7 @@ def world_of(system: PixelSystem, sampling: Mapping[str, Any]) -> FrameWorld[Any
 
 
 @dataclass(frozen=True)
-class Scene:
+class Clip:
     """Where imagination starts: at frame `start` of an episode, having seen `context` frames, that one included; it
     takes `steps` of the actions that were played. Raises InputError for a part that the episode does not have."""
 
@@ -51,9 +51,9 @@ class Scene:
             raise InputError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
 
 
-def imagined(world: FrameWorld[Any], episode: FrameEpisode, scene: Scene, seed: int) -> Frames:
+def imagined(world: FrameWorld[Any], episode: FrameEpisode, clip: Clip, seed: int) -> Frames:
     """(steps, H, W, C): what the world shows after each step."""
-    start, context, steps = scene.start, scene.context, scene.steps
+    start, context, steps = clip.start, clip.context, clip.steps
     generator = torch.Generator().manual_seed(seed)
     seen = slice(start - context + 1, start + 1)
     obs = torch.from_numpy(episode.obs[seen])[None]

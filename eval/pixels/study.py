@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from eval.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
-from eval.pixels.protocol import Protocol
-from eval.scores.intervals import paired_difference
+from eval.pixels.protocol import AccuracyProtocol
+from eval.scores.figures import save_figure
 from eval.scores.tables import table
-from eval.studies.training import TrainingRun, train
+from eval.studies.differences import SeedDifference
+from eval.studies.report import DIFFERENCE_HEADER, difference_cells, plot_forest
+from eval.studies.training import TrainingRun, in_processes, locked, make_run, train
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.twisted.decoding import Decoder, DecoderConfig
 from loopwm.pixel.twisted.system import TwistedSystem
@@ -30,8 +34,8 @@ PARTS = ("frame", "centre")
 
 
 @dataclass(frozen=True)
-class Row:
-    """Of one arm and decoder: `frame` or `centre`; accuracy: the mean over seeds of each share."""
+class AccuracyRow:
+    """What one arm and decoder got right. part: `frame` or `centre`; accuracy: the mean over seeds of each share."""
 
     arm: str
     decoder: str
@@ -42,38 +46,27 @@ class Row:
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """ours - theirs over the same transitions and seeds; low and high are 95 % bounds of the mean over seeds."""
+class AccuracyDifference(SeedDifference):
+    """ours - theirs over the same transitions."""
 
     ours: str
     theirs: str
     part: str
     creatures: str
     """Transitions: `all`, or those `with` or `without` a creature before them."""
-    difference: float
-    low: float
-    high: float
-    by_seed: tuple[float, ...]
-    counts: bool
 
 
-Found = dict[str, list[Hits]]
-"""By decoder, one for each seed."""
+BySeed = list[Hits]
+"""One for each seed."""
 
 
-def run_study(protocol: Protocol, out: Path) -> None:
-    """Does what is not done yet, then writes results.json and report.md to `out`."""
-    found, creature = {}, np.zeros(0, dtype=bool)
-    for arm in protocol.arms:
-        seeds = []
-        for seed in protocol.seeds:
-            run = _run(protocol, arm, seed, out)
-            train(run)
-            hits, creature = _scored(protocol, run)
-            seeds.append(hits)
-        found[arm] = {decoder: [hits[decoder] for hits in seeds] for decoder in seeds[0]}
+def run_accuracy_study(protocol: AccuracyProtocol, out: Path, workers: int) -> None:
+    """Does what is not done yet, then writes results.json, report.md and plot.png to `out`."""
+    runs = [make_run(protocol, out, arm, seed) for arm in protocol.arms for seed in protocol.seeds]
+    in_processes(partial(complete, protocol), runs, workers)
+    found, creature = read_hits(runs)
     rows = [row for arm in found for row in _rows(arm, found[arm], creature)]
-    compared = [*_decoder_differences(protocol, found, creature), *_arm_differences(protocol, found, creature)]
+    compared = _compared(protocol, found, creature)
     results = {
         "study": "twisted accuracy",
         "protocol": asdict(protocol),
@@ -85,14 +78,40 @@ def run_study(protocol: Protocol, out: Path) -> None:
     }
     write_json(out / "results.json", results)
     write_atomic(out / "report.md", render(results, rows, compared))
+    plot(out / "plot.png", compared)
 
 
-def _run(protocol: Protocol, arm: str, seed: int, out: Path) -> TrainingRun:
-    overrides, config = protocol.overrides(arm, seed), protocol.config(arm, seed)
-    return TrainingRun(arm, seed, None, out / arm / f"seed-{seed}", Path(protocol.base), overrides, config)
+def complete(protocol: AccuracyProtocol, run: TrainingRun) -> None:
+    """Trains and scores; what is done already is skipped."""
+    train(run)
+    with locked(run):
+        if not _file_of(run).exists():
+            system = load_checkpoint(run.model, TwistedSystem.name)
+            assert isinstance(system, TwistedSystem)
+            data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
+            hits = _all_hits(protocol, run, system, data)
+            arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
+            with atomic_write(_file_of(run)) as file:
+                np.savez_compressed(file, creature=data.creature.flatten(), **arrays)
 
 
-def _decoders(protocol: Protocol, arm: str, grid: tuple[int, int]) -> dict[str, Decoder]:
+def _file_of(run: TrainingRun) -> Path:
+    return run.folder / "accuracy.npz"
+
+
+def read_hits(runs: Sequence[TrainingRun]) -> tuple[dict[str, dict[str, BySeed]], NDArray[np.bool_]]:
+    """Hits of trained runs by arm and decoder, and which transitions start with a creature."""
+    found: dict[str, dict[str, BySeed]] = {}
+    for run in runs:
+        with np.load(_file_of(run)) as arrays:
+            for name in dict.fromkeys(name.rpartition("/")[0] for name in arrays if "/" in name):
+                hits = Hits(arrays[f"{name}/frame"], arrays[f"{name}/centre"])
+                found.setdefault(run.arm, {}).setdefault(name, []).append(hits)
+            creature = arrays["creature"]
+    return found, creature
+
+
+def _decoders(protocol: AccuracyProtocol, arm: str, grid: tuple[int, int]) -> dict[str, Decoder]:
     configs = dict(protocol.decoders)
     if arm == protocol.reference:
         configs |= {
@@ -108,21 +127,7 @@ def grid_name(c_d: float, c_w: float) -> str:
     return f"transport c_d={c_d:g} c_w={c_w:g}"
 
 
-def _scored(protocol: Protocol, run: TrainingRun) -> tuple[dict[str, Hits], NDArray[np.bool_]]:
-    """Hits of a trained run by decoder, and which transitions start with a creature; kept in the run's folder."""
-    path = run.folder / "accuracy.npz"
-    if not path.exists():
-        system = load_checkpoint(run.model, TwistedSystem.name)
-        assert isinstance(system, TwistedSystem)
-        data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
-        _write(path, _all_hits(protocol, run, system, data), data.creature.flatten())
-    with np.load(path) as arrays:
-        names = list(dict.fromkeys(name.rpartition("/")[0] for name in arrays if "/" in name))
-        hits = {name: Hits(arrays[f"{name}/frame"], arrays[f"{name}/centre"]) for name in names}
-        return hits, arrays["creature"]
-
-
-def _all_hits(protocol: Protocol, run: TrainingRun, system: TwistedSystem, data: HeldOut) -> dict[str, Hits]:
+def _all_hits(protocol: AccuracyProtocol, run: TrainingRun, system: TwistedSystem, data: HeldOut) -> dict[str, Hits]:
     grid = system.tokenizer.grid
     decoders, centre = _decoders(protocol, run.arm, grid), protocol.centre.region(grid)
     hits = score(system, data, decoders, centre, run.seed)
@@ -132,74 +137,58 @@ def _all_hits(protocol: Protocol, run: TrainingRun, system: TwistedSystem, data:
     return hits
 
 
-def _write(path: Path, hits: Mapping[str, Hits], creature: NDArray[np.bool_]) -> None:
-    arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
-    with atomic_write(path) as file:
-        np.savez_compressed(file, creature=creature, **arrays)
-
-
-def _rows(arm: str, found: Found, creature: NDArray[np.bool_]) -> list[Row]:
+def _rows(arm: str, found: Mapping[str, BySeed], creature: NDArray[np.bool_]) -> list[AccuracyRow]:
     rows = []
     for decoder, seeds in found.items():
         for part in PARTS:
             by_seed = [accuracy(getattr(hits, part), creature) for hits in seeds]
             shares = zip(*((a.all, a.with_creatures, a.without_creatures) for a in by_seed), strict=True)
             mean = Accuracy(len(creature), *(float(np.mean(share)) for share in shares))
-            rows.append(Row(arm, decoder, part, mean, tuple(a.all for a in by_seed)))
+            rows.append(AccuracyRow(arm, decoder, part, mean, tuple(a.all for a in by_seed)))
     return rows
 
 
-def _decoder_differences(
-    protocol: Protocol, found: Mapping[str, Found], creature: NDArray[np.bool_]
-) -> list[PairedDifference]:
-    """On the reference arm, every decoder against the reference decoder."""
-    of_arm = found[protocol.reference]
-    theirs = of_arm[protocol.reference_decoder]
-    others = [name for name in of_arm if name != protocol.reference_decoder]
+def _compared(
+    protocol: AccuracyProtocol, found: Mapping[str, Mapping[str, BySeed]], creature: NDArray[np.bool_]
+) -> list[AccuracyDifference]:
+    """Compares every decoder with the reference decoder, on the reference arm, and every arm with the reference arm, by
+    the compared decoder."""
+    decoders = found[protocol.reference]
+    arms = {arm: of_arm[protocol.compared_decoder] for arm, of_arm in found.items()}
     return [
         difference
-        for name in others
-        for difference in _differences((name, protocol.reference_decoder), of_arm[name], theirs, creature)
-    ]
-
-
-def _arm_differences(
-    protocol: Protocol, found: Mapping[str, Found], creature: NDArray[np.bool_]
-) -> list[PairedDifference]:
-    """By the compared decoder, every arm against the reference arm."""
-    theirs = found[protocol.reference][protocol.compared_decoder]
-    return [
-        difference
-        for arm in found
-        if arm != protocol.reference
-        for difference in _differences(
-            (arm, protocol.reference), found[arm][protocol.compared_decoder], theirs, creature
-        )
+        for sides, reference in ((decoders, protocol.reference_decoder), (arms, protocol.reference))
+        for name in sides
+        if name != reference
+        for difference in _differences((name, reference), sides[name], sides[reference], creature)
     ]
 
 
 def _differences(
-    names: tuple[str, str], ours: Sequence[Hits], theirs: Sequence[Hits], creature: NDArray[np.bool_]
-) -> list[PairedDifference]:
-    everywhere = np.ones_like(creature)
-    subsets = {"all": everywhere, "with": creature, "without": ~creature}
+    names: tuple[str, str], ours: BySeed, theirs: BySeed, creature: NDArray[np.bool_]
+) -> list[AccuracyDifference]:
+    subsets = {"all": np.ones_like(creature), "with": creature, "without": ~creature}
     found = []
     for part in PARTS:
         for label, chosen in subsets.items():
             if chosen.any():
-                a, b = (
-                    np.stack([getattr(hits, part)[chosen] for hits in side]).astype(float) for side in (ours, theirs)
-                )
-                paired = paired_difference(part, 0, a.mean(0), b.mean(0), range(a.shape[1]))
-                by_seed = (a - b).mean(1)
-                one_sign = bool((by_seed > 0).all() or (by_seed < 0).all())
-                counts = one_sign and (paired.low > 0 or paired.high < 0)
-                bounds = (paired.difference, paired.low, paired.high)
-                found.append(PairedDifference(*names, part, label, *bounds, tuple(by_seed.tolist()), counts))
+                a, b = (np.stack([getattr(hits, part)[chosen] for hits in side]) for side in (ours, theirs))
+                compared = {"ours": names[0], "theirs": names[1], "part": part, "creatures": label}
+                found.append(AccuracyDifference.of(a.astype(float), b.astype(float), range(a.shape[1]), **compared))
     return found
 
 
-def render(results: Mapping[str, Any], rows: Sequence[Row], compared: Sequence[PairedDifference]) -> str:
+def plot(path: Path, compared: Sequence[AccuracyDifference]) -> None:
+    """Differences in whole frames, all transitions."""
+    shown = {f"{d.ours} - {d.theirs}": d for d in compared if (d.part, d.creatures) == ("frame", "all")}
+    canvas = Figure(figsize=(9, 1 + 0.25 * len(shown)), layout="constrained")
+    axes = canvas.subplots()
+    plot_forest(axes, shown)
+    axes.set(xlabel="difference in the share of frames that are right")
+    save_figure(path, canvas)
+
+
+def render(results: Mapping[str, Any], rows: Sequence[AccuracyRow], compared: Sequence[AccuracyDifference]) -> str:
     """The content of `report.md`."""
     question, count, with_creatures = (
         results["protocol"]["question"],
@@ -219,18 +208,7 @@ def render(results: Mapping[str, Any], rows: Sequence[Row], compared: Sequence[P
         by_name.setdefault((row.arm, row.decoder), []).extend(
             f"{100 * share:.1f}" for share in (a.all, a.with_creatures, a.without_creatures)
         )
-    lines = [
-        [
-            f"{d.ours} - {d.theirs}",
-            d.part,
-            d.creatures,
-            f"{100 * d.difference:+.1f}",
-            f"{100 * d.low:+.1f} to {100 * d.high:+.1f}",
-            " ".join(f"{100 * value:+.1f}" for value in d.by_seed),
-            "yes" if d.counts else "no",
-        ]
-        for d in compared
-    ]
-    names = ["Difference", "Part", "Creatures", "Points", "95 %", "by seed", "a difference"]
+    lines = [[f"{d.ours} - {d.theirs}", d.part, d.creatures, *difference_cells(d, "em")] for d in compared]
+    names = ["Difference", "Part", "Creatures", "Points", *DIFFERENCE_HEADER]
     accuracies = table(header, [[*name, *cells] for name, cells in by_name.items()])
     return "\n".join((head, accuracies, table(names, lines)))

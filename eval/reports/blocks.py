@@ -83,7 +83,7 @@ class Page:
     made_by: str
 
 
-Kind = Literal["same", "missing", "added"]
+Change = Literal["same", "missing", "added"]
 _PIECES = re.compile(r"^\s+|\w+\s*|[^\w\s]\s*")
 
 
@@ -91,7 +91,7 @@ _PIECES = re.compile(r"^\s+|\w+\s*|[^\w\s]\s*")
 class Span:
     """A stretch of text: in both, in the true observation alone, or in the prediction alone."""
 
-    kind: Kind
+    kind: Change
     text: str
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from eval.reports.blocks import Block, Page, Plot
+from eval.reports.blocks import Block, Page
 from eval.reports.plots import INK
 
 TEMPLATE = Path(__file__).parent / "page.html.j2"
@@ -18,15 +18,11 @@ def render_html(page: Page) -> str:
         loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["svg"] = _inline
+    # In the page's own text colour. A plot's text was escaped when it was drawn.
+    environment.filters["svg"] = lambda plot: Markup(plot.svg.replace(INK, "currentColor"))
     environment.tests["block"] = lambda block, kind: _kind(block) == kind
     return environment.get_template(TEMPLATE.name).render(page=page)
 
 
 def _kind(block: Block) -> str:
     return type(block).__name__
-
-
-def _inline(plot: Plot) -> Markup:
-    """The plot in the page's own text colour. Its text was escaped when it was drawn."""
-    return Markup(plot.svg.replace(INK, "currentColor"))

@@ -121,7 +121,7 @@ def keep(folder: Path, data: Path) -> None:
 
 
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
-    """Without windows and deviations."""
+    """Keeps a run without windows and deviations."""
     if results["suite"] not in SUITE_TITLES:
         raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
     kept = {
@@ -157,7 +157,8 @@ def _rounded(value: Any) -> Any:
 
 
 def _study(results: Row) -> tuple[str, dict[str, Any]]:
-    """EM, the mean over horizons: differences from the reference arm; what each arm costs.
+    """EM, the mean over horizons, or of pixels the share of frames that are right: differences from the reference arm;
+    what each arm costs.
 
     Exit rules are set against exits at random with as many loops: the best depth was chosen on the same windows.
     """
@@ -166,15 +167,18 @@ def _study(results: Row) -> tuple[str, dict[str, Any]]:
     if study == "halting":
         found = [policy["against_random"] for policy in results["policies"] if policy["against_random"]]
         costs: dict[str, float] = {}
+    elif "transitions" in results:
+        whole = [d for d in results["differences"] if (d["part"], d["creatures"]) == ("frame", "all")]
+        found, costs = [{**d, "arm": d["ours"], "reference": d["theirs"]} for d in whole], {}
     else:
         found = [d for d in results["differences"] if (d["metric"], d["horizon"]) == ("em", "all")]
         costs = results.get("flops_per_token") or {arm["arm"]: arm["flops_per_token"] for arm in results["arms"]}
     means = {m["arm"]: m["mean"] for m in results.get("means", []) if (m["metric"], m["horizon"]) == ("em", "all")}
     by_arm = {f"T={name}" if name.isdecimal() else name: flops for name, flops in costs.items()}
-    return f"{study}--{model}" if model else study, {
+    return f"{study}--{model}" if model else study.replace(" ", "-"), {
         "study": study,
         "model": model,
-        "windows": results["windows"],
+        "windows": results.get("windows") or results["transitions"],
         "seeds": max((len(d["by_seed"]) for d in found), default=1),
         "differences": [
             {name: d[name] for name in ("arm", "reference", "difference", "low", "high", "by_seed")} for d in found

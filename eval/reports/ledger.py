@@ -73,8 +73,8 @@ def render(shelf: Shelf) -> Iterator[tuple[str, str]]:
     from eval.reports.pictures import pictures  # matplotlib takes a second
 
     parts = [f"# All results\n\n{LEAD}"]
-    for number, (picture, svg, told) in enumerate(pictures(shelf), start=1):
-        parts.append(f"## {number}. {picture.title}\n\n{_shown(picture.name, svg, told)}    {picture.command}\n")
+    for number, (picture, svg, caption) in enumerate(pictures(shelf), start=1):
+        parts.append(f"## {number}. {picture.title}\n\n{_shown(picture.name, svg, caption)}    {picture.command}\n")
         if svg:
             yield f"{picture.name}.svg", svg
         if commands := _commands(picture.of(shelf)):
@@ -85,17 +85,18 @@ def render(shelf: Shelf) -> Iterator[tuple[str, str]]:
         parts.append(f"## The checkpoint that ships\n\n{in_short(shelf.runs)}")
     for suite, title in SUITE_TITLES.items():
         if runs := [run for run in shelf.runs if run["suite"] == suite]:
-            body = f"{_table(runs)}\n{_fold('By family', _families(runs))}\n" if _has_families(runs) else _table(runs)
+            by_family = any(row["family"] != OVERALL for run in runs for row in run["rows"])
+            body = f"{_table(runs)}\n{_fold('By family', _families(runs))}\n" if by_family else _table(runs)
             commands = "".join(f"    {run['provenance']['command']}\n" for run in runs)
             body += f"\n{_fold('What is wrong', _errors(runs))}\n{_fold('Commands', commands)}"
             parts.append(f"## {title}\n\n{verdict_of(runs)}\n\n{body}")
     yield PAGE, "\n".join(parts)
 
 
-def _shown(name: str, svg: str | None, told: str) -> str:
+def _shown(name: str, svg: str | None, caption: str) -> str:
     if svg is None:
         return "Nothing is kept that it could be made of; this makes it:\n\n"
-    return f"**{told}**\n\n![{told}]({name}.svg)\n\n"
+    return f"**{caption}**\n\n![{caption}]({name}.svg)\n\n"
 
 
 def _commands(kept: Sequence[Kept]) -> str:
@@ -108,15 +109,11 @@ def _commands(kept: Sequence[Kept]) -> str:
 
 
 def _claims(claims: Sequence[Kept]) -> str:
-    """By verdict: what was reproduced first."""
+    """The table of claims, what was reproduced first."""
     ordered = sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
     counts = ", ".join(f"{sum(c['verdict'] == verdict for c in claims)} {verdict}" for verdict in VERDICTS)
     rows = [[claim["claim"], claim["verdict"], claim["here"], claim["measured"]] for claim in ordered]
     return f"{counts}.\n\n" + table(["Claim", "Verdict", "Here", "Measured"], rows)
-
-
-def _has_families(runs: Sequence[Kept]) -> bool:
-    return any(row["family"] != OVERALL for run in runs for row in run["rows"])
 
 
 def in_short(kept: Sequence[Kept]) -> str:
@@ -132,7 +129,7 @@ def in_short(kept: Sequence[Kept]) -> str:
 
 
 def _in_short(run: Kept) -> list[str]:
-    """At horizon 1, at the farthest one with its interval, and of novel windows there; of pairs: both right."""
+    """Figures at horizon 1, at the farthest one with its interval, and of novel windows there; of pairs: both right."""
     if run["pairs"]:
         return ["-", _bounded(run["pairs"]["both"], run["pairs"]["ci95"]["both"]), "-"]
     row, first = last(run), overall(run, 1)
@@ -150,9 +147,9 @@ def verdict_of(runs: Sequence[Kept]) -> str:
     lines = []
     for run in (run for run in runs if rank(run) == 0):
         if stand := stands(run, runs):
-            told, best = stand
+            verdict, best = stand
             em, rival = percent(last(run)["em"]), percent(last(best)["em"])
-            lines.append(f"**{label_of(run)}: {em}, {told} {label_of(best)} ({rival}).**")
+            lines.append(f"**{label_of(run)}: {em}, {verdict} {label_of(best)} ({rival}).**")
     return " ".join(lines) or "No checkpoint was scored here."
 
 

@@ -91,11 +91,11 @@ def _paper_line(axes: Axes, suite: str) -> None:
 
 
 def _standing(runs: Sequence[Kept]) -> str:
-    told: dict[str, list[str]] = {}
+    suites: dict[str, list[str]] = {}
     for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
         if stand := stands(run, [other for other in runs if other["suite"] == run["suite"]]):
-            told.setdefault(stand[0], []).append(run["suite"])
-    parts = [f"{words} it on {', '.join(suites)}" for words, suites in told.items()]
+            suites.setdefault(stand[0], []).append(run["suite"])
+    parts = [f"{verdict} it on {', '.join(names)}" for verdict, names in suites.items()]
     return f"{SHIPPED_NAME} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
 
 
@@ -148,7 +148,7 @@ def _rollouts(shelf: Shelf) -> tuple[Figure, str] | None:
     if not shelf.rollouts:
         return None
     canvas, grid = make_canvas(9, 2.8, 1, len(shelf.rollouts))
-    told = []
+    captions = []
     for axes, kept in zip(grid, shelf.rollouts, strict=True):
         for i, way in enumerate(dict.fromkeys(row["way"] for row in kept["rows"])):
             rows = [row for row in kept["rows"] if row["way"] == way]
@@ -161,9 +161,9 @@ def _rollouts(shelf: Shelf) -> tuple[Figure, str] | None:
         axes.set(ylim=(0, 100), xlabel="depth: steps imagined", ylabel="exact match, %")
         axes.set_title(f"{kept['env']}, {kept['n']} episodes, {_whose(kept, shelf)}", fontsize=8)
         d = kept["latent_minus_fed_back"]
-        told.append(f"{kept['env']} {_points(d['difference'], d['low'], d['high'])}")
+        captions.append(f"{kept['env']} {_points(d['difference'], d['low'], d['high'])}")
     _legend(canvas, grid)
-    return canvas, f"Latent minus fed back, EM over whole episodes: {'; '.join(told)}."
+    return canvas, f"Latent minus fed back, EM over whole episodes: {'; '.join(captions)}."
 
 
 def _forest(shelf: Shelf) -> tuple[Figure, str] | None:
@@ -192,7 +192,7 @@ def _costs(shelf: Shelf) -> tuple[Figure, str] | None:
     if not studies:
         return None
     canvas, (axes,) = make_canvas(9, 3.2, 1, 1)
-    told = []
+    captions = []
     for i, study in enumerate(studies):
         points = sorted((cost["mflops"], 100 * cost["em"], cost["arm"]) for cost in study["costs"])
         joined = "-" if study["study"] == "depth" else "none"
@@ -203,10 +203,10 @@ def _costs(shelf: Shelf) -> tuple[Figure, str] | None:
             axes.annotate(arm, (x, y), textcoords="offset points", xytext=(4, 3), fontsize=6)
         best = max(points, key=lambda point: (point[1], -point[0]))
         ends = [f"{arm} {y:.1f} at {x:.1f} MFLOPs" for x, y, arm in dict.fromkeys((points[0], best))]
-        told.append(f"{label}: {', best '.join(ends)}")
+        captions.append(f"{label}: {', best '.join(ends)}")
     axes.set(xlabel="MFLOPs a token at 512 keys", ylabel="exact match, %")
     _legend(canvas, [axes])
-    return canvas, "; ".join(told) + "."
+    return canvas, "; ".join(captions) + "."
 
 
 def _service(shelf: Shelf) -> tuple[Figure, str] | None:
@@ -229,8 +229,8 @@ def _service(shelf: Shelf) -> tuple[Figure, str] | None:
     first = kept["load"][0]["workload"]
     rates = {row["at_once"]: row["tokens_per_second"] for row in kept["load"] if row["workload"] == first}
     best = max(rates, key=lambda at_once: rates[at_once])
-    told = f"{rates[best]:.0f} tokens a second with {best} at once, {rates[ticks[0]]:.0f} with {ticks[0]}"
-    return canvas, f"{first.capitalize()}: {told} ({_whose(kept, shelf)})."
+    caption = f"{rates[best]:.0f} tokens a second with {best} at once, {rates[ticks[0]]:.0f} with {ticks[0]}"
+    return canvas, f"{first.capitalize()}: {caption} ({_whose(kept, shelf)})."
 
 
 def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
@@ -238,7 +238,7 @@ def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
     if not shelf.agents:
         return None
     canvas, grid = make_canvas(9, 2.2, 1, len(shelf.agents))
-    told = []
+    captions = []
     for axes, kept in zip(grid, shelf.agents, strict=True):
         arms = list(kept["arms"].items())
         for y, (_, score) in enumerate(arms):
@@ -248,10 +248,10 @@ def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, 100), xlabel="final score of 100")
         axes.set_title(f"{kept['n']} games of {kept['split']}, {_whose(kept, shelf)}", fontsize=8)
         first = next(d for d in kept["differences"] if d["b"] == "retrieval")
-        told.append(
+        captions.append(
             f"{first['a']} minus {first['b']}: {_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
         )
-    return canvas, f"Score by looking ahead in the model, {'; '.join(told)}."
+    return canvas, f"Score by looking ahead in the model, {'; '.join(captions)}."
 
 
 def _whose(kept: Kept, shelf: Shelf) -> str:
@@ -264,7 +264,7 @@ def _whose(kept: Kept, shelf: Shelf) -> str:
 
 
 def _named(study: Kept, shelf: Shelf) -> str:
-    """With the checkpoint, where it was one."""
+    """The study's name, with the checkpoint where it was of one."""
     return f"{study['study']}, {_whose(study, shelf)}" if study["model"] else str(study["study"])
 
 

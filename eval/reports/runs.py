@@ -148,7 +148,8 @@ def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
     complete = [window for window in windows if all((window["id"], k) in records for k in spec["horizons"])]
     if not complete:
         raise InputError(f"{folder}: predictions.jsonl: no window is complete yet")
-    results = _read_results(folder)
+    path = folder / "results.json"
+    results = read_results(path) if path.is_file() else None  # of a run that is not finished
     if results is not None and len(complete) + len(refused) < len(windows):
         raise InputError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
     return CheckedRun(folder, spec, suite, complete, len(windows), refused, records, results, shelf.seen(suite))
@@ -174,12 +175,6 @@ def _read_predictions(folder: Path) -> dict[Key, Record]:
     if not records:
         raise InputError(f"{folder}: predictions.jsonl: no predictions")
     return records
-
-
-def _read_results(folder: Path) -> dict[str, Any] | None:
-    """None where the run is not finished."""
-    path = folder / "results.json"
-    return read_results(path) if path.is_file() else None
 
 
 def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regime: Regime) -> None:

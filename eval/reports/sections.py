@@ -63,10 +63,11 @@ Figure = Callable[[Run], str]
 def _deciding(group: Group) -> list[tuple[str, Figure]]:
     """Title and figure of the columns that tell models apart on a suite."""
     if any(summarize_pairs(run.items) for run in group.runs):
-        return [(", pairs", _both_right)]
+        return [(", pairs", lambda run: _mean_cell(_pair_means(run)["both"]))]
     if group.is_expert:
         known = any(item.seen is not None for run in group.runs for item in run.items)
-        return [(", novel", _novel)] if known else []
+        column = (", novel", lambda run: _mean_cell(analysis.em_where(run.at(run.last), SPLITS["novel"])))
+        return [column] if known else []
     return [("", _all_windows)]
 
 
@@ -75,21 +76,14 @@ def _overview_column(group: Group, title: str, figure: Figure) -> tuple[str, dic
     cells: dict[str, str] = {}
     for run in group.runs:
         name = f"{run.model}, {run.context}"
-        cells[name] = "\n".join(filter(None, (cells.get(name), figure(run) + _small(run))))
+        part = "" if run.windows == len(run.suite.windows) else f" (n = {run.windows})"
+        cells[name] = "\n".join(filter(None, (cells.get(name), figure(run) + part)))
     return group.suite + title, cells
 
 
 def _all_windows(run: Run) -> str:
     row = run.row(OVERALL, run.last)
     return "-" if row is None else f"{percent(row['em'])} / {percent(row['f1'])}"
-
-
-def _novel(run: Run) -> str:
-    return _mean_cell(analysis.em_where(run.at(run.last), SPLITS["novel"]))
-
-
-def _both_right(run: Run) -> str:
-    return _mean_cell(_pair_means(run)["both"])
 
 
 def lacking_opponent(group: Group) -> str:
@@ -102,12 +96,6 @@ def lacking_opponent(group: Group) -> str:
     if opponent is None or not lacking:
         return ""
     return f"{group.suite}, {', '.join(lacking)}: no run of {opponent} is shown, the opponent that counts there."
-
-
-def _small(run: Run) -> str:
-    """What to know of a run that is not of the whole suite."""
-    whole = len(run.suite.windows)
-    return "" if run.windows == whole else f" (n = {run.windows})"
 
 
 def _runs_table(groups: Sequence[Group]) -> Table:

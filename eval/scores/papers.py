@@ -30,7 +30,7 @@ def paper_rows() -> dict[str, Any]:
     return rows
 
 
-def environment_of(families: Iterable[str]) -> str | None:
+def environment_of_families(families: Iterable[str]) -> str | None:
     """The environment whose families in the paper these are, if any."""
     wanted = set(families)
     for name, systems in paper_rows()["tables"].items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.metrics import HEADLINE, METRICS
-from eval.scores.papers import environment_of, paper_rows
+from eval.scores.papers import environment_of_families, paper_rows
 from eval.scores.rows import OVERALL
 from eval.scores.suites import is_selection
 
@@ -95,7 +95,7 @@ def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _paper_environment(suite: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The environment whose rows of the paper stand beside these; a selection's overall figure is of other families."""
-    return None if is_selection(suite) else environment_of(_families(rows))
+    return None if is_selection(suite) else environment_of_families(_families(rows))
 
 
 def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -88,7 +88,9 @@ def run(args: argparse.Namespace) -> None:
         run_halting_study(args.model, load_suite(args.windows), _settings(args), thresholds, args.rule_limit, args.out)
     else:
         from eval.studies.protocol import load_protocol
-        from eval.studies.training_study import run_study
+        from eval.studies.text_protocol import TextProtocol
+        from eval.studies.training_study import run_training_study
 
-        run_study(args.study, load_protocol(args.protocol, args.overrides), args.out, args.workers)
+        protocol = load_protocol(TextProtocol, args.protocol, args.overrides)
+        run_training_study(args.study, protocol, args.out, args.workers)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")

@@ -1,9 +1,10 @@
-"""Means of arms, and their paired differences from a reference arm."""
+"""Paired differences over seeds, as every study makes them; of text models, means and differences by horizon."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,7 +18,7 @@ STUDIED = ("em", "f1", "nats")
 
 @dataclass(frozen=True)
 class Mean:
-    """Of one arm, over windows and seeds. nats are of one observation."""
+    """The mean of one arm over windows and seeds. nats are of one observation."""
 
     arm: str
     regime: str
@@ -28,9 +29,28 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Arm minus reference over the same windows and seeds; low and high are 95 % bounds over games of the mean over
-    seeds. counts: the bounds exclude zero and every seed has the same sign."""
+class SeedDifference:
+    """One side minus another over the same items and seeds; low and high are 95 % bounds over games of the mean over
+    seeds. counts: the bounds exclude zero and every seed has the same sign. Subclasses say what is compared."""
+
+    difference: float
+    low: float
+    high: float
+    by_seed: tuple[float, ...]
+    counts: bool
+
+    @classmethod
+    def of(cls, ours: Values, theirs: Values, games: Games, /, **compared: Any) -> Self:
+        """ours, theirs: (seeds, items); games: of items; compared: the fields of the subclass."""
+        paired = paired_difference("", 0, ours.mean(0), theirs.mean(0), games)
+        by_seed = (ours - theirs).mean(1)
+        counts = bool((paired.low > 0 and (by_seed > 0).all()) or (paired.high < 0 and (by_seed < 0).all()))
+        return cls(paired.difference, paired.low, paired.high, tuple(by_seed.tolist()), counts, **compared)
+
+
+@dataclass(frozen=True)
+class Difference(SeedDifference):
+    """Arm minus reference over the same windows."""
 
     arm: str
     reference: str
@@ -38,11 +58,6 @@ class Difference:
     metric: str
     horizon: int | str
     windows: int
-    difference: float
-    low: float
-    high: float
-    by_seed: tuple[float, ...]
-    counts: bool
 
 
 def means(arm: str, regime: str, seeds: Sequence[Scores], horizons: Sequence[int]) -> list[Mean]:
@@ -67,19 +82,9 @@ def differences(
     for metric in STUDIED:
         columns = zip(_columns(arm, metric, horizons), _columns(reference, metric, horizons), strict=False)
         for (horizon, ours), (_, theirs) in columns:
-            found.append(_difference(names, regime, metric, horizon, ours, theirs, games))
+            compared = {"regime": regime, "metric": metric, "horizon": horizon, "windows": ours.shape[1]}
+            found.append(Difference.of(ours, theirs, games, arm=names[0], reference=names[1], **compared))
     return found
-
-
-def _difference(
-    names: tuple[str, str], regime: str, metric: str, horizon: int | str, ours: Values, theirs: Values, games: Games
-) -> Difference:
-    """ours, theirs: (seeds, windows)."""
-    paired = paired_difference(metric, 0, ours.mean(0), theirs.mean(0), games)
-    by_seed = (ours - theirs).mean(1)
-    counts = bool((paired.low > 0 and (by_seed > 0).all()) or (paired.high < 0 and (by_seed < 0).all()))
-    bounds = (paired.difference, paired.low, paired.high)
-    return Difference(*names, regime, metric, horizon, paired.n, *bounds, tuple(by_seed.tolist()), counts)
 
 
 def _columns(seeds: Sequence[Scores], metric: str, horizons: Sequence[int]) -> list[tuple[int | str, Values]]:

@@ -49,8 +49,8 @@ class Thresholds:
     )
 
     def policies(self, limit: int, with_gate: bool) -> list[ExitPolicy]:
-        """Without a gate those that need none. Raises InputError for a rule that is not made of a threshold and a
-        limit, and for a threshold outside its range."""
+        """A policy a threshold; without a gate, those that need none. Raises InputError for a rule that is not made of
+        a threshold and a limit, and for a threshold outside its range."""
         found = []
         for name, thresholds in self.of.items():
             numbers = list(numbers_of(name)) if name in RULES else []

@@ -66,7 +66,7 @@ class PlanSettings:
 
 @dataclass
 class Work:
-    """Of one play. seconds: of this process's processor time. overruled: decisions against the most similar place."""
+    """What a play took. seconds: this process's processor time. overruled: decisions against the most similar place."""
 
     decisions: int = 0
     overruled: int = 0
@@ -107,7 +107,7 @@ class LookAhead:
         return best_plan([plan.similarity for plan in plans], agreements, self._weight)
 
     def agreements(self, context: Context, plans: Plans, work: Work) -> list[float]:
-        """Of each plan, in [0, 1]."""
+        """Scores of the plans, each in [0, 1]."""
         self._see(context)
         ahead = [plan.after[: self._horizon] for plan in plans]
         found, rows = [0.0] * len(ahead), list(range(len(ahead)))
@@ -152,7 +152,7 @@ def best_plan(similarities: Sequence[float], agreements: Sequence[float], weight
 
 
 def candidate_plans(agent: RetrievalAgent, context: Context, count: int) -> list[Recalled]:
-    """For each of up to `count` different next actions its most similar place, best first.
+    """The most similar place of each of up to `count` different next actions, best first.
 
     None where the most similar place of all is the end of an episode: there the agent stops.
     """

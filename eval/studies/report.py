@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from eval.scores.figures import TITLES, save_figure
 from eval.scores.tables import table
-from eval.studies.differences import ALL, Difference, Mean
+from eval.studies.differences import ALL, Difference, Mean, SeedDifference
 
 
 def figure(metric: str, value: float, sign: str = "") -> str:
@@ -35,13 +35,18 @@ def differences_table(differences: Sequence[Difference]) -> str:
     rows = []
     for d in differences:
         if d.horizon == ALL:
-            bounds = f"{figure(d.metric, d.low, '+')} to {figure(d.metric, d.high, '+')}"
-            seeds = " ".join(figure(d.metric, value, "+") for value in d.by_seed)
-            verdict = "yes" if d.counts else "no"
-            difference = figure(d.metric, d.difference, "+")
-            rows.append([d.arm, d.regime, TITLES[d.metric], str(d.windows), difference, bounds, seeds, verdict])
-    header = ["Arm - reference", "Context", "Metric", "n", "Difference", "95 %", "by seed", "a difference"]
-    return table(header, rows)
+            rows.append([d.arm, d.regime, TITLES[d.metric], str(d.windows), *difference_cells(d, d.metric)])
+    return table(["Arm - reference", "Context", "Metric", "n", "Difference", *DIFFERENCE_HEADER], rows)
+
+
+DIFFERENCE_HEADER = ("95 %", "by seed", "a difference")
+
+
+def difference_cells(d: SeedDifference, metric: str) -> list[str]:
+    """The difference, and what stands below DIFFERENCE_HEADER."""
+    low, high, difference = (figure(metric, value, "+") for value in (d.low, d.high, d.difference))
+    seeds = " ".join(figure(metric, value, "+") for value in d.by_seed)
+    return [difference, f"{low} to {high}", seeds, "yes" if d.counts else "no"]
 
 
 def _horizon(horizon: int | str) -> str:
@@ -49,7 +54,7 @@ def _horizon(horizon: int | str) -> str:
 
 
 def plot_study(path: Path, means: Sequence[Mean], differences: Sequence[Difference]) -> None:
-    """For each context: EM and loss by horizon, and the differences over all horizons with their bounds."""
+    """Draws EM and loss by horizon, and the differences over all horizons with their bounds, a row a context."""
     regimes = list(dict.fromkeys(m.regime for m in means))
     canvas = Figure(figsize=(18, 4.5 * len(regimes)), layout="constrained")
     axes = canvas.subplots(len(regimes), 4, squeeze=False)
@@ -57,7 +62,9 @@ def plot_study(path: Path, means: Sequence[Mean], differences: Sequence[Differen
         for column, metric in enumerate(("em", "nats")):
             _plot_means(row[column], [m for m in means if (m.regime, m.metric) == (regime, metric)], metric, regime)
             chosen = [d for d in differences if (d.regime, d.metric, d.horizon) == (regime, metric, ALL)]
-            _plot_differences(row[2 + column], chosen, metric)
+            plot_forest(row[2 + column], {d.arm: d for d in chosen})
+            reference = chosen[0].reference if chosen else ""
+            row[2 + column].set(title=f"minus {reference}: {TITLES[metric]}")
     save_figure(path, canvas)
 
 
@@ -69,17 +76,16 @@ def _plot_means(axes: Axes, means: Sequence[Mean], metric: str, regime: str) -> 
     axes.legend(fontsize="small")
 
 
-def _plot_differences(axes: Axes, differences: Sequence[Difference], metric: str) -> None:
-    for i, d in enumerate(differences):
+def plot_forest(axes: Axes, differences: Mapping[str, SeedDifference]) -> None:
+    """A line a difference, by label, the first on top: its bounds, black where it counts, and a tick a seed."""
+    for i, d in enumerate(differences.values()):
         axes.errorbar(
             d.difference, i, xerr=[[d.difference - d.low], [d.high - d.difference]], fmt="o", capsize=3,
             color="black" if d.counts else "gray",
         )  # fmt: skip
         axes.plot(d.by_seed, [i] * len(d.by_seed), "|", color="gray")
     axes.axvline(0, color="black", linewidth=0.5)
-    reference = differences[0].reference if differences else ""
-    axes.set_yticks(range(len(differences)), [d.arm for d in differences])
-    axes.set(title=f"minus {reference}: {TITLES[metric]}")
+    axes.set_yticks(range(len(differences)), list(differences))
     axes.invert_yaxis()
 
 

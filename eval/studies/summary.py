@@ -14,10 +14,10 @@ from eval.scores.figures import UNITS
 from eval.scores.suites import Suite
 from eval.scores.tables import table
 from eval.studies.differences import STUDIED, Difference, Mean, differences, means
-from eval.studies.protocol import Protocol
 from eval.studies.report import differences_table, latents_table, means_table, plot_latents, plot_study
 from eval.studies.scores import read_scores
-from eval.studies.training import Job, TrainingFacts, make_run, read_training_log
+from eval.studies.text_protocol import Job, TextProtocol
+from eval.studies.training import TrainingFacts, make_run, read_training_log
 from loopwm.core.depth import backward_loops
 from loopwm.records.files import read_json, write_atomic
 from loopwm.records.provenance import provenance
@@ -30,7 +30,7 @@ FLOPS_KEYS = 512
 
 
 def summarize(
-    name: str, protocol: Protocol, jobs: Sequence[Job], suite: Suite, windows: Sequence[Window]
+    name: str, protocol: TextProtocol, jobs: Sequence[Job], suite: Suite, windows: Sequence[Window]
 ) -> dict[str, Any]:
     """The content of `results.json`. Arms with a diverged seed have facts, but neither means nor differences."""
     by_arm = {arm: [job for job in jobs if job.arm == arm] for arm in protocol.arms}
@@ -60,7 +60,7 @@ def summarize(
     }
 
 
-def _arm(protocol: Protocol, jobs: Sequence[Job], facts: Sequence[TrainingFacts]) -> dict[str, Any]:
+def _arm(protocol: TextProtocol, jobs: Sequence[Job], facts: Sequence[TrainingFacts]) -> dict[str, Any]:
     """What an arm is and cost."""
     config = LoopWMConfig.from_pretrained(jobs[0].run.model)
     parameters = count_parameters(config)
@@ -83,7 +83,7 @@ def _arm(protocol: Protocol, jobs: Sequence[Job], facts: Sequence[TrainingFacts]
     }
 
 
-def _rates_tried(protocol: Protocol, job: Job) -> dict[str, float | None]:
+def _rates_tried(protocol: TextProtocol, job: Job) -> dict[str, float | None]:
     """Final dev loss of the first seed by learning rate."""
     out = job.run.folder.parents[2]
     runs = [make_run(protocol, out, job.run.arm, protocol.seeds[0], rate) for rate in protocol.rates]

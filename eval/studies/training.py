@@ -1,4 +1,4 @@
-"""Training the runs of a study: each a subprocess of the training program, skipped when finished."""
+"""The runs of a study: each a subprocess of the training program, skipped when finished; several at a time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from eval.studies.protocol import Decoding, Protocol, arm_config, arm_overrides
+from eval.studies.protocol import Protocol
 from loopwm.pixel.training_config import PixelTrainingConfig
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
-from loopwm.records.template import Regime
 from loopwm.text.training_config import TrainingConfig
 
 
@@ -42,34 +43,11 @@ class TrainingRun:
         return self.folder / "model"
 
 
-@dataclass(frozen=True)
-class Job:
-    """One arm with one seed, to be trained and scored. Arms that share models share the run."""
-
-    protocol: Protocol
-    arm: str
-    run: TrainingRun
-
-    @property
-    def decode(self) -> Decoding:
-        return self.protocol.arms[self.arm].decode
-
-    @property
-    def follows_latents(self) -> bool:
-        return self.protocol.latent_horizon > 0 and self.arm == self.run.arm
-
-    def scores(self, regime: Regime) -> Path:
-        return self.run.folder / "eval" / self.arm / regime
-
-    def latents(self, regime: Regime) -> Path:
-        return self.run.folder / "eval" / f"latents-{regime}.json"
-
-
-def make_run(protocol: Protocol, out: Path, arm: str, seed: int, rate: float | None) -> TrainingRun:
+def make_run(protocol: Protocol, out: Path, arm: str, seed: int, rate: float | None = None) -> TrainingRun:
     """The run of a trained arm. A rate of None is the configuration's own."""
     folder = out / arm / f"seed-{seed}" if rate is None else out / arm / f"rate-{rate:g}" / f"seed-{seed}"
-    overrides = tuple(arm_overrides(protocol, arm, seed, rate))
-    return TrainingRun(arm, seed, rate, folder, Path(protocol.base), overrides, arm_config(protocol, arm, seed, rate))
+    overrides, config = protocol.overrides(arm, seed, rate), protocol.config(arm, seed, rate)
+    return TrainingRun(arm, seed, rate, folder, Path(protocol.base), overrides, config)
 
 
 @contextmanager
@@ -114,6 +92,27 @@ def best_run(runs: Sequence[TrainingRun]) -> TrainingRun:
     """The finished run of lowest final dev loss."""
     facts = [(read_training_log(run.folder), run) for run in runs]
     return min(facts, key=lambda pair: math.inf if pair[0].diverged else pair[0].dev_loss)[1]
+
+
+def in_processes(work: Callable[[Any], None], items: Sequence[Any], workers: int) -> None:
+    """work(item) for every item, `workers` at a time, each in a process of its own if there are several.
+
+    Raises InputError if one fails; the others then come to their end.
+    """
+    if workers == 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(lambda item: _in_process(work, item), items))
+
+
+def _in_process(work: Callable[[Any], None], item: Any) -> None:
+    process = get_context("spawn").Process(target=work, args=(item,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise InputError(f"a process of the study ended with status {process.exitcode}; its message is above")
 
 
 SPIKE_WINDOW = 50

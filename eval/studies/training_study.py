@@ -1,33 +1,29 @@
-"""Studies that train: every arm with every seed, scored on the same windows, compared with the reference arm.
+"""Studies that train text models: every arm with every seed, on the same windows, compared with the reference arm.
 
 Everything a study has finished lies in its folder: OUT/ARM/seed-N holds a training run and, under eval/, its scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from eval.commands.harness import RunSettings, select_windows
 from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.imagination import FedBack
 from eval.scores.suites import load_suite
-from eval.studies.protocol import Protocol
 from eval.studies.scores import add_losses, latent_norms, score
 from eval.studies.summary import summarize, write_report
-from eval.studies.training import Job, best_run, locked, make_run, read_training_log, train
-from loopwm.records.errors import InputError
+from eval.studies.text_protocol import Job, TextProtocol
+from eval.studies.training import best_run, in_processes, locked, make_run, read_training_log, train
 from loopwm.records.files import write_json
 from loopwm.records.template import Regime
 from loopwm.records.windows import Window
 
 
-def run_study(name: str, protocol: Protocol, out: Path, workers: int) -> None:
+def run_training_study(name: str, protocol: TextProtocol, out: Path, workers: int) -> None:
     """Does what is not done yet, then writes results.json, report.md and plots to `out`."""
     suite = load_suite(protocol.windows)
     chosen = [select_windows(suite, settings_for(protocol, "", regime)) for regime in protocol.regimes]
@@ -43,7 +39,7 @@ def run_study(name: str, protocol: Protocol, out: Path, workers: int) -> None:
     write_report(results, out)
 
 
-def choose_rates(protocol: Protocol, out: Path, workers: int) -> dict[str, float | None]:
+def choose_rates(protocol: TextProtocol, out: Path, workers: int) -> dict[str, float | None]:
     """The learning rate of each trained arm: where the protocol sweeps, the best of the first seed on dev loss."""
     if not protocol.rates:
         return dict.fromkeys(protocol.trained_arms)
@@ -79,36 +75,15 @@ def score_regimes(job: Job) -> None:
             add_latents(checkpoint, windows, protocol, regime, job.latents(regime))
 
 
-def settings_for(protocol: Protocol, model: str, regime: Regime) -> RunSettings:
+def settings_for(protocol: TextProtocol, model: str, regime: Regime) -> RunSettings:
     return RunSettings(model, regime, protocol.horizons, protocol.limit or None, 0, protocol.batch_size)
 
 
 def add_latents(
-    predictor: CheckpointPredictor, windows: Sequence[Window], protocol: Protocol, regime: Regime, path: Path
+    predictor: CheckpointPredictor, windows: Sequence[Window], protocol: TextProtocol, regime: Regime, path: Path
 ) -> None:
     """Writes the norms of the latent over a long rollout, unless `path` has them."""
     if not path.exists():
         chosen = windows[: protocol.latent_windows]
         norms = latent_norms(predictor, chosen, regime, protocol.latent_horizon, protocol.batch_size)
         write_json(path, asdict(norms))
-
-
-def in_processes(work: Callable[[Any], None], items: Sequence[Any], workers: int) -> None:
-    """work(item) for every item, `workers` at a time, each in a process of its own if there are several.
-
-    Raises InputError if one fails; the others then come to their end.
-    """
-    if workers == 1:
-        for item in items:
-            work(item)
-        return
-    with ThreadPoolExecutor(workers) as threads:
-        list(threads.map(lambda item: _in_process(work, item), items))
-
-
-def _in_process(work: Callable[[Any], None], item: Any) -> None:
-    process = get_context("spawn").Process(target=work, args=(item,))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise InputError(f"a process of the study ended with status {process.exitcode}; its message is above")

@@ -44,8 +44,10 @@ class StateInjection(nn.Module):
 
         Computed from logarithms, since dt may underflow while exp(a) overflows.
         """
-        log_decay = self.a.float() + _log_softplus(self.b.float())
-        return log_decay.clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
+        b = self.b.float()
+        # log(softplus(b)) is b itself where softplus underflows.
+        log_dt = torch.where(b < -15, b, F.softplus(b.clamp(min=-15)).log())
+        return (self.a.float() + log_dt).clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
 
     def retention(self) -> Tensor:
         """A_bar: (D,) float32, every entry strictly inside (0, 1) for any finite parameters (LoopWM, equation 7)."""
@@ -100,11 +102,6 @@ class FreeInjection(nn.Module):
     def matrix(self) -> Tensor:
         """B_bar: (D, D)."""
         return F.softplus(self.b.float())[:, None] * self.B.weight
-
-
-def _log_softplus(x: Tensor) -> Tensor:
-    """log(softplus(x)), which is x itself where softplus underflows."""
-    return torch.where(x < -15, x, F.softplus(x.clamp(min=-15)).log())
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ class CoreConfig:
 
     @property
     def loop_slots(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer of the block, its slots from the first loop to the deepest."""
+        """The slots of each layer of the block, from the first loop to the deepest."""
         loops = range(self.max_loops)
         return tuple(tuple(self.loop_slot(loop, layer) for loop in loops) for layer in range(self.block_layers))
 

@@ -145,7 +145,9 @@ class CoreState:
             raise ValueError(f"rows: {rows} move onto one another")
         index = torch.tensor(rows, dtype=torch.long, device=self.valid.device)
         other, valid = self.fork(), self.valid[index]
-        unused = _unused(valid)
+        # Columns before the first that is real in any row.
+        used = valid.any(0).nonzero()
+        unused = int(used[0]) if len(used) else valid.shape[1]
         for slot, buffer in self._buffers.items():
             length = self._lengths[slot] - unused
             if slot in self._allocated:
@@ -271,12 +273,6 @@ def _last_loops(loops: Sequence[tuple[Tensor, ...]], loops_B: Tensor) -> tuple[T
     rows = torch.arange(len(loops_B), device=loops_B.device)
     key, value = (torch.stack(side)[loops_B - 1, rows] for side in zip(*loops, strict=True))
     return key, value
-
-
-def _unused(valid_BS: Tensor) -> int:
-    """Columns before the first that is real in any row."""
-    used = valid_BS.any(0).nonzero()
-    return int(used[0]) if len(used) else valid_BS.shape[1]
 
 
 def _joined_rows(states: Sequence[CoreState], columns: int) -> tuple[Tensor, Tensor]:

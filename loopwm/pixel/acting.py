@@ -108,10 +108,10 @@ def _next_values(player: Player, s: Segments, value: Tensor, taken: list[_Taken]
     """(B, T): the value of what each step led to; where an episode ends, of its own last frame."""
     last_step = np.zeros_like(s.truncated)
     last_step[:, -1] = True
-    asked = (s.truncated | last_step) & ~s.terminated
+    bootstrapped = (s.truncated | last_step) & ~s.terminated
     after = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
-    for t in np.flatnonzero(asked.any(0)):
-        rows = np.flatnonzero(asked[:, t])
+    for t in np.flatnonzero(bootstrapped.any(0)):
+        rows = np.flatnonzero(bootstrapped[:, t])
         places = torch.from_numpy(rows).to(player.device)
         after[places, t] = player.judge(s.next_obs[rows, t], taken[t].memory[places])
     return after

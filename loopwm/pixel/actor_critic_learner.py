@@ -230,11 +230,11 @@ class ActorCriticAgent:
         )
         data = dream(world, self.network, world.start(obs, action, first, generator), settings.steps, generator)
         lived = data.valid.sum()
-        told = {
+        diagnostics = {
             "reward": (data.reward * data.valid).sum() / lived,
             "ends": (data.terminated & data.valid).sum() / lived,
         }
-        return self.learner.update(data) | {name: number.item() for name, number in told.items()}
+        return self.learner.update(data) | {name: number.item() for name, number in diagnostics.items()}
 
     def to(self, device: torch.device) -> None:
         self.network.to(device)

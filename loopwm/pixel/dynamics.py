@@ -267,7 +267,8 @@ class LoopedRecurrence(nn.Module):
         batch, steps, slots, _ = x.shape
         plan = depth if isinstance(depth, DepthPlan) else None
         rule = None if isinstance(depth, DepthPlan) else self.core.check(depth)
-        shared, attend = self._shared(positions.flatten(0, 1)), _within(slots)
+        shared = self._shared(positions.flatten(0, 1))
+        attend: Attend = SeesItself() if slots == 1 else _attend  # the slots of one frame
         p = self.core.run_prelude(x.flatten(0, 1), shared, attend).unflatten(0, (batch, steps))
         retention, matrix = self.core.injection.retention(), self.core.injection.matrix().to(p.dtype)
         noise = plan.initial_state(slots, x.shape[-1], x.device) if plan else None
@@ -326,11 +327,6 @@ def _episodes(first: Tensor, before: Tensor) -> Tensor:
     """The episode that each frame (B, frames) belongs to, those `before` included."""
     last = before[:, -1:] if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
     return torch.cat((before, last + first.long().cumsum(1)), 1)
-
-
-def _within(slots: int) -> Attend:
-    """Attention of the slots of one frame."""
-    return SeesItself() if slots == 1 else _attend
 
 
 def _attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:

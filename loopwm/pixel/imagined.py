@@ -172,7 +172,7 @@ class Policy(Protocol):
 
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
         """Actions int64 (B,) for obs uint8 (B, H, W, C); first: bool (B,), True where an episode begins; info: what the
-        environments told with these observations."""
+        environments say with these observations."""
         ...
 
 
@@ -196,14 +196,14 @@ class Moment:
 
     @classmethod
     def begin(cls, env: VectorEnv[Any, Any, Any], seed: int | None) -> Moment:
-        """After a reset of all; without a seed, environments go on with the randomness they have."""
+        """Resets all; without a seed, environments go on with the randomness they have."""
         obs, info = env.reset(seed=seed)
         return cls(obs, np.ones(env.num_envs, dtype=bool), info)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of an episode: in which environment, after which step of the rollout, and what was told of it."""
+    """The end of an episode: in which environment, after which step of the rollout, and its info."""
 
     env: int
     step: int
@@ -234,7 +234,7 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: M
         next_obs = obs.copy()
         for i in np.flatnonzero(over):
             next_obs[i] = info["final_obs"][i]
-            endings.append(Ending(int(i), step, _told(info["final_info"], int(i))))
+            endings.append(Ending(int(i), step, _of_row(info["final_info"], int(i))))
         results = reward.astype(np.float32), terminated, truncated
         rows.append((moment.obs, next_obs, np.asarray(action, np.int64), *results, moment.first))
         moment = Moment(obs, over, info)
@@ -242,6 +242,6 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: M
     return Rollout(Segments(*columns), moment, endings)
 
 
-def _told(info: dict[str, Any], row: int) -> dict[str, Any]:
-    """What a vector's info tells of one environment."""
+def _of_row(info: dict[str, Any], row: int) -> dict[str, Any]:
+    """The info of one environment in that of a vector."""
     return {name: info[name][row] for name in info if not name.startswith("_") and info[f"_{name}"][row]}

@@ -40,13 +40,13 @@ class PolicyConfig:
         return nn.ReLU() if self.activation == "relu" else nn.SiLU()
 
     def normalise(self, channels: int) -> nn.Module:
-        """Of (B, channels, H, W); layer norm is over channels, height and width."""
+        """A norm of (B, channels, H, W); layer norm is over channels, height and width."""
         if self.norm == "instance":
             return nn.InstanceNorm2d(channels, affine=True)
         return nn.GroupNorm(1, channels)
 
 
-class PolicyOutput(NamedTuple):
+class ActorCriticOutput(NamedTuple):
     """logits: (B, T, A) of actions, value: (B, T) standardised, memory: (B, Y) after the last step."""
 
     logits: Tensor
@@ -81,7 +81,7 @@ class ActorCritic(nn.Module):
         """Empty memory (B, Y)."""
         return torch.zeros(batch, self.config.memory, device=device)
 
-    def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> PolicyOutput:
+    def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> ActorCriticOutput:
         """obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first frame. Where first, bool (B, T), that before
         the frame is that of fresh, (B, T, Y)."""
         # A copy: the backward pass of group norm crashes on a permuted input that needs no gradient (torch 2.13), and
@@ -94,13 +94,13 @@ class ActorCritic(nn.Module):
             remembered.append(memory)
         features = torch.cat((z, torch.stack(remembered, 1)), -1)
         acting, judging = (trunk(features) for trunk in (self.trunks[0], self.trunks[-1]))
-        return PolicyOutput(self.actor(acting), self.critic(judging)[..., 0], memory)
+        return ActorCriticOutput(self.actor(acting), self.critic(judging)[..., 0], memory)
 
-    def step(self, obs: Tensor, memory: Tensor) -> PolicyOutput:
+    def step(self, obs: Tensor, memory: Tensor) -> ActorCriticOutput:
         """One frame, obs (B, H, W, C): logits (B, A), value (B,), memory (B, Y) after it."""
         carried = torch.zeros(len(obs), 1, dtype=torch.bool, device=obs.device)
         out = self(obs[:, None], carried, memory, memory[:, None])
-        return PolicyOutput(out.logits[:, 0], out.value[:, 0], out.memory)
+        return ActorCriticOutput(out.logits[:, 0], out.value[:, 0], out.memory)
 
 
 class _Block(nn.Module):

@@ -43,9 +43,9 @@ class PPOLearner:
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
         assert self._played is not None
-        told = self.ppo.update(self._played, epochs, minibatches, chance.generator)
-        self.deviation = told["advantage_deviation"]
-        return told
+        diagnostics = self.ppo.update(self._played, epochs, minibatches, chance.generator)
+        self.deviation = diagnostics["advantage_deviation"]
+        return diagnostics
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
         """One rollout of fresh worlds and an update on it."""

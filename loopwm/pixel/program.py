@@ -95,7 +95,7 @@ class PixelProgram:
         return loss / normaliser, measured
 
     def evaluation(self, objective: nn.Module, batch: Rows) -> Mapping[str, Tensor]:
-        """At the default depth."""
+        """Evaluates at the default depth."""
         _, measured = objective(batch.frames, self.config.model.default_depth, batch.generator())
         return dict(measured)
 

@@ -147,7 +147,9 @@ class Replay:
             raise InputError(f"episode: does not continue stream {stream}, which is open at another frame")
         self._append(_Piece(episode, stream, self._added, fresh=open_at is None))
         while self._steps > self.capacity:
-            self._drop_oldest()
+            oldest = self._pieces.popleft()
+            self._streams[oldest.stream].drop_oldest()
+            self._steps -= len(oldest.episode)
 
     def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
         """Adds steps that were played, row b to stream b; a stream whose row begins with an episode is open no more.
@@ -168,11 +170,6 @@ class Replay:
         self._pieces.append(piece)
         self._steps += len(piece.episode)
         self._added = piece.number + 1
-
-    def _drop_oldest(self) -> None:
-        piece = self._pieces.popleft()
-        self._streams[piece.stream].drop_oldest()
-        self._steps -= len(piece.episode)
 
     def episodes(self) -> list[FrameEpisode]:
         """What is kept, oldest first."""

@@ -44,7 +44,7 @@ def command_parser(
 
 
 def script_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
-    """Of a module that is a command by itself."""
+    """The parser of a module that is a command by itself."""
     return argparse.ArgumentParser(
         prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

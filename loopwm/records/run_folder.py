@@ -81,7 +81,7 @@ class RunFolder:
         return self.path / "checkpoints" / f"{self.counted}-{number:08d}"
 
     def _number_of(self, line: str) -> float:
-        """Of a line of metrics; of a torn one, which a kill leaves, infinity."""
+        """The step of a line of metrics; infinity of a torn one, which a kill leaves."""
         try:
             return float(json.loads(line)[self.counted])
         except (json.JSONDecodeError, KeyError):

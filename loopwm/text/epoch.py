@@ -36,7 +36,7 @@ class Quota(Generic[Key]):
         return self._given[key] / self.shares[key]
 
     def next(self, among: Sequence[Key]) -> Key:
-        """Of equals, the first. Raises ValueError for none."""
+        """Whoever has least for its share, the first of equals. Raises ValueError for none."""
         return min(among, key=self.served)
 
 

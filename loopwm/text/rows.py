@@ -204,7 +204,7 @@ class BatchStream:
             yield self.collate(rows, self.batch.micro_batches, horizon), after
 
     def collate(self, rows: Sequence[PlannedRow], groups: int, horizon: int) -> list[TreeBatch]:
-        """So many batches, of rows of similar length, so that little is padded; no branch is deeper than `horizon`."""
+        """Makes so many batches, of rows alike in length lest much be padded; no branch is deeper than `horizon`."""
         rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
         cuts = partition(row_widths([planned.row for planned in rows], self.layout), groups)
         cut = [self._cut(planned, horizon) for planned in rows]

@@ -285,7 +285,7 @@ def _named(rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
 
 
 def _code(answer: Json) -> str | None:
-    """Of the error that an answer of a batch is, if it is one."""
+    """The error that an answer of a batch is, if it is one."""
     code: str | None = answer["body"].get("error", {}).get("code")
     return code
 

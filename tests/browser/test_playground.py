@@ -20,6 +20,8 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = json.loads((ROOT / "serve/playground/examples.json").read_text(encoding="utf-8"))
+SHIPPED = json.loads((ROOT / "loopwm/pretrained/config.json").read_text(encoding="utf-8"))
+LOOPS = SHIPPED["default_depth"]
 PATIENCE = 60_000
 """Milliseconds for anything to appear: the model decodes on a processor."""
 INJECTED = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>"
@@ -99,11 +101,13 @@ def test_five_steps_a_branch_and_what_the_simulator_said(page):
         rest(world)
     assert world.locator(".action").all_inner_texts()[-5:] == example["actions"]
     shares = world.locator(".seen span").evaluate_all("spans => spans.map(span => span.title)")
-    assert all(re.fullmatch(r"[0-9.]+ %, 4 loops", share) and float(share.split()[0]) <= 100 for share in shares)
+    shaded = rf"([0-9.]+) %, {LOOPS} loops"
+    assert all((found := re.fullmatch(shaded, share)) and float(found[1]) <= 100 for share in shares)
     facts = world.locator("ol.log .meta").last.inner_text()
-    assert "4 loops to advance" in facts
-    assert "4 loops a token" in facts
-    assert world.get_by_text("predicts neither reward nor the end").is_visible()
+    assert f"{LOOPS} loops to advance" in facts
+    assert f"{LOOPS} loops a token" in facts
+    assert ("reward" in facts) == SHIPPED["prediction_heads"]
+    assert world.get_by_text("predicts neither reward nor the end").is_visible() != SHIPPED["prediction_heads"]
     world.get_by_text("What the simulator said").first.click()
     truth = world.locator("li details .seen").first.inner_text()
     assert truth.split() == example["observations"][0].split()

@@ -1,10 +1,9 @@
-"""Environments of frames: a seed decides an episode, and what is collected is what was played."""
+"""Environments of frames: a seed decides an episode, frames and actions are those of the space."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from data_prep import collect_frames
 from data_prep.__main__ import main
-from data_prep.collect_frames import FrameOrder
-from data_prep.environments.pixels import by_name as pixels
-from data_prep.environments.pixels.base import FrameEnvironment, Outcome
+from data_prep.environments.pixels.base import FrameEnvironment
 from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
 from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
-from loopwm.records.frames import FrameSpace, episode_files, read_episode
+from loopwm.records.frames import episode_files, read_episode
 
 SIMULATORS = {
     "catch": "numpy",
@@ -86,8 +82,8 @@ def test_frames_and_actions_are_those_of_the_space(name: str) -> None:
     seen = play(env, seed=0)
     assert all(step[0].dtype == np.uint8 and step[0].shape == env.space.frame_shape for step in seen)
     assert all(step[0].any() for step in seen)
-    told = [step[-1].keys() for step in seen]
-    assert all(names == told[0] for names in told)
+    info = [step[-1].keys() for step in seen]
+    assert all(names == info[0] for names in info)
     env.reset(seed=0)
     for action in (-1, env.space.actions, 0.5):
         with pytest.raises(InputError, match=rf"^action: .* is not one of the {env.space.actions} of {name}$"):
@@ -122,16 +118,16 @@ def test_crafter_tells_what_is_in_sight_and_what_was_achieved() -> None:
     rng, flags, rewarded = np.random.default_rng(0), [], []
     _, before = env.reset(seed=12)
     for _ in range(150):
-        _, reward, terminated, _, told = env.step(rng.integers(17))
+        _, reward, terminated, _, info = env.step(rng.integers(17))
         padded = np.pad(simulator._sem_view(), 9)
         x, y = simulator._player.pos + 9
         in_sight = padded[x - 4 : x + 5, y - 3 : y + 4]
-        assert told["creature"] == np.isin(in_sight, creatures).any()
-        flags.append(told["creature"])
-        new = (told["achievements"] > 0) & (before["achievements"] == 0)
+        assert info["creature"] == np.isin(in_sight, creatures).any()
+        flags.append(info["creature"])
+        new = (info["achievements"] > 0) & (before["achievements"] == 0)
         assert new.any() == (reward > 0.5)
         rewarded.append(new.any())
-        before = told
+        before = info
         if terminated:
             break
     assert set(flags) == {True, False}
@@ -227,136 +223,6 @@ def test_an_unknown_game_is_one_line(name: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-class Toy:
-    """A game of 3 to 9 steps that shows how often each action was taken; dies in the `fatal`-th step of all."""
-
-    space = FrameSpace("toy", "1", (1, 4, 1), 4)
-    fatal: int | None = None
-    steps = 0
-
-    def begin(self, seed: int) -> tuple[Any, dict[str, Any]]:
-        self.frame, self.left = np.zeros((1, 4, 1), np.uint8), 3 + seed % 7
-        return self.frame.copy(), {"left": self.left}
-
-    def act(self, action: int) -> Outcome:
-        Toy.steps += 1
-        if Toy.steps == Toy.fatal:
-            raise KeyboardInterrupt
-        self.frame[0, action] += 1
-        self.left -= 1
-        return Outcome(self.frame.copy(), 1.0, self.left == 0, False, {"left": self.left})
-
-    def close(self) -> None: ...
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Toy, "steps", 0)
-    monkeypatch.setattr(Toy, "fatal", None)
-    monkeypatch.setitem(pixels.SINGLE, "toy", Toy)
-
-
-def collect(out: Path, *options: str) -> int:
-    return main(["collect", "toy", "--split", "train", "--out", str(out), *options])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_collection_that_was_killed_goes_on_to_the_same_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert collect(tmp_path / "whole", "--steps", "60") == 0
-    for fatal in (1, 20, 15):
-        monkeypatch.setattr(Toy, "steps", 0)
-        monkeypatch.setattr(Toy, "fatal", fatal)
-        with pytest.raises(KeyboardInterrupt):
-            collect(tmp_path / "killed", "--steps", "60")
-    monkeypatch.setattr(Toy, "fatal", None)
-    assert collect(tmp_path / "killed", "--steps", "60") == 0
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-
-
-@pytest.mark.usefixtures("toy")
-def test_what_is_collected_is_enough_and_not_an_episode_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert collect(tmp_path, "--steps", "60") == 0
-    episodes = [read_episode(path) for path in episode_files(tmp_path)]
-    assert sum(map(len, episodes)) >= 60 > sum(map(len, episodes[:-1]))
-    said = capsys.readouterr().out
-    assert f"{len(episodes)} episodes, {sum(map(len, episodes))} transitions" in said
-    for i, episode in enumerate(episodes):
-        assert episode.seed == FrameOrder("toy", "train", 0, None).episode_seed(i)
-        assert np.array_equal(episode.obs[-1].ravel(), np.bincount(episode.action, minlength=4))
-        assert np.array_equal(episode.extras["left"], np.arange(len(episode), -1, -1))
-        assert not episode.open
-    before = contents(tmp_path)
-    assert collect(tmp_path, "--episodes", str(len(episodes) + 2)) == 0
-    assert contents(tmp_path).items() > before.items()
-    assert len(contents(tmp_path)) == len(before) + 2
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_limit_truncates(tmp_path: Path) -> None:
-    assert collect(tmp_path, "--episodes", "9", "--max-steps", "6") == 0
-    episodes = [read_episode(path) for path in episode_files(tmp_path)]
-    assert all(len(episode) <= 6 and episode.truncated[-1] != episode.terminated[-1] for episode in episodes)
-    assert {bool(episode.truncated[-1]) for episode in episodes} == {True, False}
-
-
-def test_splits_and_seeds_never_share_an_episode() -> None:
-    last = collect_frames.RANGE - 1
-    orders = [FrameOrder("toy", split, seed, None) for split in collect_frames.SPLITS for seed in (0, 1, last)]
-    ranges = [(order.episode_seed(0), order.episode_seed(last)) for order in orders]
-    assert all(end < start for (_, end), (start, _) in pairwise(ranges))
-
-
-@pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--steps", "9", "--split", "valid"), "--split: unknown 'valid', expected one of train, dev, test"),
-        (("--steps", "9", "--seed", "-1"), "--seed: -1 is not within"),
-        (("--steps", "0"), "--steps: at least 1"),
-        ((), "--steps: say how much to play"),
-        (("--steps", "9", "--policy", "gold"), "--policy: 'gold': frames are played by one of random, look-back"),
-        (("--steps", "9", "--episodes-per-task", "2"), "--episodes-per-task: not an option of toy"),
-        (("--steps", "9", "--workers", "2"), "--workers: not an option of toy"),
-    ],
-)
-def test_bad_options_are_one_line_and_write_nothing(
-    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert collect(tmp_path, *options) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {message}")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_folder_begun_otherwise_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert collect(tmp_path, "--steps", "9") == 0
-    before = contents(tmp_path)
-    assert collect(tmp_path, "--steps", "20", "--seed", "1") == 2
-    assert "plan.json: seed: begun with 0, asked for 1" in capsys.readouterr().err
-    monkeypatch.setattr(Toy, "space", FrameSpace("toy", "2", (1, 4, 1), 4))
-    assert collect(tmp_path, "--steps", "20") == 2
-    assert "plan.json: space: begun with" in capsys.readouterr().err
-    assert contents(tmp_path) == before
-
-
-def test_text_environments_still_ask_for_their_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["collect", "scienceworld", "--split", "train", "--out", str(tmp_path)]
-    assert main(arguments) == 2
-    assert "--episodes-per-task: say how many" in capsys.readouterr().err
-    assert main([*arguments, "--episodes-per-task", "1", "--steps", "5"]) == 2
-    assert "--steps: of frames only" in capsys.readouterr().err
-
-
 def test_gymnasium_finds_no_fault() -> None:
     env = make("minatar/breakout")
     importlib.import_module("gymnasium.utils.env_checker").check_env(env, skip_render_check=True)
@@ -397,11 +263,11 @@ def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:
     assert env.space.frame_shape == (32, 32, 3)
     valid = 0
     for seed in range(60):
-        _, told = env.reset(seed=seed)
-        hidden = told["cue"][0] < 0
+        _, info = env.reset(seed=seed)
+        hidden = info["cue"][0] < 0
         for _ in range(2):
-            frame, _, _, _, told = env.step(np.int64(0))
-        row, column = told["cue"]
+            frame, _, _, _, info = env.step(np.int64(0))
+        row, column = info["cue"]
         assert row >= 0
         tile = frame[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
         assert (tile[..., 1] > tile[..., 0].astype(int) + 30).any()  # the cue is green

@@ -131,6 +131,21 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finish
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
 
+def test_a_study_of_pixels_stands_in_the_same_picture(finished, tmp_path) -> None:
+    sides = {"ours": "transport", "theirs": "sample", "part": "frame", "creatures": "all"}
+    results = {
+        "study": "twisted accuracy", "transitions": 60, "provenance": {"command": "the pixels command"},
+        "differences": [{**sides, **DIFFERENCE}, {**sides, **DIFFERENCE, "creatures": "with"}],
+    }  # fmt: skip
+    (tmp_path / "pixels").mkdir()
+    (tmp_path / "pixels" / "results.json").write_text(json.dumps(results))
+    folders = [finished("copy", 0.1, 0.05, 0.2), tmp_path / "pixels"]
+    assert main(["ledger", str(tmp_path / "page"), "--keep", *map(str, folders)]) == 0
+    kept = json.loads((tmp_path / "page" / "data" / "studies" / "twisted-accuracy.json").read_text())
+    assert (kept["windows"], [d["arm"] for d in kept["differences"]]) == (60, ["transport"])
+    assert "1 of 1 differences leave out zero" in (tmp_path / "page" / "README.md").read_text()
+
+
 def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
     folder = finished("copy", 0.1, 0.05, 0.2)
     results = json.loads((folder / "results.json").read_text())

@@ -158,7 +158,8 @@ class _Player:
                 if kind_of(thing) == kind:
                     return thing, place
             if place in unseen and self.closes and self.world.true("openable", place):
-                self._close(place)
+                self.commands.append(f"close {place}")
+                self.world.facts["opened"].discard((place,))
         raise SimulatorError(f"not solvable: no {kind} within reach")
 
     def _search(self, place: str) -> None:
@@ -179,10 +180,6 @@ class _Player:
         if self.world.closed(place):
             self.commands.append(f"open {place}")
             self.world.facts["opened"].add((place,))
-
-    def _close(self, place: str) -> None:
-        self.commands.append(f"close {place}")
-        self.world.facts["opened"].discard((place,))
 
     def _treat(self, state: str) -> None:
         """Makes the thing in hand hot, cool or clean."""

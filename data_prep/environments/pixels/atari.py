@@ -52,7 +52,7 @@ class Atari:
             self._ale.act(0)
             if self._ale.game_over():
                 self._ale.reset_game()
-        return resize(self._ale.getScreenRGB(), PIXELS, PIXELS), self._told()
+        return resize(self._ale.getScreenRGB(), PIXELS, PIXELS), self._info()
 
     def act(self, action: int) -> Outcome:
         reward, last = 0.0, [self._ale.getScreenRGB()]
@@ -63,9 +63,9 @@ class Atari:
                 break
         frame = resize(np.maximum(*last), PIXELS, PIXELS)
         truncated = self._ale.game_truncated()
-        return Outcome(frame, reward, self._ale.game_over(with_truncation=False), truncated, self._told())
+        return Outcome(frame, reward, self._ale.game_over(with_truncation=False), truncated, self._info())
 
-    def _told(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         return {"lives": self._ale.lives()}
 
     def close(self) -> None: ...

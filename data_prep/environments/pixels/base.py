@@ -22,13 +22,13 @@ SEEDS = 2**31
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an action led to. `told`: what else the simulator tells of the frame, the same names at every frame."""
+    """What an action led to. `info`: what else the simulator tells of the frame, the same names at every frame."""
 
     frame: Frame
     reward: float
     terminated: bool
     truncated: bool
-    told: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
 
 
 class Simulator(Protocol):
@@ -66,7 +66,7 @@ class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
         if not self.action_space.contains(action):
             raise InputError(f"action: {action!r} is not one of the {self.space.actions} of {self.space.env}")
         outcome = self._simulator.act(int(action))
-        return outcome.frame, outcome.reward, outcome.terminated, outcome.truncated, outcome.told
+        return outcome.frame, outcome.reward, outcome.terminated, outcome.truncated, outcome.info
 
     def close(self) -> None:
         self._simulator.close()

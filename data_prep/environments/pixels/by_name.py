@@ -125,8 +125,8 @@ def number(family: str, key: str, text: str, choices: tuple[float, ...]) -> floa
     raise InputError(f"{family}: {key}: {text!r} is not one of {', '.join(f'{choice:g}' for choice in choices)}")
 
 
-def make_frame_vector(name: str, count: int) -> SyncVectorEnv:
-    """`count` environments as a vector that begins anew in the step in which an episode ends (SAME_STEP).
+def make_frame_vector(name: str, num_envs: int) -> SyncVectorEnv:
+    """`num_envs` environments as a vector that begins anew in the step in which an episode ends (SAME_STEP).
 
     Raises InputError as make_frame_environment does.
     """
@@ -134,5 +134,5 @@ def make_frame_vector(name: str, count: int) -> SyncVectorEnv:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     makers: list[Callable[[], FrameEnvironment]] = [lambda: first]
-    makers += [partial(make_frame_environment, name)] * (count - 1)
+    makers += [partial(make_frame_environment, name)] * (num_envs - 1)
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)

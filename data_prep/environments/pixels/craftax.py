@@ -35,18 +35,18 @@ class Craftax:
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         self._key = self._jax.random.PRNGKey(seed)
         pixels, self._state = self._reset(self._next_key(), self._params)
-        return _frame(pixels), self._told()
+        return _frame(pixels), self._info()
 
     def act(self, action: int) -> Outcome:
         pixels, self._state, reward, over, _ = self._step(self._next_key(), self._state, action, self._params)
         out_of_time = bool(over) and int(self._state.timestep) >= self._params.max_timesteps
-        return Outcome(_frame(pixels), float(reward), bool(over) and not out_of_time, out_of_time, self._told())
+        return Outcome(_frame(pixels), float(reward), bool(over) and not out_of_time, out_of_time, self._info())
 
     def _next_key(self) -> Any:
         self._key, key = self._jax.random.split(self._key)
         return key
 
-    def _told(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         return {"achievements": np.asarray(self._state.achievements)}
 
     def close(self) -> None: ...

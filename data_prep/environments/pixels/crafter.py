@@ -34,14 +34,14 @@ class Crafter:
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         self._env._seed, self._env._episode = seed, 0
         frame = self._env.reset()
-        return frame, self._told()
+        return frame, self._info()
 
     def act(self, action: int) -> Outcome:
         frame, reward, over, info = self._env.step(action)
         dead = info["discount"] == 0
-        return Outcome(frame, float(reward), dead, over and not dead, self._told())
+        return Outcome(frame, float(reward), dead, over and not dead, self._info())
 
-    def _told(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         player = self._env._player
         corner = player.pos - MAP_TILES // 2
         creatures = [thing.pos - corner for thing in self._env._world.objects if isinstance(thing, self._creatures)]

@@ -50,18 +50,18 @@ class MiniGrid:
         self.space = FrameSpace(name, version, (pixels, pixels, 3), int(env.action_space.n))  # type: ignore[attr-defined]
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
-        return self._padded(self._env.reset(seed=seed)[0]), self._told()
+        return self._padded(self._env.reset(seed=seed)[0]), self._info()
 
     def act(self, action: int) -> Outcome:
         view, reward, terminated, truncated, _ = self._env.step(action)
-        return Outcome(self._padded(view), float(reward), terminated, truncated, self._told())
+        return Outcome(self._padded(view), float(reward), terminated, truncated, self._info())
 
     def _padded(self, view: Frame) -> Frame:
         frame = np.zeros((self._pixels, self._pixels, 3), np.uint8)
         frame[: view.shape[0], : view.shape[1]] = view
         return frame
 
-    def _told(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, Any]:
         if not self._has_cue:
             return {}
         grid: Any = self._env.unwrapped

@@ -104,7 +104,7 @@ class Unturned:
 
 
 class Prediction(NamedTuple):
-    """Of h (..., D): log-probabilities (..., G, K) of the next latents, reward logits (..., BINS), end logits (...)."""
+    """From h (..., D): log-probabilities (..., G, K) of next latents, reward logits (..., BINS), end logits (...)."""
 
     prior: Tensor
     reward: Tensor

@@ -189,7 +189,7 @@ class StormWorld:
 
     @torch.no_grad()
     def step(self, state: Dreaming, action: Tensor, generator: torch.Generator) -> Imagined[Dreaming]:
-        """Where the learned positions are used up, imagination goes on from the frames that an agent carries."""
+        """Imagines a step, from the frames that an agent carries where the learned positions are used up."""
         if state.longest >= self.system.config.positions:
             state = self._recalled(state)
         e = self.network.mix(state.z, action)
@@ -213,7 +213,7 @@ class StormWorld:
         return state.replace(rows, fresh)
 
     def _expecting(self, at: Dreaming, generator: torch.Generator) -> Dreaming:
-        """At a real frame, with what a policy reads of it."""
+        """The world at a real frame, with what a policy reads of it."""
         if self._act_on == "posterior":
             return at
         expected = self._choose(self.network.predict(at.h).prior, generator)
@@ -224,7 +224,7 @@ class StormWorld:
             return self._choose(self.network.encode(obs), generator)
 
     def _after(self, at: Dreaming, e: Tensor, first: Tensor) -> Dreaming:
-        """After steps of e (B, T, D), first (B, T); what `at` shows is not changed."""
+        """The world after steps of e (B, T, D), first (B, T); what `at` shows is not changed."""
         steps = e.shape[1]
         places = at.frames[:, None] + torch.arange(steps, device=e.device)
         out = self.network.run(e, places, first, self.depth, at.cache)
@@ -233,13 +233,13 @@ class StormWorld:
 
     @staticmethod
     def _noted(at: Dreaming, e: Tensor, first: Tensor) -> Dreaming:
-        """With these steps (B, T) as the newest of the past."""
+        """The past with these steps (B, T) as its newest."""
         kept = at.past.shape[1]
         past, past_first = torch.cat((at.past, e), 1)[:, -kept:], torch.cat((at.past_first, first), 1)[:, -kept:]
         return replace(at, past=past, past_first=past_first, frames=at.frames + e.shape[1])
 
     def _recalled(self, at: Dreaming) -> Dreaming:
-        """With a cache of the past alone, whose oldest step stands at place 0."""
+        """The world with a cache of the past alone, whose oldest step stands at place 0."""
         kept = at.past.shape[1]
         frames = at.frames.clamp(max=kept)
         places = torch.arange(kept, device=frames.device) - (kept - frames)[:, None]

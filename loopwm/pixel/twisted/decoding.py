@@ -161,7 +161,7 @@ class Sinkhorn:
 
 
 def _deviation(copy: Tensor, wildcard: Tensor) -> Tensor:
-    """Of the affinities in reach, wildcards' among them: (B, 1)."""
+    """The deviation of the affinities in reach, wildcards' among them: (B, 1)."""
     values = torch.cat((copy.flatten(1), wildcard), 1)
     there = values.isfinite()
     values, count = values.where(there, 0), there.sum(1, keepdim=True)

@@ -94,7 +94,7 @@ class TwistedSystem(PixelSystem):
         return loss, diagnostics
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Of the codes there are, (..., K) from token logits (..., K): the head has room for a full codebook."""
+        """Probabilities (..., K) of the codes there are, from token logits: the head has room for a full codebook."""
         unused = torch.arange(logits.shape[-1], device=logits.device) >= self.tokenizer.size
         return logits.float().masked_fill(unused, -math.inf).softmax(-1)
 

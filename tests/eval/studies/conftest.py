@@ -12,7 +12,8 @@ import pytest
 import torch
 import yaml
 
-from eval.studies.protocol import Protocol, load_protocol
+from eval.studies.protocol import load_protocol
+from eval.studies.text_protocol import TextProtocol
 from eval.studies.training import TrainingRun, make_run, train
 from loopwm.records.windows import Window
 from loopwm.text.configuration import PRESETS, LoopWMConfig
@@ -75,12 +76,12 @@ def protocol_file(config_file: Path, windows_file: Path, tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="session")
-def protocol(protocol_file: Path) -> Protocol:
-    return load_protocol(protocol_file)
+def protocol(protocol_file: Path) -> TextProtocol:
+    return load_protocol(TextProtocol, protocol_file)
 
 
 @pytest.fixture(scope="session")
-def trained(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+def trained(protocol: TextProtocol, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     """The one run that the training program really makes."""
     run = make_run(protocol, tmp_path_factory.mktemp("study"), "plain", 0, None)
     train(run)

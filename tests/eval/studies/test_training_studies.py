@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.studies.protocol import Protocol, load_protocol
+from eval.studies.protocol import load_protocol
+from eval.studies.text_protocol import TextProtocol
 from eval.studies.training import TrainingRun, best_run, finished, locked, make_run, train
 from loopwm.records.errors import InputError
 from tests.eval.studies.conftest import Pretend
@@ -42,21 +43,23 @@ def test_a_run_is_trained_as_its_configuration_says_and_not_again(
     train(trained)
 
 
-def test_a_folder_of_another_run_is_refused(trained: TrainingRun, protocol: Protocol) -> None:
+def test_a_folder_of_another_run_is_refused(trained: TrainingRun, protocol: TextProtocol) -> None:
     other = make_run(protocol, trained.folder.parents[1], "flat", 0, None)
     clash = TrainingRun(other.arm, 0, None, trained.folder, other.base, other.overrides, other.config)
     with pytest.raises(InputError, match="another configuration"):
         train(clash)
 
 
-def test_a_failed_training_names_the_run(protocol: Protocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_training_names_the_run(
+    protocol: TextProtocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(protocol, tmp_path, "flat", 1, None)
     monkeypatch.setattr("eval.studies.training.sys.executable", "/bin/false")
     with pytest.raises(InputError, match=r"flat/seed-1: training ended with status 1"):
         train(run)
 
 
-def test_a_training_that_outlives_its_study_is_waited_for(protocol: Protocol, tmp_path: Path) -> None:
+def test_a_training_that_outlives_its_study_is_waited_for(protocol: TextProtocol, tmp_path: Path) -> None:
     """Otherwise the study started again would train in the same folder at the same time."""
     run = make_run(protocol, tmp_path, "plain", 0, None)
     with locked(run) as lock:
@@ -105,7 +108,7 @@ def test_a_study_writes_tables_plots_and_json_and_finishes_only_once(
 @pytest.mark.usefixtures("quick")
 def test_a_diverged_arm_is_reported_and_not_scored(protocol_file: Path, tmp_path: Path, pretend: Pretend) -> None:
     out = tmp_path / "out"
-    run = make_run(load_protocol(protocol_file), out, "flat", 0, None)
+    run = make_run(load_protocol(TextProtocol, protocol_file), out, "flat", 0, None)
     pretend(run)
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     records[-1]["loss"] = float("nan")
@@ -180,17 +183,17 @@ def test_a_wrong_protocol_is_one_line_status_two_and_leaves_nothing(
 def test_without_a_protocol_key_that_must_be_there_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "short.yaml").write_text("question: why?")
     with pytest.raises(InputError, match="arms: missing"):
-        load_protocol(tmp_path / "short.yaml")
+        load_protocol(TextProtocol, tmp_path / "short.yaml")
 
 
 @pytest.mark.parametrize("name", ["looping", "ablate", "deferral"])
 def test_committed_protocols_are_read_and_their_arms_differ(name: str) -> None:
-    protocol = load_protocol(Path(f"configs/studies/{name}.yaml"))
+    protocol = load_protocol(TextProtocol, Path(f"configs/studies/{name}.yaml"))
     overrides = [arm.overrides for arm in protocol.arms.values() if not arm.trained_as]
     assert len(set(overrides)) == len(overrides)
 
 
-def test_the_best_run_is_the_one_of_lowest_finite_loss(tmp_path: Path, protocol: Protocol) -> None:
+def test_the_best_run_is_the_one_of_lowest_finite_loss(tmp_path: Path, protocol: TextProtocol) -> None:
     runs = [make_run(protocol, tmp_path, "plain", 0, rate) for rate in (1e-3, 2e-3, 3e-3)]
     for run, loss in zip(runs, (float("nan"), 2.0, 3.0), strict=True):
         run.folder.mkdir(parents=True)
