@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -41,8 +42,16 @@ class BodyTooLargeError(HTTPException):
 class TooManyItemsError(HTTPException):
     """More values than any request has. An HTTPException, because only those pass FastAPI's reading of bodies."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"The request body has more than {limit} values")
+    def __init__(self, limit: str) -> None:
+        super().__init__(413, f"The request body has more than {limit}")
+
+
+class WrongBodyError(HTTPException):
+    """A body that its route does not take. An HTTPException, because only those pass FastAPI's reading of bodies."""
+
+    def __init__(self, faults: Sequence[Any]) -> None:
+        super().__init__(400)
+        self.faults = RequestValidationError(faults)
 
 
 class WrongHostError(HTTPException):
@@ -133,6 +142,8 @@ def problem_of(error: Exception) -> Problem:
     """Status and envelope of any exception."""
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
+    if isinstance(error, WrongBodyError):
+        return _of_validation(error.faults)
     if isinstance(error, HTTPException):
         return _of_status(error)
     if isinstance(error, FormatError):

@@ -156,7 +156,8 @@ async def create(body: WorldBody, worlds: Worlds, caller: Entered) -> Json:
 async def _create(body: WorldBody, worlds: Sessions, caller: Caller) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
-    session = await worlds.create(caller, body.context(), depth, body.actions or (), body.steps_cut or 0)
+    context = await worlds.service.read(body.context)
+    session = await worlds.create(caller, context, depth, body.actions or (), body.steps_cut or 0)
     return _world(session, worlds)
 
 
