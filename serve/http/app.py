@@ -42,7 +42,7 @@ def create_app(
     sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.service.memory)
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
     if keys is not None:
-        app.add_middleware(KeyCheck, keys=keys)
+        app.add_middleware(KeyCheck, keys=keys, allowances=sessions.service.allowances)
     app.add_middleware(HostCheck, names=hosts)
     app.add_middleware(Edge, service=sessions.service, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)

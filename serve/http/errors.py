@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from loopwm.records.template import ContextTooLongError, FormatError
+from serve.words.allowances import RateLimitError
 from serve.words.prompts import PromptTooLongError
 from serve.words.service import (
     CompletionTooLongError,
@@ -26,7 +27,13 @@ from serve.words.service import (
     QueueFullError,
 )
 from serve.words.sessions import UnsupportedError
-from serve.words.store import TooManyWorldsError, WorldBusyError, WorldGoneError, WorldNotFoundError
+from serve.words.store import (
+    TooManyWorldsError,
+    TooMuchTextError,
+    WorldBusyError,
+    WorldGoneError,
+    WorldNotFoundError,
+)
 
 RETRY_AFTER_SECONDS = 1
 """Where nothing better is known."""
@@ -117,6 +124,7 @@ REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
     WorldBusyError: (409, "world_busy", None),
     WorldGoneError: (410, "world_gone", None),
     TooManyWorldsError: (429, "too_many_worlds", None),
+    TooMuchTextError: (429, "too_much_text", None),
     DeadlineError: (504, "deadline_exceeded", None),
 }
 """Status, code and field of what else a client can get wrong."""
@@ -152,6 +160,9 @@ def problem_of(error: Exception) -> Problem:
     if kind in REFUSED:
         status, code, param = REFUSED[kind]
         return Problem(status, str(error), param=param, code=code)
+    if isinstance(error, RateLimitError):
+        headers = {"Retry-After": str(error.retry_after)}
+        return Problem(429, str(error), error.rate, code="rate_limit_exceeded", headers=headers)
     if kind in OVERLOADED:
         headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFullError) else {}
         told = f"The service is not available: {error}"
@@ -203,7 +214,7 @@ def _methods(request: Request) -> list[str]:
     return sorted({method.upper() for told in fitting for method in told})
 
 
-EXPECTED = (RequestValidationError, HTTPException, *WRONG_FIELD, *REFUSED, *OVERLOADED)
+EXPECTED = (RequestValidationError, HTTPException, RateLimitError, *WRONG_FIELD, *REFUSED, *OVERLOADED)
 """What is answered quietly. Anything else is a fault of the service: answered with 500, and its traceback logged."""
 
 
