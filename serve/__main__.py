@@ -27,6 +27,7 @@ from serve.engine.engine import Engine, Limits
 from serve.http.app import create_app
 from serve.http.keys import KeyRing, read_keys
 from serve.http.server import Server
+from serve.words.allowances import Allowances
 from serve.words.prompts import PromptReader
 from serve.words.service import ModelCard, Service
 from serve.words.sessions import Sessions
@@ -41,7 +42,8 @@ PACKAGED = Path(loopwm.__file__).parent / "pretrained"
 EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
 
 
-KEYS_HELP = """lines of a name and the SHA-256 of a key, one of which requests then need; by default none. To add one:
+KEYS_HELP = """lines of a name, the SHA-256 of a key and its limits, such as requests=60 tokens=10000 (a minute)
+worlds=100 bytes=1000000; requests then need one, by default none; read again on SIGHUP. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
 
 HOSTS_HELP = """names by which clients reach the service, beside addresses, localhost and this machine's own name; a *
@@ -141,12 +143,13 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
+    allowances = Allowances(None if keys is None else keys.allowances)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
     with (
         Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
-        closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file)) as worlds,
+        closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file, allowances=allowances)) as worlds,
     ):
-        service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.slots))
+        service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.slots), allowances)
         sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
         hosts = (*args.allowed_hosts, socket.gethostname())
         app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
@@ -157,8 +160,22 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
         for told_to_end in (signal.SIGINT, signal.SIGTERM):
             signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
+        if keys is not None:
+            signal.signal(signal.SIGHUP, lambda *_: _read_again(args.api_keys, keys, allowances))
         settle()
         Server(app, service, args.grace).run([listener])
+
+
+def _read_again(path: Path, keys: KeyRing, allowances: Allowances) -> None:
+    """The key file, for requests that come from now on. Where it is wrong, all stays as it was."""
+    try:
+        found = read_keys(path)
+    except InputError as error:
+        print(f"error: {error}; the keys stay as they were", file=sys.stderr, flush=True)
+        return
+    keys.replace(found)
+    allowances.replace(found.allowances)
+    print(f"{path}: {len(found)} keys, read again", file=sys.stderr, flush=True)
 
 
 def _log_accesses(on: bool) -> None:

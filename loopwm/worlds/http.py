@@ -119,8 +119,8 @@ def _refusal(response: httpx.Response) -> WorldError:
     status = f"(status {response.status_code})"
     try:
         error = response.json()["error"]
-        told = response.headers.get("Retry-After", "1")
-        retry = float(told) if response.status_code == 503 and told.isdecimal() else None
+        told = response.headers.get("Retry-After", "")  # of 503, and of 429 where a minute's share is used up
+        retry = float(told) if told.isdecimal() else None
         return WorldError(f"{error['message']} {status}", error["code"], retry)
     except (ValueError, LookupError, TypeError):
         return WorldError(f"{response.reason_phrase} {status}")

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from serve import playground
@@ -18,6 +18,7 @@ from serve.http import worlds as world_api
 from serve.http.edge import Edge, HostCheck
 from serve.http.keys import KeyCheck, KeyRing
 from serve.http.limits import BodyLimit
+from serve.http.openai_replies import Health, Version
 from serve.http.routes import Serving
 from serve.words.service import EngineStoppedError
 from serve.words.sessions import Sessions
@@ -41,12 +42,12 @@ def create_app(
     sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.service.memory)
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
     if keys is not None:
-        app.add_middleware(KeyCheck, keys=keys)
+        app.add_middleware(KeyCheck, keys=keys, allowances=sessions.service.allowances)
     app.add_middleware(HostCheck, names=hosts)
     app.add_middleware(Edge, service=sessions.service, log_json=log_json)
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)
-    app.add_api_route("/version", show_version, methods=["GET"])
+    app.add_api_route("/health", health, methods=["GET"], response_model=Health)
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse)
+    app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
     for part in (openai_api, tokens_api, world_api, playground):
         app.include_router(part.router)
     app.include_router(world_api.batch_router)

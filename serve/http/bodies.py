@@ -22,6 +22,12 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _pause(self) -> Self:
+        """Code of Python between two objects: pydantic, which is none, would keep the interpreter to the end of a long
+        list, and the event loop would wait."""
+        return self
+
 
 def _body_of(name: str) -> type[Body]:
     """An exit rule as an object with its name and its numbers."""

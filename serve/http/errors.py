@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from loopwm.records.template import ContextTooLongError, FormatError
+from serve.words.allowances import RateLimitError
 from serve.words.prompts import PromptTooLongError
 from serve.words.service import (
     CompletionTooLongError,
@@ -25,7 +27,13 @@ from serve.words.service import (
     QueueFullError,
 )
 from serve.words.sessions import UnsupportedError
-from serve.words.store import TooManyWorldsError, WorldBusyError, WorldGoneError, WorldNotFoundError
+from serve.words.store import (
+    TooManyWorldsError,
+    TooMuchTextError,
+    WorldBusyError,
+    WorldGoneError,
+    WorldNotFoundError,
+)
 
 RETRY_AFTER_SECONDS = 1
 """Where nothing better is known."""
@@ -41,8 +49,16 @@ class BodyTooLargeError(HTTPException):
 class TooManyItemsError(HTTPException):
     """More values than any request has. An HTTPException, because only those pass FastAPI's reading of bodies."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"The request body has more than {limit} values")
+    def __init__(self, limit: str) -> None:
+        super().__init__(413, f"The request body has more than {limit}")
+
+
+class WrongBodyError(HTTPException):
+    """A body that its route does not take. An HTTPException, because only those pass FastAPI's reading of bodies."""
+
+    def __init__(self, faults: Sequence[Any]) -> None:
+        super().__init__(400)
+        self.faults = RequestValidationError(faults)
 
 
 class WrongHostError(HTTPException):
@@ -108,6 +124,7 @@ REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
     WorldBusyError: (409, "world_busy", None),
     WorldGoneError: (410, "world_gone", None),
     TooManyWorldsError: (429, "too_many_worlds", None),
+    TooMuchTextError: (429, "too_much_text", None),
     DeadlineError: (504, "deadline_exceeded", None),
 }
 """Status, code and field of what else a client can get wrong."""
@@ -133,6 +150,8 @@ def problem_of(error: Exception) -> Problem:
     """Status and envelope of any exception."""
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
+    if isinstance(error, WrongBodyError):
+        return _of_validation(error.faults)
     if isinstance(error, HTTPException):
         return _of_status(error)
     if isinstance(error, FormatError):
@@ -141,6 +160,9 @@ def problem_of(error: Exception) -> Problem:
     if kind in REFUSED:
         status, code, param = REFUSED[kind]
         return Problem(status, str(error), param=param, code=code)
+    if isinstance(error, RateLimitError):
+        headers = {"Retry-After": str(error.retry_after)}
+        return Problem(429, str(error), error.rate, code="rate_limit_exceeded", headers=headers)
     if kind in OVERLOADED:
         headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFullError) else {}
         told = f"The service is not available: {error}"
@@ -192,7 +214,7 @@ def _methods(request: Request) -> list[str]:
     return sorted({method.upper() for told in fitting for method in told})
 
 
-EXPECTED = (RequestValidationError, HTTPException, *WRONG_FIELD, *REFUSED, *OVERLOADED)
+EXPECTED = (RequestValidationError, HTTPException, RateLimitError, *WRONG_FIELD, *REFUSED, *OVERLOADED)
 """What is answered quietly. Anything else is a fault of the service: answered with 500, and its traceback logged."""
 
 

@@ -12,6 +12,7 @@ from loopwm.records.template import FormatError
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
 from serve.http.echo import echo_reply
 from serve.http.events import EventStream
+from serve.http.openai_replies import ChatCompletion, Completion, ModelList, ModelTold, told_in_events
 from serve.http.replies import ChatReply, CompletionReply, Reply
 from serve.http.routes import CancelledWithClient, Entered, Serving
 from serve.words.prompts import Prompt, PromptReader
@@ -21,18 +22,18 @@ from serve.words.streams import Piece, TextStream, interleaved, together
 router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
 
 
-@router.get("/models")
+@router.get("/models", response_model=ModelList)
 async def list_models(service: Serving) -> dict[str, Any]:
     return {"object": "list", "data": [_model_object(service)]}
 
 
-@router.get("/models/{name}")
+@router.get("/models/{name}", response_model=ModelTold)
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
     service.check_model(name)
     return _model_object(service)
 
 
-@router.post("/completions")
+@router.post("/completions", response_model=Completion, responses=told_in_events("usage where it was asked for"))
 async def completions(body: CompletionBody, service: Serving, caller: Entered) -> Response:
     """Goes on from whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
@@ -47,7 +48,9 @@ async def completions(body: CompletionBody, service: Serving, caller: Entered) -
     return await _answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
 
 
-@router.post("/chat/completions")
+@router.post(
+    "/chat/completions", response_model=ChatCompletion, responses=told_in_events("usage where it was asked for")
+)
 async def chat_completions(body: ChatBody, service: Serving, caller: Entered) -> Response:
     """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
     service.check_model(body.model)

@@ -11,10 +11,13 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope
 
 from loopwm.records.template import FormatError
-from serve.http.errors import TooManyItemsError
+from serve.http.errors import TooManyItemsError, WrongBodyError
 from serve.words.service import Caller, Service
+
+Json = dict[str, Any]
 
 CLIENT_GONE = 499
 """nginx's status for it. Nobody reads it but logs."""
@@ -22,20 +25,38 @@ CLIENT_GONE = 499
 MAX_ITEMS = 100_000
 """Most values in a body: to read and check more takes too long."""
 
+MAX_OBJECTS = 20_000
+"""Most objects among them, which take longest: those of a body with a text in each hardly fit into its bytes."""
+
 SHORT = 16_384
-"""Bytes that are parsed at once; what is longer, in a thread, beside which others are answered."""
+"""Bytes that are read at once; what is longer, in a thread, beside which others are answered."""
 
 MAX_SECONDS = 3600.0
 TIMEOUT_HEADER = "X-Request-Timeout"
 """Seconds that a client waits: later the work is given up and answered with 504."""
 
 
+Check = Callable[[Any], tuple[Any, list[Any]]]
+"""Of a parsed body: what the route takes, and what is wrong with it."""
+
+
 class ParsedRequest(Request):
-    """A request whose body is parsed beside the event loop where it is long."""
+    """A request whose body is parsed and checked beside the event loop where it is long. What was checked here, FastAPI
+    takes as it is."""
+
+    def __init__(self, scope: Scope, receive: Receive, check: Check) -> None:
+        super().__init__(scope, receive)
+        self._check = check
 
     async def json(self) -> Any:
         body = await self.body()
-        return _parse(body) if len(body) <= SHORT else await asyncio.to_thread(_parse, body)
+        return _parse(body) if len(body) <= SHORT else await asyncio.to_thread(self._checked, body)
+
+    def _checked(self, body: bytes) -> Any:
+        taken, faults = self._check(_parse(body))
+        if faults:
+            raise WrongBodyError(faults)
+        return taken
 
 
 class CancelledWithClient(APIRoute):
@@ -45,7 +66,7 @@ class CancelledWithClient(APIRoute):
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            parsed = ParsedRequest(request.scope, request.receive)
+            parsed = ParsedRequest(request.scope, request.receive, self._check)
             await parsed.body()  # what comes after it can only be the client's leave
             work, leave = asyncio.ensure_future(handle(parsed)), asyncio.create_task(_leave(request))
             try:
@@ -57,19 +78,29 @@ class CancelledWithClient(APIRoute):
 
         return answer
 
+    def _check(self, body: Any) -> tuple[Any, list[Any]]:
+        return (body, []) if self.body_field is None else self.body_field.validate(body, {}, loc=("body",))
+
 
 def _parse(body: bytes) -> Any:
     """Raises HTTPException for too many values and for escapes of half a character: JSON may hold them, and nothing can
     write them out."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_ITEMS:
-        raise TooManyItemsError(MAX_ITEMS)
-    parsed = json.loads(body)
+        raise TooManyItemsError(f"{MAX_ITEMS} values")
+    if body.count(b"{") > MAX_OBJECTS:
+        raise TooManyItemsError(f"{MAX_OBJECTS} objects")
+    parsed = json.loads(body, object_hook=_pause)
     if b"\\ud" in body.lower():
         try:
             json.dumps(parsed, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             told = "The body holds a surrogate escape (\\ud800 … \\udfff) without its other half"
             raise HTTPException(400, told) from error
+    return parsed
+
+
+def _pause(parsed: Json) -> Json:
+    """Code of Python between two objects: the parser, which is none, would keep the interpreter to its end."""
     return parsed
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from loopwm.records.template import FormatError
 from serve.http.bodies import DetokenizeBody, TokenizeBody, read_messages
+from serve.http.openai_replies import Detokenized, TokenizerInfo, Tokens
 from serve.http.routes import CancelledWithClient, Serving
 from serve.words.prompts import Prompt
 from serve.words.service import Service
@@ -15,7 +16,7 @@ from serve.words.service import Service
 router = APIRouter(route_class=CancelledWithClient)
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     _check_model(body.model, service)
     ids = list((await service.read(lambda: _read(body, service))).ids)
@@ -23,14 +24,14 @@ async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     return {**told, "token_strs": service.single_texts(ids) if body.return_token_strs else None}
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", response_model=Detokenized)
 async def detokenize(body: DetokenizeBody, service: Serving) -> dict[str, str]:
     _check_model(body.model, service)
     service.prompts.check_ids("tokens", body.tokens)
     return {"prompt": service.decode(body.tokens)}
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", response_model=TokenizerInfo)
 async def tokenizer_info(service: Serving) -> dict[str, Any]:
     return service.tokenizer_info()
 

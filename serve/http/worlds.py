@@ -15,8 +15,9 @@ from loopwm.records.template import Context, Transition
 from serve.http.bodies import Body, DepthBody, Items, depth_of
 from serve.http.errors import problem_of
 from serve.http.events import EventStream
+from serve.http.openai_replies import told_in_events
 from serve.http.routes import CancelledWithClient, Entered, Owner
-from serve.http.world_replies import BatchTold, StepTold, WorldList, WorldTold
+from serve.http.world_replies import BatchTold, Deleted, PlanTold, StepTold, WorldList, WorldTold
 from serve.words.service import DEFAULT_MAX_TOKENS, Caller
 from serve.words.sessions import (
     MAX_ACTIONS,
@@ -156,7 +157,8 @@ async def create(body: WorldBody, worlds: Worlds, caller: Entered) -> Json:
 async def _create(body: WorldBody, worlds: Sessions, caller: Caller) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
-    session = await worlds.create(caller, body.context(), depth, body.actions or (), body.steps_cut or 0)
+    context = await worlds.service.read(body.context)
+    session = await worlds.create(caller, context, depth, body.actions or (), body.steps_cut or 0)
     return _world(session, worlds)
 
 
@@ -172,20 +174,20 @@ async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
     return _world(worlds.store.get(name, owner), worlds)
 
 
-@router.get("/{name}/export")
-async def export(name: str, worlds: Worlds, owner: Owner) -> Json:
+@router.get("/{name}/export", responses={200: {"model": WorldBody}})
+async def export(name: str, worlds: Worlds, owner: Owner) -> Response:
     """All that a world is, as text: the body of a request that creates it again, here or elsewhere."""
-    return {"model": worlds.service.card.name, **worlds.store.get(name, owner).log.json()}
+    return JSONResponse({"model": worlds.service.card.name, **worlds.store.get(name, owner).log.json()})
 
 
-@router.delete("/{name}")
+@router.delete("/{name}", response_model=Deleted)
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
     """The world is gone, and its memory is free."""
     await worlds.remove(owner, name)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
-@router.post("/{name}/step", response_model=StepTold)
+@router.post("/{name}/step", response_model=StepTold, responses=told_in_events("the whole step"))
 async def step(name: str, body: StepBody, worlds: Worlds, caller: Entered) -> Response:
     """One action or several; the observations asked for by `decode` are written out, whole or as server-sent events."""
     if not body.stream:
@@ -217,7 +219,7 @@ async def fork(name: str, worlds: Worlds, caller: Entered, body: ForkBody | None
     return _list(await worlds.fork(caller, name, 1 if body is None else body.count), worlds)
 
 
-@router.post("/{name}/plan")
+@router.post("/{name}/plan", response_model=PlanTold)
 async def plan(name: str, body: PlanBody, worlds: Worlds, caller: Entered) -> Json:
     """Scores of candidate action sequences, and the observation that the best one ends with. The world stays."""
     decode = body.decode is None or body.decode
@@ -233,11 +235,11 @@ batch_router = APIRouter(route_class=CancelledWithClient)
 
 
 @batch_router.post("/v1/worlds:batch", response_model=BatchTold)
-async def batch(body: BatchBody, worlds: Worlds, caller: Entered) -> Json:
+async def batch(body: BatchBody, worlds: Worlds, caller: Entered) -> Response:
     """Worlds are created, stepped, observed and deleted side by side. Each request has an answer of its own: a status,
     and the body that it would have had alone."""
     answers = await together([_one(item, worlds, caller) for item in body.requests])
-    return {"object": "world.batch", "data": answers}
+    return JSONResponse({"object": "world.batch", "data": answers})
 
 
 async def _one(item: BatchItem, worlds: Sessions, caller: Caller) -> Json:

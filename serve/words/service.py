@@ -23,6 +23,7 @@ from serve.engine.prefill import score
 from serve.engine.requests import Caller as Caller
 from serve.engine.requests import Request
 from serve.engine.sampling import Sampling
+from serve.words.allowances import Allowances
 from serve.words.metrics import Metrics
 from serve.words.prompts import Prompt, PromptReader
 from serve.words.streams import TextStream, begin
@@ -110,9 +111,15 @@ class Service:
     """One model behind an engine."""
 
     def __init__(
-        self, card: ModelCard, engine: Engine, tokenizer: PreTrainedTokenizerFast, prompts: PromptReader
+        self,
+        card: ModelCard,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerFast,
+        prompts: PromptReader,
+        allowances: Allowances | None = None,
     ) -> None:
         self.card = card
+        self.allowances = allowances or Allowances()
         self.engine = engine
         self.prompts = prompts
         self.metrics = Metrics(card.name, lambda: engine.load)
@@ -146,11 +153,17 @@ class Service:
         return self.engine.limits.max_batch
 
     def enter(self, key: str, seconds: float) -> Caller:
-        """A request comes in. Raises QueueFullError or EngineStoppedError."""
+        """A request comes in. Raises RateLimitError where its key has no tokens left, QueueFullError or
+        EngineStoppedError."""
+        self.allowances.check(key, "tokens")
         return self.engine.enter(key, seconds)
 
     def leave(self, caller: Caller) -> None:
         self.engine.leave(caller)
+
+    def charge(self, caller: Caller, tokens: int) -> None:
+        """To the key of a request, for what the model reads or writes for it."""
+        self.allowances.charge(caller.key, "tokens", tokens)
 
     async def read(self, read: Callable[[], T]) -> T:
         """What takes time without the model, such as to tokenize a text, in a thread of its own."""
@@ -179,8 +192,15 @@ class Service:
         self, caller: Caller, requests: Sequence[Request], stops: Sequence[Sequence[str]] = ((),)
     ) -> list[TextStream]:
         """Queues requests that go on from one prompt. Raises EngineStoppedError."""
+        self.charge(caller, len(requests[0].prompt))
         made = [
-            TextStream(request, Detokenizer(self._decode), some, self.metrics.watch(len(request.prompt)))
+            TextStream(
+                request,
+                Detokenizer(self._decode),
+                some,
+                self.metrics.watch(len(request.prompt)),
+                partial(self.charge, caller),
+            )
             for request, some in zip(requests, stops, strict=True)
         ]
         begin(self.engine, made, caller)
@@ -191,6 +211,7 @@ class Service:
 
         Raises EngineStoppedError or what the model raised.
         """
+        self.charge(caller, sum(len(prompt.ids) for prompt in prompts))
         forward, rule = self.engine.forward, Fixed(depth.limit)
         works = [self.work(caller, score(forward, prompt.ids, rule, top), len(prompt.ids)) for prompt in prompts]
         return list(await asyncio.gather(*works))

@@ -156,10 +156,12 @@ class Sessions:
         actions: Sequence[str] = (),
         steps_cut: int = 0,
     ) -> Session:
-        """actions: imagined since. Raises FormatError for a context that cannot be encoded, TooManyWorldsError."""
+        """actions: imagined since. Raises FormatError for a context that cannot be encoded, TooManyWorldsError or
+        TooMuchTextError."""
         self.store.check_room(caller.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
         log, world = await self._build(caller, log)
+        self.service.charge(caller, length_of(world))
         (session,) = await self.store.add(caller.key, log, length_of(world))
         self._cache.put(session.id, world)
         return session
@@ -193,7 +195,9 @@ class Sessions:
             world = await self._world(caller, session)
             fields = [f"actions[{i}]" for i in range(len(asked.actions))]
             work = advance(self._model, world, asked.actions, fields, asked.monitor)
-            steps = await self.service.work(caller, work, await self._size(asked.actions))
+            size = await self._size(asked.actions)
+            self.service.charge(caller, size)
+            steps = await self.service.work(caller, work, size)
             first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
             streams = []
             for index in range(first, len(steps)):
@@ -213,11 +217,12 @@ class Sessions:
         real ones where the context grows too long."""
         with self.store.changing(name, caller.key) as session:
             log, world = await self._build(caller, session.log.seen(action, observation))
+            self.service.charge(caller, length_of(world))
             await self.change(session, log, world)
         return session
 
     async def fork(self, caller: Caller, name: str, count: int) -> list[Session]:
-        """Raises TooManyWorldsError."""
+        """Raises TooManyWorldsError or TooMuchTextError."""
         session = self.store.get(name, caller.key)
         world = self._cache.get(session.id)
         made = await self.store.add(caller.key, session.log, session.tokens, count)
@@ -239,6 +244,7 @@ class Sessions:
         planned = await self._size([path[-1] for path in tree])
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
+        self.service.charge(caller, planned)
         world = await self._world(caller, self.store.get(name, caller.key))
         steps = await self._explore(caller, world, tree)
         found = [_candidate(steps, tuple(actions)) for actions in candidates]

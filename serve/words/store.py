@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve.words.allowances import Allowances
 from serve.words.world_file import Saved, WorldFile
 from serve.words.world_log import WorldLog, read_log
 
@@ -36,9 +37,13 @@ class TooManyWorldsError(RuntimeError):
     """A key has as many worlds as it may."""
 
 
+class TooMuchTextError(RuntimeError):
+    """The worlds of a key have as much text as they may."""
+
+
 @dataclass(frozen=True)
 class WorldLimits:
-    """ttl: seconds a world lives after its last use. most_worlds: of one key."""
+    """ttl: seconds a world lives after its last use. most_worlds: of one key that has no limit of its own."""
 
     ttl: float = 3600.0
     most_worlds: int = 4096
@@ -79,39 +84,57 @@ class WorldStore:
     """Sessions by id. Those that nobody has used for long go; with a file, the others survive the service."""
 
     def __init__(
-        self, limits: WorldLimits, clock: Callable[[], float] = time.time, file: WorldFile | None = None
+        self,
+        limits: WorldLimits,
+        clock: Callable[[], float] = time.time,
+        file: WorldFile | None = None,
+        allowances: Allowances | None = None,
     ) -> None:
-        """clock: seconds since 1970."""
+        """clock: seconds since 1970. allowances: of keys."""
         self.limits = limits
+        self._allowances = allowances or Allowances()
         self._clock = clock
         self._file = file
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="worlds-file")
         found = [] if file is None else [_session(saved) for saved in file.read()]
         self._sessions = OrderedDict((session.id, session) for session in found)  # the least recently used first
         self._counts = Counter(session.owner for session in found)
+        self._bytes: Counter[str] = Counter()
+        for session in found:
+            self._bytes[session.owner] += session.log.size
         self._gone: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._unwritten: list[str] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def check_room(self, owner: str, count: int = 1) -> None:
-        """Raises TooManyWorldsError."""
+    def check_room(self, owner: str, count: int = 1, size: int = 0) -> None:
+        """For so many worlds of so many bytes together. Raises TooManyWorldsError or TooMuchTextError."""
         self._expire()
-        if self._counts[owner] + count > self.limits.most_worlds:
-            raise TooManyWorldsError(
-                f"{self._counts[owner]} worlds are kept of at most {self.limits.most_worlds}: delete some"
+        worlds = self._allowances.of(owner).worlds
+        most = self.limits.most_worlds if worlds is None else worlds
+        if self._counts[owner] + count > most:
+            raise TooManyWorldsError(f"{self._counts[owner]} worlds are kept of at most {most}: delete some")
+        self._check_text(owner, size)
+
+    def _check_text(self, owner: str, size: int) -> None:
+        most = self._allowances.of(owner).bytes
+        if most is not None and size > 0 and self._bytes[owner] + size > most:
+            had = self._bytes[owner]
+            raise TooMuchTextError(
+                f"{had} bytes of text are kept of at most {most}, {size} more are too many: delete some"
             )
 
     async def add(self, owner: str, log: WorldLog, tokens: int, count: int = 1) -> list[Session]:
-        """New sessions of one log. Raises TooManyWorldsError."""
-        self.check_room(owner, count)
+        """New sessions of one log. Raises TooManyWorldsError or TooMuchTextError."""
+        self.check_room(owner, count, count * log.size)
         now = self._clock()
         made = [
             Session(f"world-{secrets.token_urlsafe(18)}", owner, log, tokens, int(time.time()), now)
             for _ in range(count)
         ]
         self._counts[owner] += count
+        self._bytes[owner] += count * log.size
         self._sessions.update({session.id: session for session in made})
         try:
             await self.save(made)
@@ -152,14 +175,21 @@ class WorldStore:
     async def change(
         self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, dict[str, Any]] | None = None
     ) -> None:
-        """The session moves on, in the file, too: where that cannot be written it stays as it was."""
+        """The session moves on, in the file, too: where that cannot be written it stays as it was. Raises
+        TooMuchTextError."""
         before = session.log, session.tokens, session.answered
-        session.log, session.tokens, session.answered = log, tokens, answered
+        self._check_text(session.owner, log.size - session.log.size)
+        self._set(session, log, tokens, answered)
         try:
             await self.save([session])
         except BaseException:
-            session.log, session.tokens, session.answered = before
+            self._set(session, *before)
             raise
+
+    def _set(self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, dict[str, Any]] | None) -> None:
+        if session.id in self._sessions:  # it may have been deleted meanwhile
+            self._bytes[session.owner] += log.size - session.log.size
+        session.log, session.tokens, session.answered = log, tokens, answered
 
     async def remove(self, name: str, owner: str) -> None:
         """Raises as `get` does."""
@@ -199,6 +229,7 @@ class WorldStore:
     def _drop(self, session: Session, why: str) -> None:
         del self._sessions[session.id]
         self._counts[session.owner] -= 1
+        self._bytes[session.owner] -= session.log.size
         self._unwritten.append(session.id)
         self._gone[session.id] = (session.owner, why)
         while len(self._gone) > REMEMBERED:

@@ -42,13 +42,21 @@ class TextStream:
     """The text of one request, piece by piece; iterate it once. Leaving early frees its place, and so does `cancel`,
     after which nothing more comes."""
 
-    def __init__(self, request: Request, detokenizer: Detokenizer, stops: Sequence[str], meter: Meter) -> None:
+    def __init__(
+        self,
+        request: Request,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        meter: Meter,
+        charge: Callable[[int], None],
+    ) -> None:
+        """charge: is told of generated tokens."""
         self.tokens = 0
         self.loops: list[int] = []
         self.finish = Finish.STOP
         self.end_score: float | None = None
         self._request, self._meter = request, meter
-        self._detokenizer = detokenizer
+        self._detokenizer, self._charge = detokenizer, charge
         self._scanner = StopScanner(stops)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._row: Row | None = None
@@ -70,6 +78,7 @@ class TextStream:
             async for event in self._read():
                 assert event.token is not None
                 self.tokens += 1
+                self._charge(1)
                 fresh.append(Token(event.token, length, event.loops, event.scores))
                 text = self._detokenizer.push(event.token)
                 length += len(text)

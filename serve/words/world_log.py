@@ -23,6 +23,14 @@ class WorldLog:
     actions: tuple[str, ...] = ()
     steps_cut: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes of its text."""
+        context = self.context
+        told = (context.goal, context.observation, context.look, context.inventory, context.hidden_state)
+        steps = (text for step in context.history for text in (step.action, step.observation))
+        return sum(len(text.encode()) for text in (*told, *steps, *self.actions) if text is not None)
+
     def seen(self, action: str, observation: str) -> WorldLog:
         """After what really happened: what was imagined is dropped. It may be too long now."""
         return replace(self, context=longer(self.context, action, observation), actions=())

@@ -19,6 +19,7 @@ from serve.engine.engine import Engine, Limits
 from serve.http.app import create_app
 from serve.http.keys import KeyRing
 from serve.http.server import Server
+from serve.words.allowances import Allowances
 from serve.words.prompts import PromptReader
 from serve.words.service import ModelCard, Service
 from serve.words.sessions import Sessions
@@ -49,8 +50,9 @@ def serving(tokenizer) -> Serving:
     ) -> Iterator[httpx.Client]:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
-            service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.slots))
-            store = WorldStore(worlds or WorldLimits(), file=file)
+            allowances = Allowances(keys and keys.allowances)
+            service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.slots), allowances)
+            store = WorldStore(worlds or WorldLimits(), file=file, allowances=allowances)
             sessions = Sessions(service, WorldModel(model, tokenizer), store)
             server = Server(create_app(sessions, keys, hosts, log_json), service, grace)
             thread = threading.Thread(target=server.run, args=([listener],))

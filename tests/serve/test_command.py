@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -102,6 +105,73 @@ def test_help_has_an_example(capsys):
     shown = capsys.readouterr().out
     assert "example: python -m serve" in shown
     assert "printf %s" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("requests", "requests: '' is not a whole number of at least 1"),
+        ("speed=3", "'speed=3' is no limit, or is told twice: there are requests, tokens, worlds, bytes"),
+        ("worlds=1 worlds=2", "'worlds=2' is no limit, or is told twice"),
+        ("tokens=0", "tokens: '0' is not a whole number of at least 1"),
+        ("bytes=1e6", "bytes: '1e6' is not a whole number of at least 1"),
+    ],
+)
+def test_limits_of_a_key_that_are_none_are_one_line(capsys, checkpoint, tmp_path, line, told):
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice {'0' * 64} {line}\n")
+    assert f"{keys}, line 1: {told}" in refusal(capsys, "--model", str(checkpoint), "--api-keys", str(keys))
+
+
+def key_line(name: str, limits: str = "") -> str:
+    """Of a key that is the name."""
+    return f"{name} {hashlib.sha256(name.encode()).hexdigest()} {limits}\n"
+
+
+@contextmanager
+def ended(server: subprocess.Popen[str]) -> Iterator[None]:
+    """Also where the test fails: it would be waited for."""
+    try:
+        yield
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_the_key_file_is_read_again_when_told_and_nothing_that_runs_is_dropped(checkpoint, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(key_line("old"))
+    command = [sys.executable, "-m", "serve", "--model", str(checkpoint), "--port", "0", "--access-log", "off"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--api-keys", str(keys)], cwd=ROOT, **pipes) as server, ended(server):
+        base = server.stdout.readline().split()[-1]
+
+        def read_again() -> str:
+            server.send_signal(signal.SIGHUP)
+            line: str = server.stderr.readline()
+            return line
+
+        def ask(key: str) -> httpx.Response:
+            return httpx.get(f"{base}/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+
+        body = {"model": "tiny-world", "prompt": "boil", "max_tokens": 300, "temperature": 2, "stream": True}
+        headers = {"Authorization": "Bearer old"}
+        with httpx.stream("POST", f"{base}/completions", json={**body, "ignore_eos": True}, headers=headers,
+                          timeout=60, trust_env=False) as stream:  # fmt: skip
+            lines = stream.iter_lines()
+            next(lines)
+            keys.write_text(key_line("new") + "# and\nnonsense\n")
+            wrong = "expected NAME and a SHA-256 of 64 hexadecimal digits; the keys stay as they were"
+            assert read_again() == f"error: {keys}, line 3: {wrong}\n"
+            assert (ask("old").status_code, ask("new").status_code) == (200, 401)
+            keys.write_text(key_line("new", "requests=2"))
+            assert read_again() == f"{keys}: 1 keys, read again\n"
+            assert (ask("old").status_code, ask("new").status_code) == (401, 200)
+            assert ask("new").headers["x-ratelimit-remaining-requests"] == "0"
+            assert ask("new").status_code == 429
+            assert "data: [DONE]" in list(lines)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
 
 
 @pytest.mark.slow

@@ -155,14 +155,15 @@ def test_one_row_begins_anew_and_the_others_go_on(client, local):
     assert told(remote.step(["wait", "wait"])) == close_to([first, expected[1]])
 
 
-def test_a_client_waits_as_long_as_it_is_told_and_asks_again(monkeypatch):
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_client_waits_as_long_as_it_is_told_and_asks_again(monkeypatch, status):
     asked, slept = [], []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.path)
         if len(asked) < 3:
             error = {"message": "full", "type": "server_error", "param": None, "code": "overloaded"}
-            return httpx.Response(503, json={"error": error}, headers={"Retry-After": "7"})
+            return httpx.Response(status, json={"error": error}, headers={"Retry-After": "7"})
         return httpx.Response(200, json={"data": []})
 
     monkeypatch.setattr("loopwm.worlds.http.time.sleep", slept.append)
