@@ -52,6 +52,8 @@ PLANNED_WORLDS = 30
 LEAST = 32
 """Requests of a measurement, at least."""
 
+HALF_MINUTE = 30.0
+
 SHORT = 32
 """Tokens of a short answer, at most."""
 
@@ -84,8 +86,11 @@ class Load:
         """Windows that were not asked lately, so that no prompt is remembered."""
         return list(itertools.islice(self._windows, number))
 
-    async def chat(self, window: dict[str, Any]) -> Sample:
-        body = {"model": self.model, "messages": _messages(window), "stream": True}
+    async def chat(
+        self, window: dict[str, Any], heard: Callable[[], None] = lambda: None, **fields: int | bool
+    ) -> Sample:
+        """heard: called for every piece of the answer, which mostly is a token."""
+        body = {"model": self.model, "messages": _messages(window), "stream": True, **fields}
         start = time.perf_counter()
         first, usage = 0.0, {"completion_tokens": 0}
         async with self.client.stream(
@@ -99,6 +104,7 @@ class Load:
                 event = json.loads(line.removeprefix("data: "))
                 if event.get("choices") and event["choices"][0]["delta"].get("content"):
                     first = first or time.perf_counter() - start
+                    heard()
                 usage = event.get("usage") or usage
         return Sample(time.perf_counter() - start, first, usage["completion_tokens"])
 
@@ -273,6 +279,40 @@ async def all_plans(load: Load, numbers: Sequence[int]) -> list[str]:
     return [f"plan: 32 x 5 takes {_times(ratios)} what 1 x 5 takes"]
 
 
+async def soak(load: Load, at_once: int, minutes: float) -> None:
+    """Streams of 64 to 512 tokens behind the last step alone, where another begins as one ends; and every half minute what
+    they got and what the service holds."""
+    samples: list[Sample] = []
+    rng = random.Random(0)
+    tokens = 0
+
+    def count() -> None:
+        nonlocal tokens
+        tokens += 1
+
+    async def stream() -> None:
+        while True:
+            (window,) = load.take(1)
+            short, length = {**window, "history": window["history"][-1:]}, rng.randint(64, 512)
+            samples.append(await load.chat(short, count, max_tokens=length, ignore_eos=True))
+
+    print(f"\n{at_once} streams\n\n| minutes | tokens/s | answers | errors | MiB |\n| --- | --- | --- | --- | --- |")
+    streams = [asyncio.create_task(stream()) for _ in range(at_once)]
+    begun = last = time.monotonic()
+    while last < begun + 60 * minutes:
+        broken, _ = await asyncio.wait(streams, timeout=HALF_MINUTE, return_when=asyncio.FIRST_EXCEPTION)
+        for one in broken:
+            one.result()
+        now, failed = time.monotonic(), sum(sample.error is not None for sample in samples)
+        told = f"{(now - begun) / 60:.1f} | {tokens / (now - last):.0f} | {len(samples) - failed} | {failed}"
+        print(f"| {told} | {_resident(load.pid)} |", flush=True)
+        last, tokens = now, 0
+        samples.clear()
+    for one in streams:
+        one.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+
+
 WORKLOADS = {
     "continuations": all_continuations,
     "warm": all_warm,
@@ -287,10 +327,10 @@ async def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--windows", type=Path, required=True, help="window file, .jsonl.gz")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=4, help="requests for each of those at once")
     parser.add_argument("--pid", type=int, help="of the service, for its memory")
-    parser.add_argument("--minutes", type=float, default=0, help="then chat at the second concurrency for so long")
+    parser.add_argument("--minutes", type=float, default=0, help="of chats afterwards, as many as at last at once")
     parser.add_argument("--out", type=Path, help="folder for results.json, which `python -m eval ledger` can keep")
     args = parser.parse_args()
     with gzip.open(args.windows, "rt", encoding="utf-8") as file:
@@ -307,10 +347,9 @@ async def main() -> None:
         if args.out:
             found = {"model": model, **load.results, "provenance": provenance("benchmarks.serve_load")}
             write_json(args.out / "results.json", found)
-        end, number = time.monotonic() + 60 * args.minutes, args.concurrency[min(1, len(args.concurrency) - 1)]
-        while time.monotonic() < end:
-            await run(load, "chat, again", number, [partial(load.chat, window) for window in load.take(LEAST)])
         print("", *told, sep="\n")
+        if args.minutes:
+            await soak(load, args.concurrency[-1], args.minutes)
 
 
 if __name__ == "__main__":
