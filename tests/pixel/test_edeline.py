@@ -22,6 +22,7 @@ from loopwm.pixel.edeline import (
     EdelineLoss,
     EdelineSampling,
     harmonised,
+    novelty,
     preconditioners,
     same_episode,
     to_signed,
@@ -169,6 +170,42 @@ def test_one_target_a_row_is_predicted_after_the_burn_in(monkeypatch):
     assert places == set(range(SMALL.burn_in - 1, 8))
 
 
+def still_but_for_a_flash():
+    """(1, 8) steps of one frame; the one that step 5 leads to is another."""
+    steps = batch(1)
+    obs = steps.obs[:, :1].expand_as(steps.obs).clone()
+    obs[:, 6] = 255 - obs[:, 6]
+    next_obs = torch.cat((obs[:, 1:], obs[:, :1]), 1)
+    return steps._replace(obs=obs, next_obs=next_obs, first=torch.zeros(1, 8, dtype=torch.bool))
+
+
+def test_what_differs_from_all_of_the_last_frames_is_new():
+    steps = still_but_for_a_flash()
+    found = novelty(steps, 3)[0]
+    exact = (to_signed(steps.next_obs[0, 5]) - to_signed(steps.obs[0, 5])).norm()
+    assert found[5].item() == pytest.approx(exact.item(), rel=1e-4)
+    assert found[[0, 1, 2, 3, 4, 6, 7]].max() < 0.02 * exact  # the frame after the flash was there before it
+    assert novelty(steps, 1)[0, 6].item() == pytest.approx(exact.item(), rel=1e-4)
+    begins = steps.first.clone()
+    begins[0, 6] = True
+    assert novelty(steps._replace(first=begins), 3)[0, 6].item() == pytest.approx(exact.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1 / 6), (0.6, 0.6 + 0.4 / 6), (1.0, 1.0)])
+def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
+    system = made(loss=EdelineLoss(own_frame=False, targets=4000, novelty=share))
+    at = system._drawn(still_but_for_a_flash(), seeded())
+    assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
+    assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
+
+
+def test_where_nothing_is_new_targets_are_drawn_evenly():
+    steps = still_but_for_a_flash()
+    steps = steps._replace(obs=torch.zeros_like(steps.obs), next_obs=torch.zeros_like(steps.obs))
+    at = made(loss=EdelineLoss(targets=4000, novelty=1.0))._drawn(steps, seeded())
+    assert torch.bincount(at)[SMALL.burn_in - 1 :].tolist() == pytest.approx([800] * 5, abs=100)
+
+
 def test_the_own_frame_stands_for_the_last_one_in_the_second_step(monkeypatch):
     system, played_steps = made(), batch()
     seen = []
@@ -290,6 +327,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.encoder_channels=[8, 8]", "model.encoder_channels: 2 levels and a stem of 1"),
         ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
         ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
+        ("objective.novelty=2", "objective.novelty: 2"),
     ],
 )
 def test_bad_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, message):
