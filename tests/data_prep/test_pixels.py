@@ -403,8 +403,8 @@ def test_of_joined_tasks_the_seed_decides_which_is_played() -> None:
         assert np.array_equal(both.begin(seed)[0], env.begin(seed)[0])
         for action in (0, 2, 1):
             found, expected = both.act(action), env.act(action)
-            assert np.array_equal(found[0], expected[0])
-            assert found[1:4] == expected[1:4]
+            assert np.array_equal(found.frame, expected.frame)
+            assert (found.reward, found.terminated) == (expected.reward, expected.terminated)
 
 
 def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:
