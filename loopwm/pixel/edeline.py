@@ -206,6 +206,7 @@ class Edeline(PixelSystem):
         self.unet = UNet(config.unet, colours * (config.frames + 1), colours)
         self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
         self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
+        self.memory_map = _map(config.unet, dim, space.frame_shape)
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
         """Of the frame's loss and the reward's."""
@@ -230,7 +231,8 @@ class Edeline(PixelSystem):
         noise, memory = self.noise(c_noise), self.memory_key(h)
         keys = torch.stack((memory, self.noise_key(noise)), 1)
         condition = self.condition(torch.cat((memory, noise), -1))
-        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys)
+        laid = None if self.memory_map is None else self.memory_map(h)
+        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys, laid)
 
     def denoised(self, noised: Tensor, sigma: Tensor, before: Tensor, h: Tensor) -> Tensor:
         """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise) (EDELINE, equation 10); sigma: (B,)."""
@@ -425,3 +427,12 @@ def _wide(x: Tensor) -> Tensor:
 
 def _head(dim: int, hidden: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, out))
+
+
+def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.Module | None:
+    """From a memory (B, D) to its channels over the U-Net's first map."""
+    if not config.memory_map:
+        return None
+    sides = [side // config.stem for side in frame_shape[:2]]
+    places = math.prod(sides)
+    return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))

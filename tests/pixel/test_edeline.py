@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from loopwm.core import DepthPlan
 from loopwm.pixel.agent import AgentTrainer
@@ -31,7 +32,7 @@ from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import FrameBatch
 from loopwm.pixel.training_config import training_config
-from loopwm.pixel.unet import CrossAttention, UNetConfig
+from loopwm.pixel.unet import CrossAttention, UNet, UNetConfig
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
@@ -135,6 +136,36 @@ def test_over_one_key_attention_ignores_what_is_asked_and_over_two_it_does_not()
     places = [(attention(x, some) - x).flatten(2) for some in (keys[:, :1], keys)]
     spread = [(place - place.mean(-1, keepdim=True)).abs().max().item() for place in places]
     assert spread[0] < 1e-5 < 1e-2 < spread[1]
+
+
+@torch.no_grad()
+def test_a_memory_that_is_laid_out_tells_places_apart_before_any_layer():
+    """What a change of the memory does to the U-Net's first map: nothing without channels of its own; with them, at
+    each place something else."""
+    h = torch.zeros(2, 16)
+    h[1] = 1
+    for channels, stem in ((0, 1), (2, 1), (2, 2)):
+        unet = replace(SMALL.unet, memory_map=channels, stem=stem, channels=(8,), blocks=(1,))
+        system, seen = made(replace(SMALL, unet=unet)), []
+        system.unet.inwards.register_forward_hook(lambda module, inputs, found, seen=seen: seen.append(found))
+        system.network(torch.zeros(2, 3, 6, 8), torch.zeros(2), torch.zeros(2, 3, 3, 6, 8), h)
+        change = (seen[0][1] - seen[0][0]).flatten(1)
+        assert seen[0].shape == (2, 8, 6 // stem, 8 // stem)
+        assert (change.std(1) > 1e-3).all() == bool(channels)
+        assert (change.abs().sum() > 0) == bool(channels)
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_noise_passes_a_narrow_stem_by_the_gain_alone(gain):
+    """A stem of 2 folds 12 values into a place of 4 channels: through layers, 4 directions of noise come out at most."""
+    torch.manual_seed(0)
+    unet = UNet(UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain), 3, 3)
+    for parameter in unet.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    condition, keys = torch.ones(1, 8), torch.zeros(1, 2, 8)
+    x = torch.randn(1, 3, 2, 2)
+    change = torch.autograd.functional.jacobian(lambda x: unet(x, condition, keys).flatten(), x).view(12, 12)
+    assert (int(torch.linalg.matrix_rank(change, atol=1e-3)) > 4) == gain
 
 
 def test_frames_of_another_episode_are_left_out():
@@ -267,9 +298,10 @@ def test_imagination_follows_its_generator_alone():
     assert set(one.reward.tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("predict", ["diffusion", "regression"])
-def test_the_loss_reaches_every_parameter(predict):
-    system = made(replace(SMALL, predict=predict, memory=replace(SMALL.memory, kind="recurrence", max_loops=4)))
+@pytest.mark.parametrize(("predict", "channels"), [("diffusion", 0), ("diffusion", 2), ("regression", 0)])
+def test_the_loss_reaches_every_parameter(predict, channels):
+    memory, unet = replace(SMALL.memory, kind="recurrence", max_loops=4), replace(SMALL.unet, memory_map=channels)
+    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet))
     loss, measured = system.loss(batch(), DepthPlan((2,) * 4, 2, (0, 1, 2, 3)), seeded())
     loss.backward()
     without = {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
@@ -328,6 +360,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
         ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
         ("objective.novelty=2", "objective.novelty: 2"),
+        ("model.unet.memory_map=-1", "model.unet.memory_map: -1 is below zero"),
     ],
 )
 def test_bad_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, message):
