@@ -1,75 +1,35 @@
 """Does an imagined maze still hold its cue? MiniGrid's Memory mazes, after EDELINE's figure 1.
 
 Four left turns are seen, the cue among them; then the world imagines: some steps of waiting, and two left turns, after
-which the cue must be there again. Mazes count whose cue is out of sight while the agent waits and in sight at the end.
-Of each last frame: which of the two kinds of cue its tile is nearer to, the real frame's or the other's; whether it is
-nearer to one of the two than to their mean; and the error of the whole frame.
+which the cue must be there again. Beside that stands what `probe` finds of the same mazes with real frames in the place
+of imagined ones, which tells a memory that has lost the cue from a picture that has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.scores.intervals import interval95
+from eval.pixels.mazes import BACK, LEFT, SEEN, STAY, Frames, Mazes, mazes, scored
+from eval.pixels.probe import probed
 from eval.scores.tables import table
 from loopwm.pixel.checkpoint import load_checkpoint
+from loopwm.pixel.edeline import Edeline
 from loopwm.pixel.imagined import FrameWorld
+from loopwm.pixel.system import PixelSystem
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.training.real_world import real_environment
 
-LEFT, STAY = 0, 6
-SEEN, BACK = 4, 2
 WAITS = (8, 16, 32, 64)
 ROWS = 50
 """Worlds imagined at once."""
-
-Frames = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class Mazes:
-    """What is seen (M, SEEN + 1, H, W, C), the frame after waiting and turning back (M, H, W, C), the place of the
-    cue's tile in it (M, 2), its kind (M,), and how many mazes were looked at."""
-
-    seen: Frames
-    last: Frames
-    cue: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    tried: int
-
-
-def mazes(name: str, count: int, first_seed: int) -> Mazes:
-    """The first `count` that are valid. Raises InputError for an environment without a cue."""
-    env = real_environment(name)
-    found: list[tuple[Frames, Frames, NDArray[np.int64], int]] = []
-    seed = first_seed
-    while len(found) < count:
-        frame, told = env.reset(seed=seed)
-        if "cue" not in told:
-            raise InputError(f"environment: {name} has no cue to remember")
-        seed += 1
-        frames = [frame]
-        for _ in range(SEEN):
-            frame, *_, told = env.step(np.int64(LEFT))
-            frames.append(frame)
-        hidden = told["cue"][0] < 0
-        for _ in range(BACK):
-            frame, *_, told = env.step(np.int64(LEFT))
-        if hidden and told["cue"][0] >= 0:
-            found.append((np.stack(frames), frame, np.asarray(told["cue"]), int(told["cue_kind"])))
-    env.close()
-    seen, last, cue, kind = zip(*found, strict=True)
-    return Mazes(np.stack(seen), np.stack(last), np.stack(cue), np.array(kind), seed - first_seed)
 
 
 def imagined(world: FrameWorld[Any], seen: Frames, waits: Sequence[int], seed: int) -> dict[int, Frames]:
@@ -90,41 +50,6 @@ def imagined(world: FrameWorld[Any], seen: Frames, waits: Sequence[int], seed: i
     return found
 
 
-@dataclass(frozen=True)
-class Recall:
-    """right: share of frames whose cue is the real one, with 95 % bounds over mazes; definite: share whose tile is
-    nearer to one of the two cues than to their mean; error: mean square over pixels in [0, 1]."""
-
-    mazes: int
-    right: float
-    low: float
-    high: float
-    definite: float
-    error: float
-
-
-def scored(found: Frames, real: Mazes) -> Recall:
-    """Raises ValueError where only one kind of cue was seen."""
-    tile = found.shape[1] // 8
-    tiles = [_tiles(frames, real.cue, tile) for frames in (found, real.last)]
-    ours, theirs = tiles
-    kinds = [theirs[real.kind == kind].mean(0) for kind in (0, 1)]
-    own, other = (np.stack([kinds[k] for k in choice]) for choice in (real.kind, 1 - real.kind))
-    distance = [np.square(ours - of).mean((1, 2, 3)) for of in (own, other, (own + other) / 2)]
-    right = (distance[0] < distance[1]).astype(float)
-    low, high = interval95(right[:, None])[:, 0].tolist()
-    definite = np.minimum(distance[0], distance[1]) < distance[2]
-    error = np.square(found / 255 - real.last / 255).mean()
-    return Recall(len(right), float(right.mean()), low, high, float(definite.mean()), float(error))
-
-
-def _tiles(frames: Frames, cue: NDArray[np.int64], tile: int) -> NDArray[np.float64]:
-    """The cue's tile of each frame, in [0, 1]."""
-    return np.stack(
-        [frame[r * tile : (r + 1) * tile, c * tile : (c + 1) * tile] for frame, (r, c) in zip(frames, cue, strict=True)]
-    ) / 255  # fmt: skip
-
-
 def run_study(models: dict[str, Path], name: str, count: int, seed: int, out: Path) -> None:
     """Writes results.json and report.md to the folder `out`."""
     real, results = mazes(name, count, 10_000_000 + seed), {}
@@ -132,12 +57,7 @@ def run_study(models: dict[str, Path], name: str, count: int, seed: int, out: Pa
         system = load_checkpoint(folder)
         if system.space.frame_shape != real.seen.shape[2:]:
             raise InputError(f"{folder}: imagines frames of {system.space.frame_shape}, not {real.seen.shape[2:]}")
-        parts = [
-            imagined(system.world(), real.seen[start : start + ROWS], WAITS, seed + start)
-            for start in tqdm(range(0, count, ROWS), unit="batch", desc=label)
-        ]
-        whole = {wait: np.concatenate([part[wait] for part in parts]) for wait in WAITS}
-        results[label] = {str(wait): asdict(scored(frames, real)) for wait, frames in whole.items()}
+        results[label] = measured(system, real, seed, label)
     record = {
         "study": "recall in pixels",
         "environment": name,
@@ -150,18 +70,35 @@ def run_study(models: dict[str, Path], name: str, count: int, seed: int, out: Pa
     write_atomic(out / "report.md", render(record, count))
 
 
+def measured(system: PixelSystem, real: Mazes, seed: int, label: str) -> dict[str, dict[str, float]]:
+    """By steps of waiting: what is imagined and, of a system that has one, what its memory holds."""
+    parts = [
+        imagined(system.world(), real.seen[start : start + ROWS], WAITS, seed + start)
+        for start in tqdm(range(0, len(real.kind), ROWS), unit="batch", desc=label)
+    ]
+    found = {str(wait): asdict(scored(np.concatenate([part[wait] for part in parts]), real)) for wait in WAITS}
+    if isinstance(system, Edeline):
+        for wait in WAITS:
+            found[str(wait)] |= asdict(probed(system, real, wait, seed))
+    return found
+
+
 def render(record: dict[str, Any], count: int) -> str:
     head = (
         f"# Study: recall in pixels\n\n{record['environment']}: four left turns seen, then steps of waiting and two "
         f"turns imagined; {count} valid mazes of {record['tried']}. In so many percent of them the cue of the last "
-        "frame is the real one (95 %), and is one of the two rather than their mean; the frame's mean square error.\n\n"
+        "frame is the real one (95 %), and is one of the two rather than their mean; the frame's mean square error. "
+        "With real frames up to the last turn: in so many percent the cue of the frame drawn is right, and a linear "
+        "classifier tells it from the memory (fitted to one half of the mazes, asked of the other).\n\n"
     )
-    lines = [
-        [label, wait, _percent(r["right"], r["low"], r["high"]), f"{100 * r['definite']:.1f}", f"{r['error']:.4f}"]
-        for label, waits in record["results"].items()
-        for wait, r in waits.items()
-    ]
-    return head + table(["Model", "steps of waiting", "right", "one of the two", "error"], lines) + "\n"
+    lines = [[label, wait, *_shown(r)] for label, waits in record["results"].items() for wait, r in waits.items()]
+    columns = ["Model", "steps of waiting", "right", "one of the two", "error", "drawn", "in memory"]
+    return head + table(columns, lines) + "\n"
+
+
+def _shown(r: dict[str, float]) -> list[str]:
+    probe = (f"{100 * r[name]:.1f}" if name in r else "" for name in ("drawn", "held"))
+    return [_percent(r["right"], r["low"], r["high"]), f"{100 * r['definite']:.1f}", f"{r['error']:.4f}", *probe]
 
 
 def _percent(share: float, low: float, high: float) -> str:

@@ -94,8 +94,13 @@ class EdelineLoss:
     harmonise: bool = True
     targets: int = 1
     """Frames of a row that are predicted, drawn independently: the memory of the row is computed once for all."""
+    novelty: float = 0.0
+    """Share of them that is drawn by how far they are from each of the frames before; the rest, as in the paper all,
+    is drawn evenly. Where an agent mostly waits, few frames show anything that the last ones do not."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.novelty <= 1:
+            raise ValueError(f"novelty: {self.novelty} is not within 0 and 1")
         if self.targets < 1:
             raise ValueError(f"targets: {self.targets} is below 1")
 
@@ -201,6 +206,7 @@ class Edeline(PixelSystem):
         self.unet = UNet(config.unet, colours * (config.frames + 1), colours)
         self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
         self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
+        self.memory_map = _map(config.unet, dim, space.frame_shape)
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
         """Of the frame's loss and the reward's."""
@@ -225,7 +231,8 @@ class Edeline(PixelSystem):
         noise, memory = self.noise(c_noise), self.memory_key(h)
         keys = torch.stack((memory, self.noise_key(noise)), 1)
         condition = self.condition(torch.cat((memory, noise), -1))
-        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys)
+        laid = None if self.memory_map is None else self.memory_map(h)
+        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys, laid)
 
     def denoised(self, noised: Tensor, sigma: Tensor, before: Tensor, h: Tensor) -> Tensor:
         """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise) (EDELINE, equation 10); sigma: (B,)."""
@@ -276,13 +283,11 @@ class Edeline(PixelSystem):
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
         """Equation 5: frames drawn at random (with `own_frame`, the next ones too), rewards and ends of all steps."""
-        o, (rows, steps) = self.objective, batch.action.shape
+        o = self.objective
         h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
-        behind, earliest = int(o.own_frame), self.config.burn_in - 1
-        drawn = torch.rand(rows * o.targets, generator=generator, device=generator.device).to(h.device)
-        at = earliest + (drawn * (steps - behind - earliest)).long()
+        at = self._drawn(batch, generator)
         frames, own = [], None
-        for later in range(1 + behind):
+        for later in range(1 + int(o.own_frame)):
             loss, own = self._target_loss(batch, h, at + later, own, generator)
             frames.append(loss)
         frame = torch.stack(frames).mean()
@@ -298,6 +303,20 @@ class Edeline(PixelSystem):
             "mean_depth": mean_of(loops.float().mean(), count),
         }
         return parts[0] + parts[1] + end, diagnostics
+
+    def _drawn(self, batch: FrameBatch, generator: torch.Generator) -> Tensor:
+        """The steps (B * targets,) that lead to the frames that are predicted, after the burn-in."""
+        o, (rows, steps) = self.objective, batch.action.shape
+        earliest, end = self.config.burn_in - 1, steps - int(o.own_frame)
+        drawn = torch.rand(rows * o.targets, generator=generator, device=generator.device).to(batch.action.device)
+        if not o.novelty:
+            return earliest + (drawn * (end - earliest)).long()
+        new = novelty(batch, self.config.frames)[:, earliest:end]
+        new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
+        even = torch.full_like(new, (1 - o.novelty) / new.shape[1])
+        reached = (o.novelty * new / new.sum(1, keepdim=True) + even).cumsum(1)
+        found = torch.searchsorted(reached, drawn.view(rows, -1) * reached[:, -1:], right=True)
+        return earliest + found.clamp(max=new.shape[1] - 1).flatten()
 
     def _target_loss(
         self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
@@ -379,6 +398,16 @@ def to_signed(frames: Tensor) -> Tensor:
     return frames.movedim(-1, -3).float() / LEVELS * 2 - 1
 
 
+def novelty(batch: FrameBatch, length: int) -> Tensor:
+    """(B, T): how far the frame that each step leads to is from the nearest of the `length` frames before it."""
+    after, before = (to_signed(frames).flatten(2) for frames in (batch.next_obs, batch.obs))
+    steps = torch.arange(before.shape[1], device=before.device)
+    age = steps[:, None] - steps
+    episode = batch.first.long().cumsum(1)
+    seen = (age >= 0) & (age < length) & (episode[:, :, None] == episode[:, None])
+    return torch.cdist(after, before).masked_fill(~seen, torch.inf).amin(2)
+
+
 def same_episode(begins: Tensor) -> Tensor:
     """Which of frames, bool (B, L) with True where an episode begins, belong to that of the last: bool (B, L)."""
     later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()
@@ -398,3 +427,12 @@ def _wide(x: Tensor) -> Tensor:
 
 def _head(dim: int, hidden: int, out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, out))
+
+
+def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.Module | None:
+    """From a memory (B, D) to its channels over the U-Net's first map."""
+    if not config.memory_map:
+        return None
+    sides = [side // config.stem for side in frame_shape[:2]]
+    places = math.prod(sides)
+    return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))

@@ -34,10 +34,19 @@ class UNetConfig:
     cross_attention: Literal["everywhere", "middle", "none"] = "everywhere"
     """Behind the residual blocks of every level, or of the middle alone as in the published code."""
     heads: int = 4
+    memory_map: int = 0
+    """Channels in which the memory is laid out over the frame, beside what goes in; 0, the paper's: norm and attention
+    alone tell of it, the same at all places, and where a thing belongs has to be worked out of that."""
+
+    input_gain: bool = False
+    """Whether the first channels that go in also go to the output, times a gain out of the condition. A stem folds more
+    values into a place than the place has channels: what is noise in them cannot pass, and so not be taken away."""
 
     def __post_init__(self) -> None:
         if not self.channels or min((*self.channels, *self.blocks, self.stem, self.condition, self.heads)) < 1:
             raise ValueError(f"channels: {self.channels}, blocks, stem, condition and heads start at 1")
+        if self.memory_map < 0:
+            raise ValueError(f"memory_map: {self.memory_map} is below zero")
         if len(self.channels) != len(self.blocks):
             raise ValueError(f"blocks: {self.blocks} are not one number for each of {len(self.channels)} levels")
         for width in self.channels:
@@ -146,7 +155,7 @@ class UNet(nn.Module):
         super().__init__()
         self.config = config
         unit, widths, everywhere = config.stem**2, config.channels, config.cross_attention == "everywhere"
-        self.inwards = nn.Conv2d(inputs * unit, widths[0], 3, padding=1)
+        self.inwards = nn.Conv2d(inputs * unit + config.memory_map, widths[0], 3, padding=1)
         down, up, halves, doubles = [], [], [], []
         before = widths[0]
         for level, (width, count) in enumerate(zip(widths, config.blocks, strict=True)):
@@ -164,10 +173,12 @@ class UNet(nn.Module):
         self.norm = nn.GroupNorm(max(1, widths[0] // GROUP), widths[0])
         self.outwards = nn.Conv2d(widths[0], outputs * unit, 3, padding=1)
         nn.init.zeros_(self.outwards.weight)
+        self.input_gain = nn.Linear(config.condition, outputs) if config.input_gain else None
 
-    def forward(self, x: Tensor, condition: Tensor, keys: Tensor) -> Tensor:
-        """condition: (B, E), keys: (B, K, E)."""
-        x = self.inwards(F.pixel_unshuffle(x, self.config.stem))
+    def forward(self, x: Tensor, condition: Tensor, keys: Tensor, laid: Tensor | None = None) -> Tensor:
+        """condition: (B, E), keys: (B, K, E); laid: (B, memory_map, H / stem, W / stem), None where that is 0."""
+        given, x = x, F.pixel_unshuffle(x, self.config.stem)
+        x = self.inwards(x if laid is None else torch.cat((x, laid), 1))
         left: list[list[Tensor]] = []
         for stage, halve in zip(self.down, self.halves, strict=True):
             x = halve(x)
@@ -178,4 +189,7 @@ class UNet(nn.Module):
             x = self.up[level](x, condition, keys, left[level])[-1]
             if level:
                 x = self.doubles[level](F.interpolate(x, scale_factor=2.0))
-        return F.pixel_shuffle(self.outwards(F.silu(self.norm(x))), self.config.stem)
+        found = F.pixel_shuffle(self.outwards(F.silu(self.norm(x))), self.config.stem)
+        if self.input_gain is None:
+            return found
+        return found + self.input_gain(condition)[:, :, None, None] * given[:, : found.shape[1]]

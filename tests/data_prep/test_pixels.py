@@ -208,6 +208,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
         ("minatar/pong", "minatar: unknown game 'pong', expected one of asterix, breakout"),
         ("atari/breakout", "atari: unknown game 'breakout', expected one of "),
         ("minigrid/Nowhere", "minigrid: unknown task 'Nowhere', expected one of "),
+        ("minigrid/MemoryS7+Nowhere", "minigrid: unknown task 'Nowhere', expected one of "),
         ("vizdoom/duel", "vizdoom: unknown scenario 'duel', expected one of basic"),
         ("pong", "environment: unknown 'pong', expected one of catch"),
         ("crafter/big", "environment: unknown 'crafter/big', expected one of catch"),
@@ -255,6 +256,21 @@ def test_without_sticky_actions_what_happens_is_what_was_asked_and_ends_after_10
             steps += 1
         assert steps <= 1000
         assert truncated == (steps == 1000 and not over)
+
+
+def test_of_joined_tasks_the_seed_decides_which_is_played() -> None:
+    pytest.importorskip("minigrid")
+    from data_prep.environments.pixels.gymnasium import MiniGrid
+
+    one, other, both = (MiniGrid(task, 32) for task in ("MemoryS7", "MemoryS9", "MemoryS7+MemoryS9"))
+    assert both.space.env == "minigrid/MemoryS7+MemoryS9@pixels=32"
+    for seed in range(6):
+        env = (one, other)[seed % 2]
+        assert np.array_equal(both.begin(seed)[0], env.begin(seed)[0])
+        for action in (0, 2, 1):
+            found, expected = both.act(action), env.act(action)
+            assert np.array_equal(found.frame, expected.frame)
+            assert (found.reward, found.terminated) == (expected.reward, expected.terminated)
 
 
 def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:

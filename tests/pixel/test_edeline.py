@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from loopwm.core import DepthPlan
 from loopwm.pixel.agent import AgentTrainer
@@ -22,6 +23,7 @@ from loopwm.pixel.edeline import (
     EdelineLoss,
     EdelineSampling,
     harmonised,
+    novelty,
     preconditioners,
     same_episode,
     to_signed,
@@ -30,7 +32,7 @@ from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import FrameBatch
 from loopwm.pixel.training_config import training_config
-from loopwm.pixel.unet import CrossAttention, UNetConfig
+from loopwm.pixel.unet import CrossAttention, UNet, UNetConfig
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
@@ -136,6 +138,36 @@ def test_over_one_key_attention_ignores_what_is_asked_and_over_two_it_does_not()
     assert spread[0] < 1e-5 < 1e-2 < spread[1]
 
 
+@torch.no_grad()
+def test_a_memory_that_is_laid_out_tells_places_apart_before_any_layer():
+    """What a change of the memory does to the U-Net's first map: nothing without channels of its own; with them, at
+    each place something else."""
+    h = torch.zeros(2, 16)
+    h[1] = 1
+    for channels, stem in ((0, 1), (2, 1), (2, 2)):
+        unet = replace(SMALL.unet, memory_map=channels, stem=stem, channels=(8,), blocks=(1,))
+        system, seen = made(replace(SMALL, unet=unet)), []
+        system.unet.inwards.register_forward_hook(lambda module, inputs, found, seen=seen: seen.append(found))
+        system.network(torch.zeros(2, 3, 6, 8), torch.zeros(2), torch.zeros(2, 3, 3, 6, 8), h)
+        change = (seen[0][1] - seen[0][0]).flatten(1)
+        assert seen[0].shape == (2, 8, 6 // stem, 8 // stem)
+        assert (change.std(1) > 1e-3).all() == bool(channels)
+        assert (change.abs().sum() > 0) == bool(channels)
+
+
+@pytest.mark.parametrize("gain", [False, True])
+def test_noise_passes_a_narrow_stem_by_the_gain_alone(gain):
+    """A stem of 2 folds 12 values into a place of 4 channels: through layers, 4 directions of noise come out at most."""
+    torch.manual_seed(0)
+    unet = UNet(UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain), 3, 3)
+    for parameter in unet.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    condition, keys = torch.ones(1, 8), torch.zeros(1, 2, 8)
+    x = torch.randn(1, 3, 2, 2)
+    change = torch.autograd.functional.jacobian(lambda x: unet(x, condition, keys).flatten(), x).view(12, 12)
+    assert (int(torch.linalg.matrix_rank(change, atol=1e-3)) > 4) == gain
+
+
 def test_frames_of_another_episode_are_left_out():
     begins = torch.tensor([[False, True, False], [False, False, True], [True, False, False], [False, False, False]])
     assert same_episode(begins).tolist() == [
@@ -167,6 +199,42 @@ def test_one_target_a_row_is_predicted_after_the_burn_in(monkeypatch):
             assert torch.equal(target[row], to_signed(played_steps.next_obs[row, at]))
             assert torch.equal(before[row, -1], to_signed(played_steps.obs[row, at]))
     assert places == set(range(SMALL.burn_in - 1, 8))
+
+
+def still_but_for_a_flash():
+    """(1, 8) steps of one frame; the one that step 5 leads to is another."""
+    steps = batch(1)
+    obs = steps.obs[:, :1].expand_as(steps.obs).clone()
+    obs[:, 6] = 255 - obs[:, 6]
+    next_obs = torch.cat((obs[:, 1:], obs[:, :1]), 1)
+    return steps._replace(obs=obs, next_obs=next_obs, first=torch.zeros(1, 8, dtype=torch.bool))
+
+
+def test_what_differs_from_all_of_the_last_frames_is_new():
+    steps = still_but_for_a_flash()
+    found = novelty(steps, 3)[0]
+    exact = (to_signed(steps.next_obs[0, 5]) - to_signed(steps.obs[0, 5])).norm()
+    assert found[5].item() == pytest.approx(exact.item(), rel=1e-4)
+    assert found[[0, 1, 2, 3, 4, 6, 7]].max() < 0.02 * exact  # the frame after the flash was there before it
+    assert novelty(steps, 1)[0, 6].item() == pytest.approx(exact.item(), rel=1e-4)
+    begins = steps.first.clone()
+    begins[0, 6] = True
+    assert novelty(steps._replace(first=begins), 3)[0, 6].item() == pytest.approx(exact.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1 / 6), (0.6, 0.6 + 0.4 / 6), (1.0, 1.0)])
+def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
+    system = made(loss=EdelineLoss(own_frame=False, targets=4000, novelty=share))
+    at = system._drawn(still_but_for_a_flash(), seeded())
+    assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
+    assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
+
+
+def test_where_nothing_is_new_targets_are_drawn_evenly():
+    steps = still_but_for_a_flash()
+    steps = steps._replace(obs=torch.zeros_like(steps.obs), next_obs=torch.zeros_like(steps.obs))
+    at = made(loss=EdelineLoss(targets=4000, novelty=1.0))._drawn(steps, seeded())
+    assert torch.bincount(at)[SMALL.burn_in - 1 :].tolist() == pytest.approx([800] * 5, abs=100)
 
 
 def test_the_own_frame_stands_for_the_last_one_in_the_second_step(monkeypatch):
@@ -230,9 +298,10 @@ def test_imagination_follows_its_generator_alone():
     assert set(one.reward.tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("predict", ["diffusion", "regression"])
-def test_the_loss_reaches_every_parameter(predict):
-    system = made(replace(SMALL, predict=predict, memory=replace(SMALL.memory, kind="recurrence", max_loops=4)))
+@pytest.mark.parametrize(("predict", "channels"), [("diffusion", 0), ("diffusion", 2), ("regression", 0)])
+def test_the_loss_reaches_every_parameter(predict, channels):
+    memory, unet = replace(SMALL.memory, kind="recurrence", max_loops=4), replace(SMALL.unet, memory_map=channels)
+    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet))
     loss, measured = system.loss(batch(), DepthPlan((2,) * 4, 2, (0, 1, 2, 3)), seeded())
     loss.backward()
     without = {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
@@ -290,6 +359,8 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.encoder_channels=[8, 8]", "model.encoder_channels: 2 levels and a stem of 1"),
         ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
         ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
+        ("objective.novelty=2", "objective.novelty: 2"),
+        ("model.unet.memory_map=-1", "model.unet.memory_map: -1 is below zero"),
     ],
 )
 def test_bad_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, message):

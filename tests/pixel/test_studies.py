@@ -11,7 +11,8 @@ import torch
 
 from eval.__main__ import main
 from eval.pixels import memory as alone
-from eval.pixels import recall
+from eval.pixels import probe, recall
+from eval.pixels.mazes import tiles_of
 from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.edeline import Edeline, EdelineConfig, EdelineLoss
 from loopwm.pixel.imagined import Imagined
@@ -62,7 +63,7 @@ def test_answers_are_scored_by_the_cues_tile(real):
     perfect = recall.scored(real.last, real)
     assert (perfect.right, perfect.definite, perfect.error) == (1, 1, 0)
     swapped, mean = real.last.copy(), real.last.copy()
-    tiles = recall._tiles(real.last, real.cue, 4)
+    tiles = tiles_of(real.last, real.cue, 4)
     kinds = [tiles[real.kind == kind][0] for kind in (0, 1)]
     for i, (row, column) in enumerate(real.cue):
         place = slice(4 * row, 4 * row + 4), slice(4 * column, 4 * column + 4)
@@ -71,6 +72,32 @@ def test_answers_are_scored_by_the_cues_tile(real):
     assert recall.scored(swapped, real).right == 0
     assert recall.scored(mean, real).definite == 0
     assert recall.scored(mean, real).error > 0
+
+
+def test_a_probe_is_shown_what_an_agent_would_see(real):
+    from loopwm.training.real_world import real_environment
+
+    obs, action = probe.shown(real, 3)
+    env = real_environment("minigrid/MemoryS7@pixels=32")
+    frame = env.reset(
+        seed=next(seed for seed in range(500, 524) if np.array_equal(env.reset(seed=seed)[0], obs[0, 0]))
+    )[0]
+    for t in range(obs.shape[1]):
+        assert np.array_equal(frame, obs[0, t])
+        frame = env.step(np.int64(action[0, t] if t < action.shape[1] else recall.LEFT))[0]
+    assert np.array_equal(frame, real.last[0])
+    env.close()
+
+
+def test_a_probe_tells_what_is_there_and_guesses_at_noise():
+    generator = torch.Generator().manual_seed(0)
+    kind = torch.randint(2, (400,), generator=generator).numpy()
+    noise = torch.randn(400, 12, generator=generator)
+    told = noise.clone()
+    told[:, 3] += 3 * torch.from_numpy(2 * kind - 1)
+    assert probe.separable(told, kind) > 0.95
+    assert 0.35 < probe.separable(noise, kind) < 0.65
+    assert 0.35 < probe.separable(torch.zeros(400, 12), kind) < 0.65
 
 
 class Remembering:

@@ -29,27 +29,33 @@ class MiniGrid:
     """What the agent sees of a grid: 7 x 7 tiles and a black border as wide as one on the right and below, so that
     tiles keep to multiples of their size. Action 6 does nothing in the Memory environments.
 
+    Of tasks joined by + the seed of an episode decides which is played: one world model then learns them all.
+
     Told of each frame of a Memory environment: `cue`, where the object to remember is seen (row and column of its tile,
     -1 where it is not), and `cue_kind`, 0 for a key and 1 for a ball.
     """
 
     def __init__(self, task: str, pixels: int = PIXELS) -> None:
-        """task: as in MemoryS7; pixels: of each side, a multiple of 8. Raises InputError for an unknown task."""
+        """task: as in MemoryS7, or MemoryS7+MemoryS9; pixels: of each side, a multiple of 8. Raises InputError for an
+        unknown task."""
         try:
             from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
         except ModuleNotFoundError as error:
             raise missing("minigrid", error) from error
         known = [name.removeprefix("MiniGrid-").removesuffix("-v0") for name in gymnasium.registry if "Grid-" in name]
-        if task not in known:
-            raise InputError(f"minigrid: unknown task {task!r}, expected one of {', '.join(sorted(known))}")
-        env = gymnasium.make(f"MiniGrid-{task}-v0")
-        self._env = ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES))
-        self._pixels, self._has_cue = pixels, task.startswith("Memory")
+        tasks = task.split("+")
+        for unknown in sorted(set(tasks) - set(known)):
+            raise InputError(f"minigrid: unknown task {unknown!r}, expected one of {', '.join(sorted(known))}")
+        made = (gymnasium.make(f"MiniGrid-{name}-v0") for name in tasks)
+        self._envs = [ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES)) for env in made]
+        self._env = self._envs[0]
+        self._pixels, self._has_cue = pixels, all(name.startswith("Memory") for name in tasks)
         name = f"minigrid/{task}" if pixels == PIXELS else f"minigrid/{task}@pixels={pixels}"
         version = installed("minigrid", *(() if pixels == PIXELS else (f"pixels={pixels}",)))
-        self.space = FrameSpace(name, version, (pixels, pixels, 3), int(env.action_space.n))  # type: ignore[attr-defined]
+        self.space = FrameSpace(name, version, (pixels, pixels, 3), int(self._env.action_space.n))
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
+        self._env = self._envs[seed % len(self._envs)]
         return self._padded(self._env.reset(seed=seed)[0]), self._info()
 
     def act(self, action: int) -> Outcome:
@@ -71,7 +77,8 @@ class MiniGrid:
         return {"cue": np.array((row, column)), "cue_kind": int(grid.grid.get(*place).type == "ball")}
 
     def close(self) -> None:
-        self._env.close()
+        for env in self._envs:
+            env.close()
 
 
 class VizDoom:
