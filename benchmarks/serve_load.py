@@ -280,8 +280,8 @@ async def all_plans(load: Load, numbers: Sequence[int]) -> list[str]:
 
 
 async def soak(load: Load, at_once: int, minutes: float) -> None:
-    """Streams of 64 to 512 tokens behind the last step alone, where another begins as one ends; and every half minute what
-    they got and what the service holds."""
+    """Streams of 64 to 512 tokens behind the last step alone, where another begins as one ends; and every half minute
+    what they got and what the service holds."""
     samples: list[Sample] = []
     rng = random.Random(0)
     tokens = 0
