@@ -10,7 +10,7 @@ run=$1
 shift
 python=${PYTHON:-python} data=$(dirname "$run")/reference-data
 held_out=(scienceworld-dev-{gold,noisy} alfworld-dev-{expert,noisy})
-train=(scienceworld-{gold,noisy-expert,fork} alfworld-{train,built}-{expert,noisy,fork} alfworld-built-{noisy,fork}-again)
+train=(scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork} alfworld-{train,built}-{expert,noisy,fork} alfworld-built-{noisy,fork}-again)
 
 shards() { # NAME OPTIONS.. --episodes FOLDERS..
   if ! [ -e "$data/$1/index.json" ]; then

@@ -16,6 +16,11 @@ collect scienceworld gold --split train --policy gold --episodes-per-task 700
 collect scienceworld dev-gold --split dev --policy gold --episodes-per-task 10
 collect scienceworld dev-noisy --split dev --policy noisy-expert --episodes-per-task 8
 collect scienceworld noisy-expert --split train --policy noisy-expert --episodes-per-task 480 --max-steps 220
+# Once more where suites ask often and few variations can be trained on.
+again() { collect scienceworld "$1" --split train --policy noisy-expert --episodes-per-task 100 --max-steps 160 --seed 5 --tasks "${@:2}"; }
+again noisy-mixing melt chemistry-mix
+again noisy-paints chemistry-mix-paint-secondary-color chemistry-mix-paint-tertiary-color freeze boil
+again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then

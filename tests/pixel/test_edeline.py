@@ -157,7 +157,7 @@ def test_a_memory_that_is_laid_out_tells_places_apart_before_any_layer():
 
 @pytest.mark.parametrize("gain", [False, True])
 def test_noise_passes_a_narrow_stem_by_the_gain_alone(gain):
-    """A stem of 2 folds 12 values into 4 channels of a place: through layers, at most 4 directions of noise are left."""
+    """A stem of 2 folds 12 values into 4 channels of a place: through layers, at most 4 directions of noise stay."""
     torch.manual_seed(0)
     unet = UNet(UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain), 3, 3)
     for parameter in unet.parameters():
