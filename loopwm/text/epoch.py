@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import STEP_MARKS, RowRegime, StateSlots
@@ -51,6 +52,7 @@ class MeasuredEpisode:
         self.ends = np.concatenate(([0], steps[1:].cumsum()))
         texts = [np.asarray(text).tobytes() for text in episode.actions]
         self._repeats = np.array([a == b for a, b in zip(texts[1:], texts[:-1], strict=True)])
+        self._equal_before = _equal_before([np.asarray(text).tobytes() for text in episode.observations])
 
     def head_length(self, step: int, regime: RowRegime) -> int | None:
         """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
@@ -70,6 +72,20 @@ class MeasuredEpisode:
     def repeats(self, step: int, horizon: int) -> bool:
         """Whether two of the `horizon` actions after `step` in a row are equal."""
         return bool(self._repeats[step + 1 : step + horizon].any())
+
+    def echoes(self, step: int, horizon: int) -> bool:
+        """Whether two of the `horizon` observations after `step` are equal."""
+        return bool((self._equal_before[step + 1 : step + horizon + 1] > step).any())
+
+
+def _equal_before(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    """The index of the last equal text before each; -1 for none."""
+    last: dict[bytes, int] = {}
+    found = np.full(len(texts), -1)
+    for i, text in enumerate(texts):
+        found[i] = last.get(text, -1)
+        last[text] = i
+    return found
 
 
 class EpochPlanner:
@@ -192,8 +208,14 @@ class EpochPlanner:
     def _places(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
         """Steps of a window in the order of a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
         steps = range(start, min(last, measured.episode.last_step - 1) + 1)
-        repeats = [measured.repeats(step, self.config.max_horizon) for step in steps]
-        weights = np.where(repeats, self.config.repeat_weight, 1.0)
+        horizon, echo = self.config.max_horizon, self.config.echo_weights.get(measured.episode.env, 1.0)
+        weights = np.array(
+            [
+                (self.config.repeat_weight if measured.repeats(step, horizon) else 1.0)
+                * (echo if measured.echoes(step, horizon) else 1.0)
+                for step in steps
+            ]
+        )
         order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")
         return [steps[i] for i in order]
 

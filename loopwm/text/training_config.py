@@ -66,6 +66,9 @@ class DataConfig:
     its step, so that long ones count no more there than short ones. 0: all."""
     max_branches: int = 8
     """Most branches of a row."""
+    echo_weights: dict[str, float] = field(default_factory=dict)
+    """How much likelier a branch leaves where two of the next K_max observations are equal, by world; 1 where none is
+    given. Most are refusals, the second because of the first, which no text tells a deferred plan."""
     repeat_weight: float = 3.0
     """How much likelier a branch leaves where two of the next K_max actions in a row are equal."""
 
@@ -89,6 +92,9 @@ class DataConfig:
             require_shares(f"data.{key}", getattr(self, key))
         for env, shares in self.tasks.items():
             require_shares(f"data.tasks.{env}", shares)
+        for env, weight in self.echo_weights.items():
+            if not weight > 0:
+                raise InputError(f"data.echo_weights.{env}: {weight} is not above zero")
 
 
 @dataclass(frozen=True)

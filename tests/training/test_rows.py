@@ -197,6 +197,27 @@ def test_branches_leave_more_often_before_runs_of_equal_actions(episodes):
     assert share(30.0) > share(1.0) + 0.05
 
 
+def test_branches_leave_more_often_where_two_observations_ahead_are_equal(episodes):
+    """Among others' worlds the weight changes nothing."""
+    told = [[tuple(text) for text in e.observations] for e in episodes]
+    for texts in told:
+        texts[2::7] = [("no",)] * len(texts[2::7])
+        texts[4::7] = [("no",)] * len(texts[4::7])
+    same = [replace(e, observations=[np.full(2, 9) if t == ("no",) else np.array(t) for t in texts])
+            for e, texts in zip(episodes, told, strict=True)]  # fmt: skip
+
+    def share(weights: dict[str, float]) -> float:
+        hits = []
+        for index, plan in planned(same, replace(DATA, echo_weights=weights, max_branches=1)):
+            for branch in plan.branches:
+                ahead = told[index][branch.step + 1 : branch.step + 1 + DATA.max_horizon]
+                hits.append(len(set(ahead)) < len(ahead))
+        return float(np.mean(hits))
+
+    assert share({"scienceworld": 30.0}) > share({}) + 0.05
+    assert share({"alfworld": 30.0}) == share({})
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4, 7])
 def test_the_partition_is_the_best_of_all(groups):
     """Of every way to cut the rows."""

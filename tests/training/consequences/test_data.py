@@ -104,6 +104,21 @@ def test_rows_have_so_many_branches_at_most(config_file, most):
     assert max(int(batch.branch[row].max()) for batch, row in rows_seen(program)) == most
 
 
+@shows("data.echo_weights")
+def test_branches_leave_where_the_same_is_told_twice_as_often_as_their_world_says(config_file):
+    echoes = {}
+    for weight in (1.0, 100.0):
+        weights = f"data.echo_weights={{scienceworld: {weight}}}"
+        data = [weights, "data.max_branches=1", "data.horizon_shares=[0.5, 0.5]"]
+        found = []
+        for row in plans_seen(program_of(config_file, *data), 30):
+            for branch in row.plan.branches:
+                one, two = (row.episode.observations[branch.step + k] for k in (1, 2))
+                found.append(list(one) == list(two))
+        echoes[weight] = sum(found) / len(found)
+    assert echoes[100.0] > echoes[1.0]
+
+
 @shows("data.repeat_weight")
 def test_branches_leave_more_often_before_repeated_actions_the_more_these_weigh(config_file):
     before_repeats = {}
