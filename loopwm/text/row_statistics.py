@@ -53,6 +53,7 @@ class RowStatistics:
             self._count("regime", planned.plan.regime, targets)
             self._count("world", planned.episode.env, targets)
             self._count("policy", planned.episode.policy, targets)
+            self._count("task", planned.episode.task, targets)
             for horizon, count in horizons.items():
                 self._count("horizon", "trunk" if horizon == TRUNK_HORIZON else str(horizon), count)
 

@@ -261,6 +261,7 @@ def test_statistics_count_what_the_batches_hold(config_file, capsys):
     shown = capsys.readouterr().out
     assert f"in a served format: {found.served / found.tokens:.1%}" in shown
     assert "scienceworld 100.0%" in shown
+    assert "targets by task: toy 100.0%" in shown
     assert main(["--config", str(config_file), "--steps", "0"]) == 2
     without = load_config(config_file, ["model.overrides={slots_in_trunk: false}"])
     deferred = statistics(TextProgram(without), 5)
