@@ -199,10 +199,10 @@ def render_rollout(results: Mapping[str, Any]) -> str:
     head += f"{results['n']} episodes. Percent, with 95 % bounds over the games of the episodes that are that long.\n\n"
     titles = [f"{metric}, {way}" for metric in ("EM", "F1") for way in ("latent", "fed back")]
     lines = [
-        [str(k), str(ways["latent"]["n"]), *(_cell(ways[way], metric) for metric in _SCORES for way in WAYS)]
+        [str(k), str(ways["latent"]["n"]), *(with_bounds(ways[way], metric) for metric in _SCORES for way in WAYS)]
         for k, ways in by_depth.items()
     ]
-    means = [_cell(results["episodes"][way], metric) for metric in _SCORES for way in WAYS]
+    means = [with_bounds(results["episodes"][way], metric) for metric in _SCORES for way in WAYS]
     lines.append(["mean of episodes", str(results["n"]), *means])
     differences = "".join(
         f"{title}, latent - fed back, means of episodes: {percent(d['difference'])} "
@@ -210,10 +210,6 @@ def render_rollout(results: Mapping[str, Any]) -> str:
         for title, d in zip(("EM", "F1"), results["latent_minus_fed_back"], strict=True)
     )
     return head + table(["Depth", "n", *titles], lines) + "\n" + differences + "![by depth](plot.png)\n"
-
-
-def _cell(row: Mapping[str, Any], metric: str) -> str:
-    return with_bounds(row, metric)
 
 
 def plot_depths(path: Path, results: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from eval.reports.kept import (
 )
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.rows import OVERALL
-from eval.scores.tables import percent, table
+from eval.scores.tables import percent, table, with_bounds
 from loopwm.records.files import write_atomic
 
 EXAMPLE = "python -m eval ledger docs/results --keep runs/eval/track runs/eval/small"
@@ -131,15 +131,10 @@ def in_short(kept: Sequence[Kept]) -> str:
 def _in_short(run: Kept) -> list[str]:
     """Figures at horizon 1, at the farthest one with its interval, and of novel windows there; of pairs: both right."""
     if run["pairs"]:
-        return ["-", _bounded(run["pairs"]["both"], run["pairs"]["ci95"]["both"]), "-"]
+        return ["-", with_bounds(run["pairs"], "both"), "-"]
     row, first = last(run), overall(run, 1)
     novel = "-" if row.get("em_novel") is None else percent(row["em_novel"])
-    return [percent(first["em"]) if first else "-", _bounded(row["em"], row["ci95"]["em"]), novel]
-
-
-def _bounded(value: float, bounds: Sequence[float]) -> str:
-    low, high = bounds
-    return f"{percent(value)} ({percent(low)}-{percent(high)})"
+    return [percent(first["em"]) if first else "-", with_bounds(row, "em"), novel]
 
 
 def verdict_of(runs: Sequence[Kept]) -> str:
@@ -154,11 +149,7 @@ def verdict_of(runs: Sequence[Kept]) -> str:
 
 
 def _cell(row: Row, name: str, count: str) -> str:
-    if row.get(name) is None:
-        return "-"
-    low, high = row["ci95"].get(name, (None, None))
-    bounds = "" if low is None else f" ({percent(low)}-{percent(high)})"
-    return f"{percent(row[name])}{bounds} of {row[count]}"
+    return "-" if row.get(name) is None else f"{with_bounds(row, name)} of {row[count]}"
 
 
 def _table(runs: Sequence[Kept]) -> str:

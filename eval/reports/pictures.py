@@ -14,6 +14,7 @@ from eval.reports.kept import SHIPPED_NAME, SUITE_TITLES, Kept, Shelf, called, s
 from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 from eval.scores import papers
 from eval.scores.rows import OVERALL
+from eval.scores.tables import in_points
 
 PAPER = "the paper's LoopWM, other windows"
 
@@ -161,7 +162,7 @@ def _rollouts(shelf: Shelf) -> tuple[Figure, str] | None:
         axes.set(ylim=(0, 100), xlabel="depth: steps imagined", ylabel="exact match, %")
         axes.set_title(f"{kept['env']}, {kept['n']} episodes, {_whose(kept, shelf)}", fontsize=8)
         d = kept["latent_minus_fed_back"]
-        captions.append(f"{kept['env']} {_points(d['difference'], d['low'], d['high'])}")
+        captions.append(f"{kept['env']} {in_points(d['difference'], d['low'], d['high'])}")
     _legend(canvas, grid)
     return canvas, f"Latent minus fed back, EM over whole episodes: {'; '.join(captions)}."
 
@@ -249,7 +250,7 @@ def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
         axes.set_title(f"{kept['n']} games of {kept['split']}, {_whose(kept, shelf)}", fontsize=8)
         first = next(d for d in kept["differences"] if d["b"] == "retrieval")
         captions.append(
-            f"{first['a']} minus {first['b']}: {_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
+            f"{first['a']} minus {first['b']}: {in_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
         )
     return canvas, f"Score by looking ahead in the model, {'; '.join(captions)}."
 
@@ -266,10 +267,6 @@ def _whose(kept: Kept, shelf: Shelf) -> str:
 def _named(study: Kept, shelf: Shelf) -> str:
     """The study's name, with the checkpoint where it was of one."""
     return f"{study['study']}, {_whose(study, shelf)}" if study["model"] else str(study["study"])
-
-
-def _points(difference: float, low: float, high: float) -> str:
-    return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _legend(canvas: Figure, grid: Sequence[Axes]) -> None:

@@ -81,6 +81,11 @@ def with_bounds(row: Mapping[str, Any], name: str) -> str:
     return percent(row.get(name)) + ("" if bounds is None else f" ({percent(bounds[0])}-{percent(bounds[1])})")
 
 
+def in_points(difference: float, low: float, high: float) -> str:
+    """A difference of shares in points with its interval."""
+    return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
 def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [name for name in METRICS if name not in HEADLINE]
     header = ["Horizon", "n", "games", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU"]

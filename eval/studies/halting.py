@@ -22,7 +22,7 @@ from eval.commands.harness import RunSettings, select_windows
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
 from eval.scores.figures import save_figure
 from eval.scores.suites import Suite
-from eval.scores.tables import percent, table
+from eval.scores.tables import in_points, percent, table
 from eval.studies.differences import ALL, Difference, differences
 from eval.studies.policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
 from eval.studies.scores import Scores, read_scores, score
@@ -186,9 +186,7 @@ def _row(o: PolicyResult, best: int) -> list[str]:
 
 
 def _bounds(d: Difference | None) -> str:
-    if d is None:
-        return "-"
-    return f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
+    return "-" if d is None else in_points(d.difference, d.low, d.high)
 
 
 def plot(path: Path, outcomes: Sequence[PolicyResult]) -> None:
