@@ -145,7 +145,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: Top | None = None
 
-    best_of: Literal[1] | None = None
+    best_of: int | None = Field(None, ge=1, le=1)
     suffix: Literal[""] | None = None
 
     @property

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
 from serve.http.bodies import Body, DepthBody, Items, depth_of
@@ -115,10 +115,17 @@ class BatchCreate(WorldBody):
     op: Literal["create"]
 
 
+def _not_streamed(stream: bool) -> bool:
+    """Raises ValueError. A Literal[False] would take 0, too."""
+    if stream:
+        raise ValueError("a batch is not streamed")
+    return stream
+
+
 class BatchStep(StepBody):
     op: Literal["step"]
     world: str
-    stream: Literal[False] | None = None
+    stream: Annotated[bool, AfterValidator(_not_streamed), Field(json_schema_extra={"const": False})] | None = None
 
 
 class BatchObserve(ObserveBody):

@@ -106,7 +106,7 @@ def assert_alike(one: Any, other: Any) -> None:
     """Equal but for the last bits of numbers, which depend on who decodes beside whom."""
     assert type(one) is type(other)
     if isinstance(one, float):
-        assert one == pytest.approx(other, abs=1e-3)
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-3)
     elif isinstance(one, dict):
         assert one.keys() == other.keys()
         assert_alike(list(one.values()), list(other.values()))

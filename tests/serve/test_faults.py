@@ -15,9 +15,10 @@ import pytest
 from serve.engine.engine import Engine, Limits
 from serve.http.keys import KeyRing
 from serve.words.sessions import MAX_ACTIONS
+from serve.words.store import WorldLimits
 from tests.serve.conftest import wait_until
 from tests.serve.test_http import check_error, completion, events, post_without_reading
-from tests.serve.test_worlds import GOAL, SEEN, create
+from tests.serve.test_worlds import GOAL, SEEN, create, step
 from tests.text.conftest import random_model
 
 JSON_TYPE = {"Content-Type": "application/json"}
@@ -59,6 +60,31 @@ def test_what_rounds_to_zero_harms_nobody(client, fields):
         others = [pool.submit(completion, client, max_tokens=40) for _ in range(3)]
         assert all(answer.result()["choices"] == expected for answer in others)
         assert tiny.result()["choices"] == expected
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t"])
+def test_blank_actions_without_end_are_their_senders_fault_alone(client, blank):
+    names = [create(client, observation=f"{SEEN} Room {i}.") for i in range(8)]
+    alone = [create(client, observation=f"{SEEN} Room {i}.") for i in range(8)]
+    evil, over = create(client), threading.Event()
+
+    def again() -> set[int]:
+        url, statuses = f"{client.base_url}/v1/worlds/{evil}/step", set()
+        while not over.is_set():
+            statuses.add(httpx.post(url, json={"actions": blank}, trust_env=False).status_code)
+        return statuses
+
+    def said(name: str) -> list[str]:
+        return [step(client, name, f"go {number}")["steps"][0]["observation"] for number in range(3)]
+
+    with ThreadPoolExecutor(9) as pool:
+        refused = pool.submit(again)
+        try:
+            beside = list(pool.map(said, names))
+        finally:
+            over.set()
+        assert refused.result() == {400}
+    assert beside == list(map(said, alone))
 
 
 def test_thirty_megabytes_are_refused_before_they_are_kept(client):
@@ -165,9 +191,9 @@ def test_a_dead_engine_is_unhealthy(serving, tiny_model, monkeypatch):
 
 @pytest.fixture(scope="module")
 def guarded(serving, tiny_model) -> Any:
-    names = {"alice": "a-long-key", "bob": "another-key"}
+    names = {"alice": "a-long-key", "bob": "another-key", "zoë": "her-key"}
     ring = KeyRing({name: hashlib.sha256(key.encode()).hexdigest() for name, key in names.items()})
-    with serving(tiny_model, keys=ring) as client:
+    with serving(tiny_model, keys=ring, worlds=WorldLimits(most_worlds=600)) as client:
         yield client
 
 
@@ -199,3 +225,26 @@ def test_one_key_does_not_see_the_worlds_of_another(guarded):
         response = guarded.request(method, f"/v1/worlds/{name}{path}", headers=bearer("another-key"))
         check_error(response, 404, None)
     assert guarded.get("/v1/worlds", headers=bearer("another-key")).json()["data"] == []
+
+
+def test_a_key_may_have_any_name(guarded):
+    with own(guarded, "her-key") as hers:
+        name = create(hers)
+        assert step(hers, name, "wait")["world"]["imagined_steps"] == 1
+        assert [world["id"] for world in hers.get("/v1/worlds").json()["data"]] == [name]
+        assert hers.delete(f"/v1/worlds/{name}").status_code == 200
+
+
+def test_forks_without_end_are_refused_and_cost_nobody_else_a_world(guarded):
+    with own(guarded, "a-long-key") as alice, own(guarded, "another-key") as bob:
+        name, same = create(bob), create(bob)
+        greedy = create(alice)
+        forks = [alice.post(f"/v1/worlds/{greedy}/fork", json={"count": 256}).status_code for _ in range(14)]
+        assert forks == [201] * 2 + [429] * 12
+        assert step(bob, name, "wait")["steps"] == step(bob, same, "wait")["steps"]
+        assert len(bob.get("/v1/worlds").json()["data"]) == 2
+
+
+def own(guarded: httpx.Client, key: str) -> httpx.Client:
+    """A client with a key."""
+    return httpx.Client(base_url=guarded.base_url, headers=bearer(key), timeout=60, trust_env=False)

@@ -239,8 +239,9 @@ def test_a_batch_answers_as_single_requests_do_and_fails_one_by_one(client):
     gone = client.post("/v1/worlds:batch", json={"requests": [{"op": "delete", "world": name} for name in names]})
     assert {answer["status"] for answer in gone.json()["data"]} == {200}
     assert client.get(f"/v1/worlds/{names[0]}").status_code == 410
-    bad = client.post("/v1/worlds:batch", json={"requests": [{"op": "step", "world": names[0], "actions": []}]})
-    assert bad.status_code == 400
+    for fields in ({"actions": []}, {"actions": "go", "stream": True}, {"actions": "go", "stream": 0}):
+        bad = client.post("/v1/worlds:batch", json={"requests": [{"op": "step", "world": names[0], **fields}]})
+        assert bad.status_code == 400
 
 
 def test_steps_sample_by_their_seed_and_say_how_unsure_they_were(client):
