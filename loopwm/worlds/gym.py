@@ -6,13 +6,14 @@ envs = gymnasium.make_vec("loopwm/ScienceWorld-v0", num_envs=64, url="http://127
 observations, infos = envs.reset(seed=0, options={"task": "boil"})
 observations, rewards, terminations, truncations, infos = envs.step(["open door to kitchen"] * 64)
 
-Without a url the packaged checkpoint runs in this process. `ImaginedTextEnv` takes any worlds and starts.
+Without a url the packaged checkpoint runs in this process. `ImaginedTextEnv` takes any worlds and starts, and
+`AnchoredTextEnv` a real environment that puts them right.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -23,8 +24,9 @@ from gymnasium.vector.utils import read_from_shared_memory
 from numpy.typing import NDArray
 
 from loopwm.records.template import Context
+from loopwm.worlds.anchored import AnchoredWorlds
 from loopwm.worlds.protocol import Worlds
-from loopwm.worlds.starts import Start, Starts
+from loopwm.worlds.starts import Source, Start, Starts
 from loopwm.worlds.starts import read_starts as read_starts
 
 MAX_OBSERVATION = 100_000
@@ -99,14 +101,19 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - the base class declares it so
 
     def __init__(
-        self, worlds: Worlds, starts: Sequence[Context | Start], max_steps: int = 50, render_mode: str | None = None
+        self,
+        worlds: Worlds,
+        starts: Sequence[Context | Start] | Source,
+        max_steps: int = 50,
+        render_mode: str | None = None,
     ) -> None:
         if max_steps < 1:
             raise ValueError(f"max_steps: {max_steps} is not above zero")
         self.observation_space = AnyText(MAX_OBSERVATION, min_length=0)
         self.action_space = AnyText(MAX_ACTION)
         self.render_mode = render_mode
-        self._worlds, self._starts, self._max_steps = worlds, Starts(starts), max_steps
+        self._worlds, self._max_steps = worlds, max_steps
+        self._starts: Source = Starts(starts) if isinstance(starts, Sequence) else starts
         self._observation, self._steps, self._over = "", 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -146,6 +153,81 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         self._worlds.close()
+
+
+ADMISSIBLE = ("admissible", "admissible_commands", "valid")
+"""Names under which the infos of real environments tell which actions they take now."""
+
+
+class RealEnv:
+    """A real environment whose episodes are also the imagined ones. Its infos tell the goal and, if it knows them, the
+    task and its family, and admissible actions."""
+
+    def __init__(self, real: str | gymnasium.Env[str, str]) -> None:
+        """real: the environment, or its Gymnasium id."""
+        self._env = gymnasium.make(real, disable_env_checker=True) if isinstance(real, str) else real
+        self._info: Mapping[str, Any] = {}
+
+    def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
+        """The episode that a reset begins. Raises ValueError where no goal is told."""
+        observation, self._info = self._env.reset(seed=int(random.integers(2**31)), options=dict(options))
+        told = self._info
+        if "goal" not in told:
+            raise ValueError("real: the infos of its reset do not tell the goal")
+        return Start(Context(told["goal"], observation), told.get("task"), told.get("family"))
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, Mapping[str, Any]]:
+        answer = self._env.step(action)
+        self._info = answer[4]
+        return answer
+
+    @property
+    def admissible(self) -> tuple[str, ...] | None:
+        """None where it does not tell."""
+        return next((tuple(self._info[name]) for name in ADMISSIBLE if name in self._info), None)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class AnchoredTextEnv(ImaginedTextEnv):
+    """An imagined environment that looks at a real one every few steps, and where it imagines the end: observation,
+    reward and end of such a step are real, and what was imagined before is forgotten.
+
+    `info["real"]` tells such steps, and `info["admissible"]` the actions that the real environment takes then, if it
+    tells them; None at steps that are imagined.
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        real: str | gymnasium.Env[str, str],
+        every: int = 5,
+        max_steps: int = 50,
+        render_mode: str | None = None,
+    ) -> None:
+        """every: steps from one look to the next; with 1 every answer is the real one."""
+        self._real = RealEnv(real)
+        self._anchored = AnchoredWorlds(worlds, [self._real], every)
+        super().__init__(self._anchored, self._real, max_steps, render_mode)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """options: the real environment's."""
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, **self._told()}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        predicted = info["predicted"] and not self._anchored.real
+        return observation, reward, terminated, truncated, {**info, "predicted": predicted, **self._told()}
+
+    def close(self) -> None:
+        super().close()
+        self._real.close()
+
+    def _told(self) -> dict[str, Any]:
+        real = self._anchored.real
+        return {"real": real, "admissible": self._real.admissible if real else None}
 
 
 def _single(url: str | None = None, model: str | None = None, **options: Any) -> ImaginedTextEnv:

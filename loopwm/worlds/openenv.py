@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
 from loopwm.records.errors import InputError
@@ -28,6 +28,11 @@ from loopwm.records.template import REGIMES, Context
 from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
 from loopwm.worlds.protocol import Worlds
 from loopwm.worlds.starts import Start
+
+SESSION_TIMEOUT = 3600.0
+"""Seconds that a session may be silent for."""
+
+PACKAGED = Path(__file__).parents[1] / "pretrained"
 
 
 class TextAction(Action):
@@ -76,11 +81,17 @@ class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
 
 
 def create_app(
-    make_worlds: Callable[[], Worlds], starts: Sequence[Context | Start], max_steps: int = 50, sessions: int = 64
+    make_worlds: Callable[[], Worlds],
+    starts: Sequence[Context | Start],
+    max_steps: int = 50,
+    sessions: int = 64,
+    session_timeout: float = SESSION_TIMEOUT,
 ) -> FastAPI:
-    """The server; make_worlds is called for every session."""
+    """The server; make_worlds is called for every session. session_timeout: seconds that one may be silent for; then
+    its place and its world are free, and it has to connect again."""
     make = partial(ImaginedEnvironment, make_worlds, starts, max_steps)
-    app: FastAPI = create_fastapi_app(make, TextAction, TextObservation, max_concurrent_envs=sessions)
+    limits = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=session_timeout)
+    app: FastAPI = create_fastapi_app(make, TextAction, TextObservation, concurrency_config=limits)
     return app
 
 
@@ -96,6 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--url", help="a running service that keeps the worlds, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--max-steps", type=int, default=50, help="of an episode (default: 50)")
     parser.add_argument("--sessions", type=int, default=64, help="at once (default: 64)")
+    timeout_told = f"seconds that a session may be silent for (default: {SESSION_TIMEOUT:g})"
+    parser.add_argument("--session-timeout", type=_seconds, default=SESSION_TIMEOUT, help=timeout_told)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001)
     args = parser.parse_args(arguments)
@@ -105,8 +118,24 @@ def main(arguments: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    uvicorn.run(create_app(make, starts, args.max_steps, args.sessions), host=args.host, port=args.port)
+    app = create_app(make, starts, args.max_steps, args.sessions, args.session_timeout)
+    uvicorn.run(app, host=args.host, port=args.port)
     return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+    return seconds
+
+
+def packaged() -> Callable[[], Worlds]:
+    """Makes worlds of the checkpoint that comes with the package."""
+    return _local(str(PACKAGED))
 
 
 def _kept(url: str, model: str) -> Callable[[], Worlds]:

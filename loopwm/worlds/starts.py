@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,6 +36,14 @@ class Start:
         context = self.context
         told = {"goal": context.goal, "look": context.look, "inventory": context.inventory}
         return {**told, "task": self.task, "family": self.family}
+
+
+class Source(Protocol):
+    """Where episodes come from."""
+
+    def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
+        """options: those of a reset."""
+        ...
 
 
 class Starts:

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
-from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnyText, ImaginedTextEnv
+from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnchoredTextEnv, AnyText, ImaginedTextEnv
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
@@ -30,11 +31,16 @@ def make_env(
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
     render_mode: str | None = None,
+    real: str | gymnasium.Env[str, str] | None = None,
+    every: int = 5,
 ) -> ImaginedTextEnv:
     """url, key: of a running service that keeps the world, None for this process. model: its name there, None for the
     one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its regime.
-    max_new_tokens: of an observation."""
+    max_new_tokens: of an observation. real: an environment, or its Gymnasium id, that puts the world right after
+    `every` steps; episodes are its own then."""
     worlds = _local(model, max_new_tokens) if url is None else _kept(url, key, model, max_new_tokens)
+    if real is not None:
+        return AnchoredTextEnv(worlds, real, every, max_steps, render_mode)
     return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
 
 
@@ -49,9 +55,12 @@ def make_vector_env(
     max_new_tokens: int = LONGEST_OBSERVATION,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """As `make_env`. Those of a service take each step in one request; those of this process share one model."""
+    """As `make_env`. Those of a service take each step in one request; those of this process share one model. options:
+    of Gymnasium's SyncVectorEnv, in this process. Raises TypeError for others."""
     places = read_starts(starts, context)
     if url is not None:
+        if options:
+            raise TypeError(f"{', '.join(options)}: not taken with a url")
         return KeptVectorEnv(_kept(url, key, model, max_new_tokens), places, num_envs, max_steps)
     first = _local(model, max_new_tokens)
     envs = [partial(ImaginedTextEnv, first.fresh(), places, max_steps) for _ in range(num_envs)]

@@ -14,7 +14,7 @@ import pytest
 from serve.http import server
 from tests.serve import conftest
 from tests.serve.conftest import wait_until
-from tests.serve.test_http import check_error, post_without_reading
+from tests.serve.test_http import check_error, post_without_reading, send_post
 from tests.serve.test_worlds import create
 
 SHORT = 0.3
@@ -135,41 +135,50 @@ def test_of_too_many_connections_the_longest_silent_one_gives_way(client, monkey
 
 
 @pytest.fixture
-def narrow(monkeypatch) -> None:
-    """The system itself takes little in of what nobody reads, and the service waits shortly."""
+def deaf(serving, tiny_model, monkeypatch) -> Iterator[httpx.Client]:
+    """A service whose system takes little in of what nobody reads, and that soon stops waiting."""
     listen = conftest.listen
 
-    def narrowed(host: str, port: int) -> socket.socket:
+    def narrow(host: str, port: int) -> socket.socket:
         listener = listen(host, port)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return listener
 
-    monkeypatch.setattr(conftest, "listen", narrowed)
+    monkeypatch.setattr(conftest, "listen", narrow)
     monkeypatch.setattr(server, "WRITE_SECONDS", SHORT)
-
-
-@pytest.mark.usefixtures("narrow")
-def test_a_client_that_stops_reading_gives_its_row_back(serving, tiny_model):
-    body = {"model": "tiny", "prompt": "boil", "max_tokens": 3500, "stream": True, "logprobs": 20}
-    with serving(tiny_model) as client, post_without_reading(client, "/v1/completions", body) as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        outcome = 'loopwm:request_outcome_total{model_name="tiny",outcome="cancelled"} 1.0'
-        assert wait_until(lambda: outcome in client.get("/metrics").text, 20)
-        assert wait_until(lambda: client.get("/health").json()["running"] == 0, 5)
-
-
-@pytest.mark.usefixtures("narrow")
-def test_a_client_that_stops_reading_gives_its_world_back(serving, tiny_model):
-    body = {"actions": "wait", "max_tokens": 3500, "stream": True, "logprobs": True}
     with serving(tiny_model) as client:
-        path = f"/v1/worlds/{create(client)}/step"
-        with post_without_reading(client, path, body) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            assert wait_until(lambda: client.get("/health").json()["running"] == 1, 20)
-            assert client.post(path, json={"actions": "wait", "decode": "none"}).status_code == 409
-            assert wait_until(lambda: client.get("/health").json()["running"] == 0, 20)
-            again = client.post(path, json={"actions": "wait", "decode": "none"})
-            assert again.json()["world"]["imagined_steps"] == 1, "the step that nobody read was taken back"
+        yield client
+
+
+def ask_and_not_read(client: httpx.Client, path: str, body: dict[str, Any]) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it is told how much there is room for
+    connection.connect((client.base_url.host, client.base_url.port))
+    send_post(connection, client, path, body)
+    return connection
+
+
+def has_cancelled_one(client: httpx.Client) -> bool:
+    return 'loopwm:request_outcome_total{model_name="tiny",outcome="cancelled"} 1.0' in client.get("/metrics").text
+
+
+def test_a_client_that_stops_reading_gives_its_row_back(deaf):
+    body = {"model": "tiny", "prompt": "boil", "max_tokens": 3500, "stream": True, "logprobs": 20}
+    with ask_and_not_read(deaf, "/v1/completions", body):
+        assert wait_until(lambda: has_cancelled_one(deaf), 20)
+        assert wait_until(lambda: deaf.get("/health").json()["running"] == 0, 5)
+
+
+def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf):
+    world = f"/v1/worlds/{create(deaf)}"
+    before = deaf.get(world).json()
+    long = {"actions": "wait", "max_tokens": 3500, "logprobs": True, "stream": True}
+    with ask_and_not_read(deaf, f"{world}/step", long):
+        assert wait_until(lambda: deaf.get("/health").json()["running"] == 1, 10)
+        check_error(deaf.post(f"{world}/step", json={"actions": "look"}), 409, None)
+        assert wait_until(lambda: has_cancelled_one(deaf), 20)
+        assert deaf.get(world).json() == before
+        assert deaf.post(f"{world}/step", json={"actions": "look", "decode": "none"}).status_code == 200
 
 
 def test_an_answer_has_the_clients_request_id_or_a_new_one(client):

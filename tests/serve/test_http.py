@@ -284,12 +284,15 @@ def test_a_full_queue_is_answered_with_503_and_a_gone_client_frees_its_place(ser
 
 def post_without_reading(client, path: str, body: dict[str, Any]) -> socket.socket:
     """A client that sends a request and may go away, by closing the socket, before the answer."""
-    content = json.dumps(body).encode()
-    url = client.base_url
-    head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
-    connection = socket.create_connection((url.host, url.port))
-    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    connection = socket.create_connection((client.base_url.host, client.base_url.port))
+    send_post(connection, client, path, body)
     return connection
+
+
+def send_post(connection: socket.socket, client, path: str, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {client.base_url.host}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
 
 def test_a_wrong_method_hears_all_the_right_ones(client):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +16,19 @@ import pytest
 pytest.importorskip("openenv", reason="make test-openenv installs it")
 
 import uvicorn
+import yaml
+from fastapi import FastAPI
+from openenv.cli._validation import validate_running_environment
 from openenv.core.generic_client import GenericEnvClient
+from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
 
 from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.openenv import create_app, main
+from loopwm.worlds.openenv import SESSION_TIMEOUT, create_app, main
 from tests.text.conftest import random_model
 
+PACKAGE = Path(__file__).parents[2] / "deploy" / "openenv"
 STARTS = [Context(f"find a tree in place {i}", f"This is the hall of place {i}.") for i in range(4)]
 ACTIONS = ("wait", "look around", "go to the other hall")
 
@@ -32,14 +40,22 @@ def model(tokenizer) -> WorldModel:
 
 @pytest.fixture(scope="module")
 def url(model) -> Iterator[str]:
-    app = create_app(lambda: LocalWorlds(model, max_new_tokens=12), STARTS, max_steps=len(ACTIONS))
+    with running(create_app(lambda: LocalWorlds(model, max_new_tokens=12), STARTS, max_steps=len(ACTIONS))) as url:
+        yield url
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """The address of a server."""
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
-        yield f"ws://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"ws://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 async def play(url: str, seed: int) -> list[Any]:
@@ -91,3 +107,37 @@ def test_an_action_that_is_none_is_refused_and_the_session_goes_on(url):
 def test_a_missing_file_is_one_line_and_status_2(capsys, tmp_path):
     assert main(["--starts", str(tmp_path / "none.jsonl")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_session_that_is_silent_for_too_long_gives_its_place_to_another(model):
+    app = create_app(lambda: LocalWorlds(model, max_new_tokens=4), STARTS, sessions=1, session_timeout=0.5)
+
+    async def session(url: str) -> None:
+        async with GenericEnvClient(base_url=url) as env:
+            await env.reset(seed=0)
+            with pytest.raises(Exception, match=r"(?i)capacity|session"):
+                await play(url, 0)
+            await asyncio.sleep(7)  # OpenEnv looks every five seconds
+            assert await play(url, 0)
+
+    with running(app) as url:
+        asyncio.run(session(url))
+
+
+def test_openenvs_own_validation_finds_no_fault_with_server_and_description(url):
+    report = validate_running_environment(url.replace("ws://", "http://"))
+    assert report["passed"], report["criteria"]
+    manifest = OpenEnvYamlParser().parse(PACKAGE)
+    assert (manifest.name, manifest.resources.episode_timeout_s) == ("loopwm", SESSION_TIMEOUT)
+
+
+def test_the_description_names_a_server_of_the_packaged_checkpoint(monkeypatch):
+    described = yaml.safe_load((PACKAGE / "openenv.yaml").read_text())
+    module, _, name = described["app"].partition(":")
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    app = getattr(importlib.import_module(module), name)
+    with running(app) as url:
+        (start, *steps, count) = asyncio.run(play(url, 0))
+    assert start[0]
+    assert count == len(steps) == len(ACTIONS)

@@ -14,6 +14,7 @@ from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 from tests.serve.conftest import serving  # noqa: F401 - a fixture
 from tests.text.conftest import random_model
+from tests.worlds import test_gym  # noqa: F401 - registers test/Lamp-v0
 
 NAME = "loopwm/ScienceWorld-v0"
 
@@ -61,6 +62,15 @@ def test_one_environment_is_registered_too(url):
     assert observation
     assert {"goal", "task", "family"} <= info.keys()
     env.close()
+
+
+def test_a_registered_one_takes_a_real_environment_by_its_id(url):
+    env = gymnasium.make(NAME, url=url, real="test/Lamp-v0", every=1, max_new_tokens=2, disable_env_checker=True)
+    assert env.reset(seed=0)[1]["goal"] == "make light"
+    assert env.step("switch")[0] == "Light!"
+    env.close()
+    with pytest.raises(TypeError, match="real: not taken with a url"):
+        gymnasium.make_vec(NAME, num_envs=2, url=url, real="test/Lamp-v0")
 
 
 def test_a_task_that_no_start_has_is_told_with_those_there_are():

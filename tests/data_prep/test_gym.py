@@ -1,0 +1,97 @@
+"""The simulators as Gymnasium environments, and as what puts an imagined one right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import pytest
+
+import loopwm.worlds.gym  # noqa: F401 - registers the imagined one
+from data_prep import gym
+from loopwm.records.episodes import Step
+from loopwm.records.template import Context
+from loopwm.worlds.gym import AnchoredTextEnv
+from loopwm.worlds.protocol import Imagined
+
+SCIENCEWORLD = "data_prep.gym:data_prep/scienceworld-v0"
+
+
+class Ladder:
+    """A simulator with a ladder of so many rungs as the variation says."""
+
+    families = {"climbing": ("climb",)}  # noqa: RUF012 - as simulators declare it
+
+    def tasks(self) -> list[str]:
+        return ["climb"]
+
+    def variations(self, task: str, split: str) -> list[int]:
+        return {"train": [2], "dev": [4]}[split]
+
+    def reset(self, task: str, variation: int) -> Step:
+        self.height, self.rungs = 0, variation
+        return Step(None, "below", 0.0, False)
+
+    def goal(self) -> str:
+        return "climb"
+
+    def step(self, action: str) -> Step:
+        self.height += action == "up"
+        return Step(action, f"rung {self.height}", 100.0 * self.height / self.rungs, self.height == self.rungs)
+
+    def valid_actions(self) -> list[str]:
+        return ["up", "wait"]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def ladder(monkeypatch) -> None:
+    monkeypatch.setattr(gym, "make_environment", lambda name: Ladder())
+
+
+def test_an_episode_of_a_simulator_is_gymnasiums(ladder):
+    env = gym.TextEnv("ladder", split="dev", admissible=True)
+    told = {"goal": "climb", "task": "climb", "family": "climbing", "variation": 4, "admissible": ["up", "wait"]}
+    assert env.reset(seed=0) == ("below", told)
+    assert env.step("up") == ("rung 1", 25.0, False, False, {"admissible": ["up", "wait"]})
+    assert env.reset(options={"task": "climb", "variation": 1})[1]["variation"] == 1
+    assert env.step("up")[1:4] == (100.0, True, False)
+    assert "admissible" not in gym.TextEnv("ladder").reset()[1]
+
+
+class Nowhere:
+    def begin(self, contexts: Sequence[Context]) -> None:
+        self.contexts = contexts
+
+    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
+        return [Imagined("nowhere")] * len(actions)
+
+    def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_simulator_puts_an_imagined_environment_right(ladder):
+    env = AnchoredTextEnv(Nowhere(), gym.TextEnv("ladder", admissible=True), every=2)
+    assert env.reset(seed=0)[1]["admissible"] == ("up", "wait")
+    seen: list[Any] = [env.step("up") for _ in range(2)]
+    assert [step[:3] for step in seen] == [("nowhere", 0.0, False), ("rung 2", 50.0, True)]
+    assert seen[1][4]["admissible"] == ("up", "wait")
+
+
+@pytest.mark.slow
+def test_scienceworld_lists_what_can_be_done():
+    env = gymnasium.make(SCIENCEWORLD, admissible=True, disable_env_checker=True)
+    try:
+        observation, info = env.reset(seed=0, options={"task": "boil"})
+        assert "boil" in info["goal"]
+        assert observation
+        assert "look around" in info["admissible"]
+        assert isinstance(env.step(info["admissible"][0])[0], str)
+    finally:
+        env.close()
