@@ -157,9 +157,10 @@ def test_a_memory_that_is_laid_out_tells_places_apart_before_any_layer():
 
 @pytest.mark.parametrize("gain", [False, True])
 def test_noise_passes_a_narrow_stem_by_the_gain_alone(gain):
-    """A stem of 2 folds 12 values into a place of 4 channels: through layers, 4 directions of noise come out at most."""
+    """A stem of 2 folds 12 values into a place of 4 channels: through layers, 4 directions of noise come out."""
     torch.manual_seed(0)
-    unet = UNet(UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain), 3, 3)
+    config = UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain)
+    unet = UNet(config, 3, 3)
     for parameter in unet.parameters():
         nn.init.normal_(parameter, std=0.3)
     condition, keys = torch.ones(1, 8), torch.zeros(1, 2, 8)
