@@ -98,9 +98,16 @@ class EdelineLoss:
     """Share of them that is drawn by how far they are from each of the frames before; the rest, as in the paper all,
     is drawn evenly. Where an agent mostly waits, few frames show anything that the last ones do not."""
 
+    preview: float = 0.0
+    """Weight of a linear picture of every step's next frame out of the memory laid out (`unet.memory_map`); 0: none, as
+    in the paper. All steps then teach the memory what comes, not the few whose frame is drawn; new ones more, by
+    `novelty`."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.novelty <= 1:
             raise ValueError(f"novelty: {self.novelty} is not within 0 and 1")
+        if self.preview < 0:
+            raise ValueError(f"preview: {self.preview} is below zero")
         if self.targets < 1:
             raise ValueError(f"targets: {self.targets} is below 1")
 
@@ -207,6 +214,7 @@ class Edeline(PixelSystem):
         self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
         self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
         self.memory_map = _map(config.unet, dim, space.frame_shape)
+        self.preview = _preview(config.unet, objective.preview, colours)
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
         """Of the frame's loss and the reward's."""
@@ -285,7 +293,8 @@ class Edeline(PixelSystem):
         """Equation 5: frames drawn at random (with `own_frame`, the next ones too), rewards and ends of all steps."""
         o = self.objective
         h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
-        at = self._drawn(batch, generator)
+        chances = self._chances(batch)
+        at = self._drawn(batch, chances, generator)
         frames, own = [], None
         for later in range(1 + int(o.own_frame)):
             loss, own = self._target_loss(batch, h, at + later, own, generator)
@@ -294,6 +303,7 @@ class Edeline(PixelSystem):
         kinds = (batch.reward[..., None] - self.rewards).abs().argmin(-1)
         reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
         end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
+        preview = self._preview_loss(batch, chances, h)
         parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
         count = batch.action.numel()
         diagnostics = {
@@ -302,21 +312,35 @@ class Edeline(PixelSystem):
             "done_loss": mean_of(end, count),
             "mean_depth": mean_of(loops.float().mean(), count),
         }
-        return parts[0] + parts[1] + end, diagnostics
+        if self.preview is not None:
+            diagnostics["preview_loss"] = mean_of(preview, count)
+        return parts[0] + parts[1] + end + o.preview * preview, diagnostics
 
-    def _drawn(self, batch: FrameBatch, generator: torch.Generator) -> Tensor:
-        """The steps (B * targets,) that lead to the frames that are predicted, after the burn-in."""
-        o, (rows, steps) = self.objective, batch.action.shape
-        earliest, end = self.config.burn_in - 1, steps - int(o.own_frame)
-        drawn = torch.rand(rows * o.targets, generator=generator, device=generator.device).to(batch.action.device)
-        if not o.novelty:
-            return earliest + (drawn * (end - earliest)).long()
-        new = novelty(batch, self.config.frames)[:, earliest:end]
+    def _chances(self, batch: FrameBatch) -> Tensor:
+        """(B, steps after the burn-in): how likely the frame that each leads to is drawn as a target."""
+        share, end = self.objective.novelty, batch.action.shape[1] - int(self.objective.own_frame)
+        even = torch.ones(len(batch.action), end - self.config.burn_in + 1, device=batch.action.device)
+        new = novelty(batch, self.config.frames)[:, self.config.burn_in - 1 : end] if share else even
         new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
-        even = torch.full_like(new, (1 - o.novelty) / new.shape[1])
-        reached = (o.novelty * new / new.sum(1, keepdim=True) + even).cumsum(1)
-        found = torch.searchsorted(reached, drawn.view(rows, -1) * reached[:, -1:], right=True)
-        return earliest + found.clamp(max=new.shape[1] - 1).flatten()
+        return share * new / new.sum(1, keepdim=True) + (1 - share) / even.shape[1]
+
+    def _drawn(self, batch: FrameBatch, chances: Tensor, generator: torch.Generator) -> Tensor:
+        """The steps (B * targets,) that lead to the frames that are predicted."""
+        rows = len(chances)
+        drawn = torch.rand(rows * self.objective.targets, generator=generator, device=generator.device)
+        drawn = drawn.to(chances.device).view(rows, -1)
+        reached = chances.double().cumsum(1)
+        found = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
+        return self.config.burn_in - 1 + found.clamp(max=chances.shape[1] - 1).flatten()
+
+    def _preview_loss(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> Tensor:
+        """Squared error of the linear pictures of the frames that steps after the burn-in lead to."""
+        if self.preview is None or self.memory_map is None:
+            return h.new_zeros(())
+        steps = slice(self.config.burn_in - 1, self.config.burn_in - 1 + chances.shape[1])
+        found = self.preview(self.memory_map(h[:, steps].flatten(0, 1))).unflatten(0, chances.shape)
+        each = (found - to_signed(batch.next_obs[:, steps])).square().mean((2, 3, 4))
+        return (chances * each).sum(1).mean()
 
     def _target_loss(
         self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
@@ -436,3 +460,12 @@ def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.
     sides = [side // config.stem for side in frame_shape[:2]]
     places = math.prod(sides)
     return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))
+
+
+def _preview(config: UNetConfig, weight: float, colours: int) -> nn.Module | None:
+    """From a memory laid out to a frame, place by place. Raises ValueError where it is not laid out."""
+    if not weight:
+        return None
+    if not config.memory_map:
+        raise ValueError("unet.memory_map: objective.preview wants at least one channel")
+    return nn.Sequential(nn.Conv2d(config.memory_map, colours * config.stem**2, 1), nn.PixelShuffle(config.stem))

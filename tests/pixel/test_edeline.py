@@ -226,7 +226,8 @@ def test_what_differs_from_all_of_the_last_frames_is_new():
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 1 / 6), (0.6, 0.6 + 0.4 / 6), (1.0, 1.0)])
 def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
     system = made(loss=EdelineLoss(own_frame=False, targets=4000, novelty=share))
-    at = system._drawn(still_but_for_a_flash(), seeded())
+    steps = still_but_for_a_flash()
+    at = system._drawn(steps, system._chances(steps), seeded())
     assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
     assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
 
@@ -234,7 +235,8 @@ def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
 def test_where_nothing_is_new_targets_are_drawn_evenly():
     steps = still_but_for_a_flash()
     steps = steps._replace(obs=torch.zeros_like(steps.obs), next_obs=torch.zeros_like(steps.obs))
-    at = made(loss=EdelineLoss(targets=4000, novelty=1.0))._drawn(steps, seeded())
+    system = made(loss=EdelineLoss(targets=4000, novelty=1.0))
+    at = system._drawn(steps, system._chances(steps), seeded())
     assert torch.bincount(at)[SMALL.burn_in - 1 :].tolist() == pytest.approx([800] * 5, abs=100)
 
 
@@ -361,6 +363,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
         ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
         ("objective.novelty=2", "objective.novelty: 2"),
+        ("objective.preview=1", "model.unet.memory_map: objective.preview wants at least one channel"),
         ("model.unet.memory_map=-1", "model.unet.memory_map: -1 is below zero"),
     ],
 )
