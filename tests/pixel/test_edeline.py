@@ -19,15 +19,13 @@ from loopwm.pixel.agent_config import agent_config
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.edeline import (
     Edeline,
-    EdelineConfig,
-    EdelineLoss,
-    EdelineSampling,
     harmonised,
     novelty,
     preconditioners,
     same_episode,
     to_signed,
 )
+from loopwm.pixel.edeline_config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import FrameBatch
@@ -230,6 +228,20 @@ def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
     at = system._drawn(steps, system._chances(steps), seeded())
     assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
     assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
+
+
+@torch.no_grad()
+def test_a_linear_picture_is_learned_of_every_step_after_the_burn_in():
+    """Evenly, or, by novelty, of the one step that shows something new."""
+    steps, config = still_but_for_a_flash(), replace(SMALL, unet=replace(SMALL.unet, memory_map=2))
+    for share, chosen in ((0.0, range(2, 8)), (1.0, [5])):
+        system = made(config, EdelineLoss(own_frame=False, preview=1.0, novelty=share))
+        h, _ = system.remember(steps.obs, steps.action, steps.first, 1)
+        pictures = system.preview(system.memory_map(h[0]))
+        each = (pictures - to_signed(steps.next_obs[0])).square().mean((1, 2, 3))
+        found = system._preview_loss(steps, system._chances(steps), h)
+        assert found.item() == pytest.approx(each[list(chosen)].mean().item(), rel=1e-4)
+        assert system.loss(steps, 1, seeded())[1]["preview_loss"][0].item() == pytest.approx(8 * found.item(), rel=1e-4)
 
 
 def test_where_nothing_is_new_targets_are_drawn_evenly():
