@@ -15,17 +15,18 @@ Shape suffixes: B rows, T environment steps, L conditioning frames, C channels, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.edeline_config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.imagined import Imagined
-from loopwm.pixel.memory import Memory, MemoryConfig, MemoryState
+from loopwm.pixel.memory import Memory, MemoryState
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
 from loopwm.pixel.unet import FourierFeatures, UNet, UNetConfig
 from loopwm.records.frames import FrameSpace
@@ -34,100 +35,6 @@ SIGMA_DATA = 0.5
 LEVELS = 255
 REGRESSED_SIGMA = 1e4
 """Of the noise level told to a network that regresses: nothing of the noised frame is left."""
-
-
-@dataclass(frozen=True)
-class EdelineConfig:
-    """Defaults are the paper's (EDELINE, table 9)."""
-
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    unet: UNetConfig = field(default_factory=UNetConfig)
-    encoder_channels: tuple[int, ...] = (64, 64, 64, 64)
-    """Of each level, which halves the frame."""
-    encoder_stem: int = 1
-    action_dim: int = 128
-    head_hidden: int = 512
-    frames: int = 4
-    """L: frames that the next one is drawn after."""
-    burn_in: int = 4
-    """B: steps of a segment before the first that is drawn."""
-    rewards: tuple[float, ...] = (-1.0, 0.0, 1.0)
-    """The values that rewards are told apart by: each counts as the nearest."""
-    predict: Literal["diffusion", "regression"] = "diffusion"
-    """diffusion, or regression: the mean frame in one step, to compare with."""
-
-    def __post_init__(self) -> None:
-        for name in ("encoder_stem", "action_dim", "head_hidden", "frames"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
-        if self.frames > self.burn_in:
-            raise ValueError(f"frames: {self.frames} are more than burn_in, {self.burn_in}")
-        if len(set(self.rewards)) < 2:
-            raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
-
-    @property
-    def mu_rec(self) -> float:
-        return self.memory.mu_rec
-
-    @property
-    def default_depth(self) -> int:
-        return self.memory.default_depth
-
-    @property
-    def max_loops(self) -> int:
-        return self.memory.max_loops
-
-
-@dataclass(frozen=True)
-class EdelineLoss:
-    """Noise levels of training (EDELINE, equation 17), and what the published code adds: defaults are its."""
-
-    noise_mean: float = -0.4
-    noise_std: float = 1.2
-    """P_mean and P_std of log sigma (EDELINE, equation 17)."""
-    sigma_min: float = 0.002
-    sigma_max: float = 20.0
-    offset_noise: float = 0.3
-    """Deviation of noise that a channel has in common, folded into sigma."""
-    own_frame: bool = True
-    """A second step is trained behind the model's own denoised frame."""
-    harmonise: bool = True
-    targets: int = 1
-    """Frames of a row that are predicted, drawn independently: the memory of the row is computed once for all."""
-    novelty: float = 0.0
-    """Share of them that is drawn by how far they are from each of the frames before; the rest, as in the paper all,
-    is drawn evenly. Where an agent mostly waits, few frames show anything that the last ones do not."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.novelty <= 1:
-            raise ValueError(f"novelty: {self.novelty} is not within 0 and 1")
-        if self.targets < 1:
-            raise ValueError(f"targets: {self.targets} is below 1")
-
-
-@dataclass(frozen=True)
-class EdelineSampling:
-    """How a frame is drawn."""
-
-    steps: int = 3
-    sigma_min: float = 0.002
-    sigma_max: float = 5.0
-    rho: float = 7.0
-    rounded: bool = True
-    """Each denoised frame is cut to what a frame can show, and rounded to its 255 levels."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps: {self.steps} is below 1")
-        if not 0 < self.sigma_min <= self.sigma_max:
-            raise ValueError(f"sigma_min: {self.sigma_min} is not within 0 and sigma_max, {self.sigma_max}")
-
-    def sigmas(self) -> list[float]:
-        """From the largest to zero: steps + 1 levels, evenly spaced in sigma^(1 / rho)."""
-        if self.steps == 1:
-            return [self.sigma_max, 0.0]
-        most, least = self.sigma_max ** (1 / self.rho), self.sigma_min ** (1 / self.rho)
-        return [(most + i / (self.steps - 1) * (least - most)) ** self.rho for i in range(self.steps)] + [0.0]
 
 
 class Preconditioners(NamedTuple):
@@ -207,6 +114,7 @@ class Edeline(PixelSystem):
         self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
         self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
         self.memory_map = _map(config.unet, dim, space.frame_shape)
+        self.preview = _preview(config.unet, objective.preview, colours)
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
         """Of the frame's loss and the reward's."""
@@ -285,7 +193,8 @@ class Edeline(PixelSystem):
         """Equation 5: frames drawn at random (with `own_frame`, the next ones too), rewards and ends of all steps."""
         o = self.objective
         h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
-        at = self._drawn(batch, generator)
+        chances = self._chances(batch)
+        at = self._drawn(batch, chances, generator)
         frames, own = [], None
         for later in range(1 + int(o.own_frame)):
             loss, own = self._target_loss(batch, h, at + later, own, generator)
@@ -294,6 +203,7 @@ class Edeline(PixelSystem):
         kinds = (batch.reward[..., None] - self.rewards).abs().argmin(-1)
         reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
         end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
+        preview = self._preview_loss(batch, chances, h)
         parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
         count = batch.action.numel()
         diagnostics = {
@@ -302,21 +212,35 @@ class Edeline(PixelSystem):
             "done_loss": mean_of(end, count),
             "mean_depth": mean_of(loops.float().mean(), count),
         }
-        return parts[0] + parts[1] + end, diagnostics
+        if self.preview is not None:
+            diagnostics["preview_loss"] = mean_of(preview, count)
+        return parts[0] + parts[1] + end + o.preview * preview, diagnostics
 
-    def _drawn(self, batch: FrameBatch, generator: torch.Generator) -> Tensor:
-        """The steps (B * targets,) that lead to the frames that are predicted, after the burn-in."""
-        o, (rows, steps) = self.objective, batch.action.shape
-        earliest, end = self.config.burn_in - 1, steps - int(o.own_frame)
-        drawn = torch.rand(rows * o.targets, generator=generator, device=generator.device).to(batch.action.device)
-        if not o.novelty:
-            return earliest + (drawn * (end - earliest)).long()
-        new = novelty(batch, self.config.frames)[:, earliest:end]
+    def _chances(self, batch: FrameBatch) -> Tensor:
+        """(B, steps after the burn-in): how likely the frame that each leads to is drawn as a target."""
+        share, end = self.objective.novelty, batch.action.shape[1] - int(self.objective.own_frame)
+        even = torch.ones(len(batch.action), end - self.config.burn_in + 1, device=batch.action.device)
+        new = novelty(batch, self.config.frames)[:, self.config.burn_in - 1 : end] if share else even
         new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
-        even = torch.full_like(new, (1 - o.novelty) / new.shape[1])
-        reached = (o.novelty * new / new.sum(1, keepdim=True) + even).cumsum(1)
-        found = torch.searchsorted(reached, drawn.view(rows, -1) * reached[:, -1:], right=True)
-        return earliest + found.clamp(max=new.shape[1] - 1).flatten()
+        return share * new / new.sum(1, keepdim=True) + (1 - share) / even.shape[1]
+
+    def _drawn(self, batch: FrameBatch, chances: Tensor, generator: torch.Generator) -> Tensor:
+        """The steps (B * targets,) that lead to the frames that are predicted."""
+        rows = len(chances)
+        drawn = torch.rand(rows * self.objective.targets, generator=generator, device=generator.device)
+        drawn = drawn.to(chances.device).view(rows, -1)
+        reached = chances.double().cumsum(1)
+        found = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
+        return self.config.burn_in - 1 + found.clamp(max=chances.shape[1] - 1).flatten()
+
+    def _preview_loss(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> Tensor:
+        """Squared error of the linear pictures of the frames that steps after the burn-in lead to."""
+        if self.preview is None or self.memory_map is None:
+            return h.new_zeros(())
+        steps = slice(self.config.burn_in - 1, self.config.burn_in - 1 + chances.shape[1])
+        found = self.preview(self.memory_map(h[:, steps].flatten(0, 1))).unflatten(0, chances.shape)
+        each = (found - to_signed(batch.next_obs[:, steps])).square().mean((2, 3, 4))
+        return (chances * each).sum(1).mean()
 
     def _target_loss(
         self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
@@ -436,3 +360,12 @@ def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.
     sides = [side // config.stem for side in frame_shape[:2]]
     places = math.prod(sides)
     return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))
+
+
+def _preview(config: UNetConfig, weight: float, colours: int) -> nn.Module | None:
+    """From a memory laid out to a frame, place by place. Raises ValueError where it is not laid out."""
+    if not weight:
+        return None
+    if not config.memory_map:
+        raise ValueError("unet.memory_map: objective.preview wants at least one channel")
+    return nn.Sequential(nn.Conv2d(config.memory_map, colours * config.stem**2, 1), nn.PixelShuffle(config.stem))

@@ -19,15 +19,13 @@ from loopwm.pixel.agent_config import agent_config
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.edeline import (
     Edeline,
-    EdelineConfig,
-    EdelineLoss,
-    EdelineSampling,
     harmonised,
     novelty,
     preconditioners,
     same_episode,
     to_signed,
 )
+from loopwm.pixel.edeline_config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import FrameBatch
@@ -157,9 +155,10 @@ def test_a_memory_that_is_laid_out_tells_places_apart_before_any_layer():
 
 @pytest.mark.parametrize("gain", [False, True])
 def test_noise_passes_a_narrow_stem_by_the_gain_alone(gain):
-    """A stem of 2 folds 12 values into 4 channels of a place: through layers, at most 4 directions of noise stay."""
+    """A stem of 2 folds 12 values into a place of 4 channels: through layers, 4 directions of noise come out."""
     torch.manual_seed(0)
-    unet = UNet(UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain), 3, 3)
+    config = UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain)
+    unet = UNet(config, 3, 3)
     for parameter in unet.parameters():
         nn.init.normal_(parameter, std=0.3)
     condition, keys = torch.ones(1, 8), torch.zeros(1, 2, 8)
@@ -225,15 +224,31 @@ def test_what_differs_from_all_of_the_last_frames_is_new():
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 1 / 6), (0.6, 0.6 + 0.4 / 6), (1.0, 1.0)])
 def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
     system = made(loss=EdelineLoss(own_frame=False, targets=4000, novelty=share))
-    at = system._drawn(still_but_for_a_flash(), seeded())
+    steps = still_but_for_a_flash()
+    at = system._drawn(steps, system._chances(steps), seeded())
     assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
     assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
+
+
+@torch.no_grad()
+def test_a_linear_picture_is_learned_of_every_step_after_the_burn_in():
+    """Evenly, or, by novelty, of the one step that shows something new."""
+    steps, config = still_but_for_a_flash(), replace(SMALL, unet=replace(SMALL.unet, memory_map=2))
+    for share, chosen in ((0.0, range(2, 8)), (1.0, [5])):
+        system = made(config, EdelineLoss(own_frame=False, preview=1.0, novelty=share))
+        h, _ = system.remember(steps.obs, steps.action, steps.first, 1)
+        pictures = system.preview(system.memory_map(h[0]))
+        each = (pictures - to_signed(steps.next_obs[0])).square().mean((1, 2, 3))
+        found = system._preview_loss(steps, system._chances(steps), h)
+        assert found.item() == pytest.approx(each[list(chosen)].mean().item(), rel=1e-4)
+        assert system.loss(steps, 1, seeded())[1]["preview_loss"][0].item() == pytest.approx(8 * found.item(), rel=1e-4)
 
 
 def test_where_nothing_is_new_targets_are_drawn_evenly():
     steps = still_but_for_a_flash()
     steps = steps._replace(obs=torch.zeros_like(steps.obs), next_obs=torch.zeros_like(steps.obs))
-    at = made(loss=EdelineLoss(targets=4000, novelty=1.0))._drawn(steps, seeded())
+    system = made(loss=EdelineLoss(targets=4000, novelty=1.0))
+    at = system._drawn(steps, system._chances(steps), seeded())
     assert torch.bincount(at)[SMALL.burn_in - 1 :].tolist() == pytest.approx([800] * 5, abs=100)
 
 
@@ -360,6 +375,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
         ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
         ("objective.novelty=2", "objective.novelty: 2"),
+        ("objective.preview=1", "model.unet.memory_map: objective.preview wants at least one channel"),
         ("model.unet.memory_map=-1", "model.unet.memory_map: -1 is below zero"),
     ],
 )

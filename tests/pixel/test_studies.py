@@ -14,7 +14,8 @@ from eval.pixels import memory as alone
 from eval.pixels import probe, recall
 from eval.pixels.mazes import tiles_of
 from loopwm.pixel.checkpoint import save_checkpoint
-from loopwm.pixel.edeline import Edeline, EdelineConfig, EdelineLoss
+from loopwm.pixel.edeline import Edeline
+from loopwm.pixel.edeline_config import EdelineConfig, EdelineLoss
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.unet import UNetConfig
