@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from serve import playground
@@ -28,6 +28,8 @@ BODY_LIMIT = 1 << 20
 
 VERSION = version("loopwm")
 
+METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
 
 def create_app(
     sessions: Sessions, keys: KeyRing | None = None, hosts: Collection[str] = (), log_json: bool = False
@@ -46,7 +48,7 @@ def create_app(
     app.add_middleware(HostCheck, names=hosts)
     app.add_middleware(Edge, service=sessions.service, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
-    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse)
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
     app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
     for part in (openai_api, tokens_api, world_api, playground):
         app.include_router(part.router)

@@ -158,25 +158,26 @@ def ask_and_not_read(client: httpx.Client, path: str, body: dict[str, Any]) -> s
     return connection
 
 
-def has_cancelled_one(client: httpx.Client) -> bool:
-    return 'loopwm:request_outcome_total{model_name="tiny",outcome="cancelled"} 1.0' in client.get("/metrics").text
+def has_cancelled(client: httpx.Client, count: int) -> bool:
+    outcome = f'loopwm:request_outcome_total{{model_name="tiny",outcome="cancelled"}} {count}.0'
+    return outcome in client.get("/metrics").text
 
 
 def test_a_client_that_stops_reading_gives_its_row_back(deaf):
     body = {"model": "tiny", "prompt": "boil", "max_tokens": 3500, "stream": True, "logprobs": 20}
     with ask_and_not_read(deaf, "/v1/completions", body):
-        assert wait_until(lambda: has_cancelled_one(deaf), 20)
+        assert wait_until(lambda: has_cancelled(deaf, 1), 20)
         assert wait_until(lambda: deaf.get("/health").json()["running"] == 0, 5)
 
 
 def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf):
     world = f"/v1/worlds/{create(deaf)}"
     before = deaf.get(world).json()
-    long = {"actions": "wait", "max_tokens": 3500, "logprobs": True, "stream": True}
-    with ask_and_not_read(deaf, f"{world}/step", long):
-        assert wait_until(lambda: deaf.get("/health").json()["running"] == 1, 10)
+    many = {"actions": ["wait"] * 32, "decode": "each", "max_tokens": 3000, "logprobs": True, "stream": True}
+    with ask_and_not_read(deaf, f"{world}/step", many):
+        assert wait_until(lambda: deaf.get("/health").json()["running"] == 32, 20)
         check_error(deaf.post(f"{world}/step", json={"actions": "look"}), 409, None)
-        assert wait_until(lambda: has_cancelled_one(deaf), 20)
+        assert wait_until(lambda: has_cancelled(deaf, 32), 40)
         assert deaf.get(world).json() == before
         assert deaf.post(f"{world}/step", json={"actions": "look", "decode": "none"}).status_code == 200
 
