@@ -90,7 +90,7 @@ class Load:
         self, window: dict[str, Any], heard: Callable[[], None] = lambda: None, **fields: int | bool
     ) -> Sample:
         """heard: called for every piece of the answer, which mostly is a token."""
-        body = {"model": self.model, "messages": _messages(window), "stream": True, **fields}
+        body = {"model": self.model, "messages": messages(window), "stream": True, **fields}
         start = time.perf_counter()
         first, usage = 0.0, {"completion_tokens": 0}
         async with self.client.stream(
@@ -134,7 +134,7 @@ class Load:
         return Sample(seconds, seconds, sample.tokens, sample.error)
 
 
-def _messages(window: dict[str, Any]) -> list[dict[str, str]]:
+def messages(window: dict[str, Any]) -> list[dict[str, str]]:
     first, *steps = window["history"]
     messages = [{"role": "system", "content": window["goal"]}, {"role": "assistant", "content": first["observation"]}]
     for step in steps:
@@ -162,14 +162,14 @@ async def run(load: Load, name: str, at_once: int, works: Sequence[Callable[[], 
     print(
         f"| {name} | {at_once} | {rate:.0f} | {len(works) / seconds:.2f} | {statistics.median(firsts):.2f} | "
         f"{statistics.median(times):.2f} | {times[min(len(times) - 1, int(0.99 * len(times)))]:.2f} | "
-        f"{len(works) - len(good)} {' '.join(errors)} | {_resident(load.pid)} |",
+        f"{len(works) - len(good)} {' '.join(errors)} | {resident(load.pid)} |",
         flush=True,
     )
     load.results["load"].append({"workload": name, "at_once": at_once, "tokens_per_second": rate})
     return rate
 
 
-def _resident(pid: int | None) -> str:
+def resident(pid: int | None) -> str:
     """Resident memory of the service in MiB."""
     if pid is None:
         return "-"
@@ -280,8 +280,8 @@ async def all_plans(load: Load, numbers: Sequence[int]) -> list[str]:
 
 
 async def soak(load: Load, at_once: int, minutes: float) -> None:
-    """Streams of 64 to 512 tokens behind the last step alone, where another begins as one ends; and every half minute
-    what they got and what the service holds."""
+    """Streams of 64 to 512 tokens behind the last step alone, where another begins as one ends; every half minute what
+    they got and what the service holds."""
     samples: list[Sample] = []
     rng = random.Random(0)
     tokens = 0
@@ -305,7 +305,7 @@ async def soak(load: Load, at_once: int, minutes: float) -> None:
             one.result()
         now, failed = time.monotonic(), sum(sample.error is not None for sample in samples)
         told = f"{(now - begun) / 60:.1f} | {tokens / (now - last):.0f} | {len(samples) - failed} | {failed}"
-        print(f"| {told} | {_resident(load.pid)} |", flush=True)
+        print(f"| {told} | {resident(load.pid)} |", flush=True)
         last, tokens = now, 0
         samples.clear()
     for one in streams:

@@ -10,7 +10,7 @@ from loopwm.core import SharedState
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
-from serve.engine.passes import Appended, Chunk, Steps
+from serve.engine.passes import PADDING, Appended, Chunk, Steps
 from serve.engine.prefill import prefill
 from serve.words.prompts import PromptTooLongError
 from serve.words.world_log import WorldLog
@@ -56,7 +56,7 @@ class Advance:
     @cached_property
     def key(self) -> Hashable:
         """Actions of much the same length go together: a long one would pad the others."""
-        return Advance, self.world.depth.for_pass(self.world.steps, range(1)), self.tokens.bit_length()
+        return Advance, self.world.depth.for_pass(self.world.steps, range(1)), -(-self.tokens // PADDING)
 
     @cached_property
     def tokens(self) -> int:
