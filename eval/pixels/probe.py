@@ -10,6 +10,7 @@ Shape suffixes: M mazes, T steps, D memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,12 +18,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eval.pixels.mazes import BACK, LEFT, SEEN, STAY, Frames, Mazes, scored
-from loopwm.pixel.edeline import Edeline
+from loopwm.pixel.imagined import FrameWorld
 
 ROWS = 50
 """Mazes shown at once."""
 RIDGE = 1e-2
 """Of the classifier, a part of the mean square of what it sees."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A system whose memory can be looked at: h (B, T, D) of frames uint8 (B, T, H, W, C), and loops (B, T)."""
+
+    config: Any
+
+    def remember(self, obs: Tensor, action: Tensor, first: Tensor, depth: int) -> tuple[Tensor, Tensor]: ...
+
+    def world(self, sampling: Any = None) -> FrameWorld[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ def shown(real: Mazes, wait: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def probed(system: Edeline, real: Mazes, wait: int, seed: int) -> Probe:
+def probed(system: Remembers, real: Mazes, wait: int, seed: int) -> Probe:
     obs, action = shown(real, wait)
     first = torch.zeros(obs.shape[:2], dtype=torch.bool)
     first[:, 0] = True

@@ -17,10 +17,9 @@ import torch
 from tqdm import tqdm
 
 from eval.pixels.mazes import BACK, LEFT, SEEN, STAY, Frames, Mazes, mazes, scored
-from eval.pixels.probe import probed
+from eval.pixels.probe import Remembers, probed
 from eval.scores.tables import table
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.edeline import Edeline
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.system import PixelSystem
 from loopwm.records.errors import InputError
@@ -77,7 +76,7 @@ def measured(system: PixelSystem, real: Mazes, seed: int, label: str) -> dict[st
         for start in tqdm(range(0, len(real.kind), ROWS), unit="batch", desc=label)
     ]
     found = {str(wait): asdict(scored(np.concatenate([part[wait] for part in parts]), real)) for wait in WAITS}
-    if isinstance(system, Edeline):
+    if isinstance(system, Remembers):
         for wait in WAITS:
             found[str(wait)] |= asdict(probed(system, real, wait, seed))
     return found
