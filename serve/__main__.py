@@ -149,7 +149,13 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
         closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file, allowances=allowances)) as worlds,
     ):
-        service = Service(card, engine, tokenizer, PromptReader(tokenizer, config.slots), allowances)
+        service = Service(
+            card,
+            engine,
+            tokenizer,
+            PromptReader(tokenizer, config.slots, context_tokens=config.context_tokens),
+            allowances,
+        )
         sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
         hosts = (*args.allowed_hosts, socket.gethostname())
         app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")

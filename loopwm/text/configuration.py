@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from loopwm.core import CoreConfig
-from loopwm.records.template import StateSlots
+from loopwm.records.template import CONTEXT_LIMIT, StateSlots
 
 AUTO_MAP = {
     "AutoConfig": "auto.LoopWMConfig",
@@ -40,6 +40,8 @@ class LoopWMConfig(PreTrainedConfig):
         carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
         decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
         exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
+        context_tokens: a context is filled with history up to so many tokens, older steps are dropped. Rows of training
+            are shorter than a context may be, and beyond what was trained on, answers fall apart.
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -73,6 +75,7 @@ class LoopWMConfig(PreTrainedConfig):
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
+    context_tokens: int = CONTEXT_LIMIT
     num_hidden_layers: int = 0
     auto_map: dict[str, str] | None = None
     use_cache: bool = True
@@ -106,6 +109,8 @@ class LoopWMConfig(PreTrainedConfig):
             raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
         if self.zoh and not self.spectral_constraint:
             raise ValueError("zoh: the exact hold needs spectral_constraint")
+        if not 1 <= self.context_tokens <= CONTEXT_LIMIT:
+            raise ValueError(f"context_tokens: {self.context_tokens} is not in 1 .. {CONTEXT_LIMIT}")
         if self.state_slots < 1 or self.block_layers < 1:
             raise ValueError("state_slots and block_layers must be at least 1")
         for name, value, known in (

@@ -68,6 +68,7 @@ class WorldModel:
         self.tokenizer = tokenizer
         self.slots = model.config.slots
         self.state_slots = model.config.state_slots
+        self._context_tokens = model.config.context_tokens
         self._end, self._pad = special_ids(tokenizer, (template.END, template.PAD))
 
     @classmethod
@@ -95,8 +96,12 @@ class WorldModel:
     # For who runs contexts in pieces and beside others: `encode` is fit, context_ids, slot_ids and begun.
 
     def fit(self, context: Context) -> tuple[Context, int]:
-        """A context without its oldest steps, so that it fits, and how many these are. Raises ContextTooLongError."""
-        return template.fit_context(context, self.count, template.CONTEXT_LIMIT - self.state_slots, self.slots)
+        """A context without its oldest steps, so that it fits, and how many these are. One whose head alone has more
+        than `context_tokens` may have up to the template's limit. Raises ContextTooLongError."""
+        try:
+            return template.fit_context(context, self.count, self._context_tokens - self.state_slots, self.slots)
+        except ContextTooLongError:
+            return template.fit_context(context, self.count, template.CONTEXT_LIMIT - self.state_slots, self.slots)
 
     def context_ids(self, context: Context) -> tuple[int, ...]:
         """Tokens of a context that fits."""
@@ -183,8 +188,8 @@ class WorldModel:
         history = world.history.fork()
         self._feed(history, [template.render_transition(step, self.slots) for step in steps], Fixed(world.depth.limit))
         longest = int(history.next_position.max()) + self.state_slots
-        if longest > template.CONTEXT_LIMIT:
-            raise ContextTooLongError("context", f"has {longest} tokens, the limit is {template.CONTEXT_LIMIT}")
+        if longest > self._context_tokens:
+            raise ContextTooLongError("context", f"has {longest} tokens, the limit is {self._context_tokens}")
         return self._at_slots(shareable(history), world.depth, world.steps_cut)
 
     def decode(

@@ -27,17 +27,23 @@ class Prompt:
 
 
 class PromptReader:
-    """Turns what a request brings into a Prompt of at most `limit` tokens."""
+    """Turns what a request brings into a Prompt of at most `limit` tokens. context_tokens: up to which a chat's history
+    fills it (`LoopWMConfig.context_tokens`)."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, slots: StateSlots, limit: int = template.CONTEXT_LIMIT
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        slots: StateSlots,
+        limit: int = template.CONTEXT_LIMIT,
+        context_tokens: int = template.CONTEXT_LIMIT,
     ) -> None:
         self.limit = limit
+        self._context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._slots = slots
 
     def with_limit(self, limit: int) -> PromptReader:
-        return PromptReader(self._tokenizer, self._slots, limit)
+        return PromptReader(self._tokenizer, self._slots, limit, self._context_tokens)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> Prompt:
         """The prompt of (role, text) messages; text can not spell special tokens.
@@ -46,12 +52,12 @@ class PromptReader:
         """
         context, actions = template.chat_to_prompt(messages)
         asked = "".join(template.render_step(action, self._slots) for action in actions) + template.OBS
-        room = self.limit - len(self.encode(self._slots.after_context + asked))
-        try:
-            context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._slots)
-        except ContextTooLongError as error:
-            shortest = template.render_prompt(replace(context, history=()), actions, self._slots)
-            raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
+        after = len(self.encode(self._slots.after_context + asked))
+        shortest = len(self.encode(template.render_prompt(replace(context, history=()), actions, self._slots)))
+        if shortest > self.limit:
+            raise PromptTooLongError("messages", shortest, self.limit)
+        room = min(self.limit, max(self._context_tokens, shortest)) - after
+        context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._slots)
         return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._slots))), cut)
 
     def text(self, text: str) -> Prompt:

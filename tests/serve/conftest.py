@@ -51,7 +51,13 @@ def serving(tokenizer) -> Serving:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
             allowances = Allowances(keys and keys.allowances)
-            service = Service(card, engine, tokenizer, PromptReader(tokenizer, model.config.slots), allowances)
+            service = Service(
+                card,
+                engine,
+                tokenizer,
+                PromptReader(tokenizer, model.config.slots, context_tokens=model.config.context_tokens),
+                allowances,
+            )
             store = WorldStore(worlds or WorldLimits(), file=file, allowances=allowances)
             sessions = Sessions(service, WorldModel(model, tokenizer), store)
             server = Server(create_app(sessions, keys, hosts, log_json), service, grace)

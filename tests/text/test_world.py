@@ -5,6 +5,8 @@ import torch
 
 from loopwm.records import template as template
 from loopwm.records.template import Context, FormatError, Transition
+from loopwm.text.world import WorldModel
+from tests.text.conftest import random_model
 
 SHORT = Context("find a tree", "You are in a room.")
 LONG = Context(
@@ -124,6 +126,20 @@ def test_long_histories_are_cut_and_reported(world_model):
     assert int(world.state.next_position.max()) <= template.CONTEXT_LIMIT
     with pytest.raises(FormatError, match="limit is 2048"):
         world_model.observe(world, ["a", "b"], ["long " * 40, "short"])
+
+
+def test_history_fills_what_the_model_was_trained_on_and_a_head_may_be_longer(tokenizer):
+    """By observing too: what no longer fits is refused there, for who can encode it anew."""
+    short = WorldModel(random_model(context_tokens=60), tokenizer)
+    steps = tuple(Transition("go on", f"You move to room {i}.") for i in range(20))
+    world = short.encode([Context("g", "o", steps)])
+    kept = steps[world.steps_cut[0] :]
+    assert 2 <= len(kept) < 20
+    torch.testing.assert_close(world.latent, short.encode([Context("g", "o", kept)]).latent)
+    assert short.count(template.render_context(Context("g", "o", steps[-len(kept) - 1 :]), short.slots)) > 60 - 1
+    with pytest.raises(FormatError, match="limit is 60"):
+        short.observe(world, ["go on"], ["You move to room 20."])
+    assert short.encode([Context("g" * 200, "o", steps[:1])]).steps_cut == (0,)
 
 
 def test_bad_calls_name_the_argument(world_model):
