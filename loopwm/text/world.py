@@ -68,7 +68,6 @@ class WorldModel:
         self.tokenizer = tokenizer
         self.slots = model.config.slots
         self.state_slots = model.config.state_slots
-        self._context_tokens = model.config.context_tokens
         self._end, self._pad = special_ids(tokenizer, (template.END, template.PAD))
 
     @classmethod
@@ -99,7 +98,9 @@ class WorldModel:
         """A context without its oldest steps, so that it fits, and how many these are. One whose head alone has more
         than `context_tokens` may have up to the template's limit. Raises ContextTooLongError."""
         try:
-            return template.fit_context(context, self.count, self._context_tokens - self.state_slots, self.slots)
+            return template.fit_context(
+                context, self.count, self.model.config.context_tokens - self.state_slots, self.slots
+            )
         except ContextTooLongError:
             return template.fit_context(context, self.count, template.CONTEXT_LIMIT - self.state_slots, self.slots)
 
@@ -188,8 +189,10 @@ class WorldModel:
         history = world.history.fork()
         self._feed(history, [template.render_transition(step, self.slots) for step in steps], Fixed(world.depth.limit))
         longest = int(history.next_position.max()) + self.state_slots
-        if longest > self._context_tokens:
-            raise ContextTooLongError("context", f"has {longest} tokens, the limit is {self._context_tokens}")
+        if longest > self.model.config.context_tokens:
+            raise ContextTooLongError(
+                "context", f"has {longest} tokens, the limit is {self.model.config.context_tokens}"
+            )
         return self._at_slots(shareable(history), world.depth, world.steps_cut)
 
     def decode(

@@ -8,7 +8,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from loopwm.records import template
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
@@ -100,8 +99,8 @@ def test_what_was_observed_takes_the_place_of_what_was_imagined(make):
     assert told(worlds.step(["wait", "wait"])) == close_to(fresh.step(["wait", "wait"]))
 
 
-def test_an_observation_over_the_limit_drops_the_oldest_steps(make, monkeypatch):
-    monkeypatch.setattr(template, "CONTEXT_LIMIT", 60)
+def test_an_observation_over_the_limit_drops_the_oldest_steps(make, model, monkeypatch):
+    monkeypatch.setattr(model.model.config, "context_tokens", 60)
     worlds = make()
     worlds.begin([HALL])
     for _ in range(6):
