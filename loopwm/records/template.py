@@ -157,9 +157,14 @@ def render_prompt(context: Context, actions: Sequence[str], slots: StateSlots = 
 
 
 def fit_context(
-    context: Context, count_tokens: Callable[[str], int], limit: int = CONTEXT_LIMIT, slots: StateSlots = StateSlots()
+    context: Context,
+    count_tokens: Callable[[str], int],
+    limit: int = CONTEXT_LIMIT,
+    slots: StateSlots = StateSlots(),
+    filled: int = CONTEXT_LIMIT,
 ) -> tuple[Context, int]:
-    """Drops the oldest steps after the first observation until the context has at most `limit` tokens.
+    """Drops the oldest steps after the first observation until the context has at most `limit` tokens, and none of them
+    stands beyond `filled`.
 
     Returns the shortened context and the number of steps dropped.
     Goal, first observation and what is known of its moment always stay. Raises ContextTooLongError if they alone
@@ -172,7 +177,7 @@ def fit_context(
     kept = 0
     for step in reversed(steps):
         total += count_tokens(step)
-        if total > limit:
+        if total > min(limit, filled):
             break
         kept += 1
     dropped = len(steps) - kept

@@ -111,6 +111,7 @@ def new_model(
 
 
 def coefficients(c: ObjectiveConfig) -> Coefficients:
+    """Weights of the loss's terms as a configuration has them."""
     return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef)
 
 
@@ -133,7 +134,7 @@ class TextProgram:
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         self.train_stream = self._stream(config.data.train, config.run.seed)
-        self._check_tasks()
+        self._check_names()
         self.dev_stream = self._stream(config.data.dev, DEV_SEED) if config.data.dev else None
 
     def _learned_mean(self) -> LearnedMean | None:
@@ -151,11 +152,15 @@ class TextProgram:
         if wanted != "none" and model.propagate != "none":
             raise InputError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
 
-    def _check_tasks(self) -> None:
+    def _check_names(self) -> None:
+        """Raises InputError for a world or a task that a key of `data` names and no row of training is of."""
         held = {(m.episode.env, m.episode.task) for s in self.train_stream.sources for m in s.planner.episodes}
         for env, task in ((env, task) for env, tasks in self.config.data.tasks.items() for task in tasks):
             if (env, task) not in held:
                 raise InputError(f"data.tasks.{env}.{task}: data.train holds no episode of it")
+        for env in self.config.data.echo_weights:
+            if env not in {world for world, _ in held}:
+                raise InputError(f"data.echo_weights.{env}: data.train holds no episode of it")
 
     def _coefficients(self) -> Coefficients:
         for key, head in HEAD_OF.items():

@@ -95,14 +95,10 @@ class WorldModel:
     # For who runs contexts in pieces and beside others: `encode` is fit, context_ids, slot_ids and begun.
 
     def fit(self, context: Context) -> tuple[Context, int]:
-        """A context without its oldest steps, so that it fits, and how many these are. One whose head alone has more
-        than `context_tokens` may have up to the template's limit. Raises ContextTooLongError."""
-        try:
-            return template.fit_context(
-                context, self.count, self.model.config.context_tokens - self.state_slots, self.slots
-            )
-        except ContextTooLongError:
-            return template.fit_context(context, self.count, template.CONTEXT_LIMIT - self.state_slots, self.slots)
+        """A context without its oldest steps, so that it fits, and how many these are. What comes before its history
+        may be longer than `context_tokens`, up to the template's limit. Raises ContextTooLongError."""
+        limit, filled = (n - self.state_slots for n in (template.CONTEXT_LIMIT, self.model.config.context_tokens))
+        return template.fit_context(context, self.count, limit, self.slots, filled)
 
     def context_ids(self, context: Context) -> tuple[int, ...]:
         """Tokens of a context that fits."""

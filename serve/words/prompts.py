@@ -53,11 +53,12 @@ class PromptReader:
         context, actions = template.chat_to_prompt(messages)
         asked = "".join(template.render_step(action, self._slots) for action in actions) + template.OBS
         after = len(self.encode(self._slots.after_context + asked))
-        shortest = len(self.encode(template.render_prompt(replace(context, history=()), actions, self._slots)))
-        if shortest > self.limit:
-            raise PromptTooLongError("messages", shortest, self.limit)
-        room = min(self.limit, max(self._context_tokens, shortest)) - after
-        context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._slots)
+        room, filled = self.limit - after, self._context_tokens - after
+        try:
+            context, cut = template.fit_context(context, lambda text: len(self.encode(text)), room, self._slots, filled)
+        except ContextTooLongError as error:
+            shortest = template.render_prompt(replace(context, history=()), actions, self._slots)
+            raise PromptTooLongError("messages", len(self.encode(shortest)), self.limit) from error
         return Prompt(tuple(self.encode(template.render_prompt(context, actions, self._slots))), cut)
 
     def text(self, text: str) -> Prompt:

@@ -117,6 +117,8 @@ def test_branches_leave_where_the_same_is_told_twice_as_often_as_their_world_say
                 found.append(list(one) == list(two))
         echoes[weight] = sum(found) / len(found)
     assert echoes[100.0] > echoes[1.0]
+    with pytest.raises(InputError, match=r"data\.echo_weights\.alfred: data\.train holds no episode of it"):
+        program_of(config_file, "data.echo_weights={alfred: 2.0}")
 
 
 @shows("data.repeat_weight")
