@@ -23,9 +23,6 @@ DETOURS = {"near": 4, "valid": 3, "look": 2, "repeat": 1, "idle": 1, "wrong": 2}
 RUN_DETOURS = {"near": 1, "look": 1, "repeat": 1, "idle": 2}
 """The same within a run of equal actions, where the world moves by itself."""
 
-FORKS = {"near": 6, "valid": 2, "look": 1}
-"""Kinds of action that take another's place in a fork."""
-
 LONGEST_RUN = 4
 """Most actions of one detour that repeats or idles."""
 
@@ -117,18 +114,47 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
 
 def act_fork(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     """The gold path; here and there another action takes the next one's place, the path goes on, and is found again."""
+    return _leave_out(FORK, environment, gold, rng)
+
+
+def act_omission(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """The same where the next steps need the one that is left out: one is refused because another was refused before."""
+    return _leave_out(OMISSION, environment, gold, rng)
+
+
+def _leave_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     path, walk = list(gold), _Walk(environment, rng)
     until_fork = rng.randint(*FORK_GAPS) - 1
     while path:
-        if until_fork > 0:
+        if until_fork > 0 or not leaving.where(path):
             yield from walk.follow([path.pop(0)])
             until_fork -= 1
             continue
         mark = walk.mark()
-        yield from walk.follow([walk.other_action(path)])
-        yield from walk.follow(_harmless(path[1:])[: rng.randint(1, LONGEST_CARELESS)])
+        yield from walk.follow([walk.other_action(path, leaving.kinds)])
+        yield from walk.follow(_harmless(path[1:])[: rng.choice(leaving.lengths)])
         path = walk.resume(mark, path)
         until_fork = rng.randint(*FORK_GAPS)
+
+
+def _is_needed(path: Sequence[str]) -> bool:
+    """Whether one of the next two steps does something else with what the first is about."""
+    (verb, names), *rest = ((action.split()[0], {*filter(str.isalpha, _named(action))}) for action in path[:3])
+    return any(other != verb and names & theirs for other, theirs in rest)
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """How a step of the path is left out: what takes its place, with weights, how many steps of the path are then tried
+    regardless, and before which paths it is done."""
+
+    kinds: Mapping[str, int]
+    lengths: Sequence[int]
+    where: Callable[[Sequence[str]], bool]
+
+
+FORK = Leaving({"near": 6, "valid": 2, "look": 1}, range(1, LONGEST_CARELESS + 1), where=bool)
+OMISSION = Leaving({"look": 3, "valid": 2}, range(3, LONGEST_CARELESS + 1), where=_is_needed)
 
 
 def _harmless(path: Sequence[str]) -> list[str]:
@@ -193,10 +219,10 @@ class _Walk:
         if slips:
             yield from self.follow([self.rng.choice(slips)])
 
-    def other_action(self, path: Sequence[str]) -> str:
-        """Draws another next step than the path's: a valid action, mostly about what the path is about, or a look."""
+    def other_action(self, path: Sequence[str], kinds: Mapping[str, int]) -> str:
+        """Draws another next step than the path's, of one of these kinds; a look where none is found."""
         for _ in range(8):
-            (other,) = self._draw(FORKS)(path, path)
+            (other,) = self._draw(kinds)(path, path)
             if other != path[0]:
                 return other
         return self.environment.looks[0]
@@ -209,10 +235,15 @@ def random_action(environment: Environment, rng: Random) -> str:
 
 def near_action(environment: Environment, path: Sequence[str], rng: Random) -> str:
     """A valid action that shares a word of a name with the next steps of the path; any valid one where none does."""
-    words = {word for action in path[:_LEAD] for word in action.split()[1:]} - _COMMON_WORDS
+    words = frozenset[str]().union(*map(_named, path[:_LEAD]))
     valid = environment.valid_actions()
     near = [action for action in valid if not words.isdisjoint(action.split()[1:])]
     return _of_any_verb(environment, near or valid, rng)
+
+
+def _named(action: str) -> frozenset[str]:
+    """The words of the names in an action."""
+    return frozenset(action.split()[1:]) - _COMMON_WORDS
 
 
 def _of_any_verb(environment: Environment, actions: Iterable[str], rng: Random) -> str:
@@ -230,6 +261,7 @@ POLICIES = {
         Policy("expert", act_gold, needs_gold=True, repeatable=False),
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
         Policy("fork", act_fork, needs_gold=True, repeatable=True),
+        Policy("omission", act_omission, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

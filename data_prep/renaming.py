@@ -5,11 +5,13 @@ is drawn for the episode, and every whole-word occurrence in every text of it is
 first, so that names neither chain nor collide. Both ways of writing a name are renamed alike: as the simulator prints
 it, and in small letters or with a capital, as actions and answers have it.
 
-What is renamed is such that the simulator could have printed it:
+What is renamed is such that the simulator could have printed it, but for some names:
 
-- ScienceWorld: colours of boxes, wires and bulbs, letters of unknown things and of inclined planes, fruit trees, and
-  animals, but for tasks that ask how long those live or how they grow. Rooms, materials and known substances are left:
-  their names stand for what they do. Names of a kind take the same article ("a orange wire" is the simulator's own).
+- ScienceWorld: colours of boxes, wires and bulbs, letters of unknown things and of inclined planes, fruit trees,
+  animals, but for tasks that ask how long those live or how they grow, and what is melted, boiled or frozen, but for
+  water. The splits differ in the last three: no fruit or substance that is grown or melted in training is so in a test,
+  and so they also take names that the simulator does not have. Other materials and rooms are left: their names stand
+  for what they do. Names of a kind take the same article ("a orange wire" is the simulator's own).
   Lists are sorted by name there, and are not sorted again here: contents stand inside contents, and some things are
   sorted by names that are not shown. A permutation that would put two names of a list the wrong way round is drawn
   again, and a kind for which DRAWS permutations fail keeps its names.
@@ -49,12 +51,14 @@ class RenamingError(ValueError):
 class Kind:
     """Names "a seed", "a tree", ... of things that play the same part: forms, in which `{}` stands for the stem.
 
-    `barred`: tasks that begin so leave these names alone.
+    `barred`: tasks that begin so leave these names alone. `apart`: phrases that stay as they are: in them the names stand
+    for things that every world has.
     """
 
     forms: tuple[str, ...]
     stems: tuple[str, ...]
     barred: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
     def names(self, stem: str) -> Iterator[str]:
         """The names of a stem, each as it is written: as given, in small letters, with a capital."""
@@ -67,7 +71,12 @@ class Kind:
             name: new
             for stem, other in permutation.items()
             for name, new in zip(self.names(stem), self.names(other), strict=True)
-        }
+        } | dict(zip(self.apart, self.apart, strict=True))
+
+    def without_apart(self, text: str) -> str:
+        for phrase in self.apart:
+            text = text.replace(phrase, "")
+        return text
 
 
 @cache
@@ -153,13 +162,14 @@ def _first_difference(text: str, other: str) -> str:
 def draw_in_order(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
     """A permutation for each kind that occurs, such that no list of the texts gets out of order."""
     names: dict[str, str] = {}
-    lists = {tuple(keys) for text in texts for keys in list_keys(text)}
     for kind in kinds:
         pattern = _any_of(frozenset(kind.mapping(dict(zip(kind.stems, kind.stems, strict=True)))))
-        if any(map(pattern.search, texts)):
+        named = [text for text in map(kind.without_apart, texts) if pattern.search(text)]
+        if named:
+            lists = {tuple(keys) for text in named for keys in list_keys(text)}
             theirs = [keys for keys in lists if any(map(pattern.search, keys))]
             names |= _draw_permutation(kind, theirs, names, rng)
-    return Renaming(names)
+    return Renaming(names, sort_temperatures)
 
 
 def _draw_permutation(
@@ -181,23 +191,31 @@ def keeps_order(keys: Sequence[str], renamed: Sequence[str]) -> bool:
 
 
 _ARTICLE = re.compile(r"^(?:a|an|the) (?:substance called )?(?:(?:adult|baby|juvenile|newborn|young|dead) )?")
-_ITEM_START = re.compile(r", |: |\(containing |\. ")
+_ITEM_START = re.compile(r", |: |\(containing ")
+_TEMPERATURE = re.compile(r"^(temperature -?[\d.]+: )(.*)$", re.MULTILINE)
 
 
 def list_keys(text: str) -> Iterator[list[str]]:
-    """What lists of ScienceWorld may be sorted by: the starts of consecutive indented lines, and of a line's parts."""
+    """What lists of ScienceWorld may be sorted by: the starts of consecutive indented lines, and of a sentence's parts.
+
+    Those that `sort_temperatures` sorts are left out.
+    """
     block: list[str] = []
-    for line in text.split("\n"):
-        parts = [_ARTICLE.sub("", part.strip()) for part in _ITEM_START.split(line)]
-        if len(parts) > 1:
-            yield parts
+    for line in _TEMPERATURE.sub("", text).split("\n"):
+        sentences = [[_ARTICLE.sub("", part.strip()) for part in _ITEM_START.split(one)] for one in line.split(". ")]
+        yield from (parts for parts in sentences if len(parts) > 1)
         if line.startswith("\t"):
-            block.append(re.split(r" \(", parts[0])[0])
+            block.append(re.split(r" \(", sentences[0][0])[0])
         elif block:
             yield block
             block = []
     if block:
         yield block
+
+
+def sort_temperatures(text: str) -> str:
+    """Brings the things of a temperature in the hidden state in order."""
+    return _TEMPERATURE.sub(lambda found: found[1] + ", ".join(sorted(found[2].split(", "))), text)
 
 
 _NUMBERED = r"[a-z]+ \d+"

@@ -12,7 +12,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, RowRegime
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
-Policy = Literal["gold", "expert", "noisy-expert", "random", "fork"]
+Policy = Literal["gold", "expert", "noisy-expert", "random", "fork", "omission"]
 """Of the episodes in the shards, as `data_prep` names them."""
 
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
@@ -145,10 +146,16 @@ class Trainer(Generic[Config]):
         return sums
 
     def _record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Measurements of all processes as readable numbers."""
-        return self.program.record(
-            {name: self.accelerator.reduce(value.float(), "sum") for name, value in sums.items()}
-        )
+        """Measurements of all processes as readable numbers.
+
+        A process whose batches lack what a measurement is of, such as a horizon, has none to add, and still takes part:
+        processes that summed different things would wait for each other for ever.
+        """
+        shapes = {name: value.shape for name, value in sums.items()}
+        everywhere = {name: shape for theirs in gather_object([shapes]) for name, shape in theirs.items()}
+        device = self.accelerator.device
+        mine = {name: sums.get(name, torch.zeros(shape, device=device)) for name, shape in sorted(everywhere.items())}
+        return self.program.record({name: self.accelerator.reduce(value.float(), "sum") for name, value in mine.items()})
 
     def _summary(self, record: Mapping[str, float]) -> str:
         return f"loss {record['loss']:.3f} {record['tokens_per_s']:.0f} tokens/s {self.program.summary(record)}"

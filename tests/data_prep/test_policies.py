@@ -71,6 +71,21 @@ def test_in_a_fork_another_action_takes_the_next_ones_place_and_the_path_goes_on
     assert list(dict.fromkeys(sorted(kept, key=GOLD.index))) == GOLD
 
 
+def test_an_omission_leaves_out_a_step_that_the_next_ones_need() -> None:
+    rounds = [f"{verb} red cup {i}" for i in range(60) for verb in ("find", "take", "fill")]
+    path = [step for i in range(60) for step in (*rounds[3 * i : 3 * i + 3], "wait", "go far", "go near")]
+    environment = Marked()
+    played = acted("omission", path, seed=3, environment=environment)
+    assert environment.marks > 20
+    for mark in range(1, environment.marks + 1):
+        back = played.index(f"back to {mark}")
+        start = max(i for i in range(back) if played[i] not in path)
+        left_out = path.index(played[start + 1]) - 1
+        assert path[left_out].split()[0] in ("find", "take")
+        assert played[start + 1 : back] == path[left_out + 1 : left_out + back - start]
+        assert back - start - 1 in policies.OMISSION.lengths
+
+
 def test_a_number_is_said_when_one_is_asked_for_and_only_then() -> None:
     actions = POLICIES["noisy-expert"].act(Toy(), ["pick up red cup", "0", "go north"], Random(1))
     asked, wrong = False, 0

@@ -106,7 +106,7 @@ def test_no_list_gets_out_of_order() -> None:
     for i in range(60):
         for colors, episode in zip(found, (lines, inner), strict=True):
             colors |= set(re.findall(r"(\w+) box", rename_episode(episode, Random(i), colours).steps[0].observation))
-    assert found == [{"green", "orange"}, {"green", "orange", "purple", "red"}]
+    assert found == [{"green", "orange"}, {"blue", "green", "orange", "purple", "red"}]
     assert keeps_order(["b", "a", "c"], ["a", "b", "c"])
     assert not keeps_order(["a", "b", "c"], ["a", "d", "c"])
 
@@ -157,6 +157,25 @@ def test_alfworlds_numbers_are_those_that_occur() -> None:
     assert found == {text, "You see a cup 3, a cup 2, a cup 1, and a mug 1."}
     pairs = {draw_numbered([text], kinds, Random(i)).apply("take mug 3") for i in range(60)}
     assert pairs == {f"take {kind} {number}" for kind in ("cup", "mug") for number in (1, 2, 3)}
+
+
+def test_what_stands_apart_keeps_its_name_and_binds_no_list() -> None:
+    """The bowl of every kitchen holds a banana, whatever is grown; temperatures are sorted again."""
+    fruit = Kind(("{}", "{} seed"), ("banana", "mango"), apart=("a red apple, a banana",))
+    kitchen = "a bowl (containing a red apple, a banana, an orange)"
+    garden = replace(room(kitchen, "a jar"), goal="Grow a banana.", hidden_state="temperature 10: banana seed, fig, jug")
+    renamed = [rename_episode(garden, Random(i), [fruit]) for i in range(9)]
+    assert {episode.goal for episode in renamed} == {"Grow a banana.", "Grow a mango."}
+    assert all(kitchen in episode.steps[0].observation for episode in renamed)
+    grown = next(episode for episode in renamed if "mango" in episode.goal)
+    assert grown.hidden_state == "temperature 10: fig, jug, mango seed"
+
+
+@pytest.mark.parametrize(("task", "name"), [("grow-fruit", "banana"), ("melt", "chocolate")])
+def test_what_a_task_is_about_takes_names_that_training_lacks(task: str, name: str) -> None:
+    episode = replace(room("a door", f"a substance called {name}", task=task), goal=f"It is about {name}.")
+    drawn = {rename_episode(episode, Random(i)).goal for i in range(40)}
+    assert len(drawn) > 3
 
 
 def test_barred_tasks_keep_their_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,17 @@ def shards(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def config_file(shards, tmp_path_factory) -> Path:
+def dev_shards(tmp_path_factory) -> Path:
+    """Of two policies, whose rows are evaluated apart: of two processes each may see one alone."""
+    out = tmp_path_factory.mktemp("dev")
+    policies = {40: "gold", 41: "gold"} | dict.fromkeys(range(42, 56), "random")
+    write_toy_shards(out, (replace(toy_episode(number), policy=policy) for number, policy in policies.items()))
+    return out
+
+
+@pytest.fixture(scope="session")
+def config_file(shards, dev_shards, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("config") / "toy.yaml"
-    data = TOY_CONFIG["data"] | {"train": [str(shards)], "dev": [str(shards)]}
+    data = TOY_CONFIG["data"] | {"train": [str(shards)], "dev": [str(dev_shards)]}
     path.write_text(yaml.safe_dump(TOY_CONFIG | {"data": data}))
     return path

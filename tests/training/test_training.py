@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,13 @@ from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
 
 
+def records(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in lines if record.pop("kind") == kind]
+
+
 def losses(folder: Path, kind: str = "train") -> list[float]:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == kind]
+    return [record["loss"] for record in records(folder, kind)]
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +180,9 @@ def test_two_processes_train_as_one(config_file, finished, tmp_path):
     )
     assert json.loads((tmp_path / "two" / "provenance.json").read_text())["processes"] == 2
     assert losses(tmp_path / "two") == pytest.approx(losses(finished), rel=2e-3)
+    for two, one in zip(records(tmp_path / "two", "dev"), records(finished, "dev"), strict=True):
+        assert two.keys() == one.keys() >= {"exact_k0/scienceworld/gold", "exact_k0/scienceworld/random"}
+        assert two == pytest.approx(one, rel=0.02)
 
 
 def test_max_minutes_stops_saves_and_leaves_a_run_that_goes_on(config_file, finished, tmp_path):
