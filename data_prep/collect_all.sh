@@ -22,6 +22,7 @@ again noisy-mixing melt chemistry-mix
 again noisy-paints chemistry-mix-paint-secondary-color chemistry-mix-paint-tertiary-color freeze boil
 again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
+collect scienceworld omission --split train --policy omission --episodes-per-task 20 --max-steps 120 --seed 11
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
   collect alfworld dev-expert --split dev --policy expert --episodes-per-task 30 --max-steps 120
@@ -33,4 +34,5 @@ fi
 # Several episodes in a row of a game: to load one takes longer than to play it.
 collect alfworld built-noisy-again --split built --policy noisy-expert --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-fork-again --split built --policy fork --episodes-per-task 800 --plays 5 --max-steps 120
+collect alfworld built-omission --split built --policy omission --episodes-per-task 800 --plays 5 --max-steps 120 --seed 11
 collect alfworld built-expert --split built --policy expert --episodes-per-task 1000 --max-steps 120

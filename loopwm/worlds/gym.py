@@ -230,18 +230,8 @@ class AnchoredTextEnv(ImaginedTextEnv):
         return {"real": real, "admissible": self._real.admissible if real else None}
 
 
-def _single(url: str | None = None, model: str | None = None, **options: Any) -> ImaginedTextEnv:
-    from loopwm.worlds.vector import make_env
-
-    return make_env(url, model, **options)
-
-
-def _vector(
-    num_envs: int, url: str | None = None, model: str | None = None, **options: Any
-) -> gymnasium.vector.VectorEnv:
-    from loopwm.worlds.vector import make_vector_env
-
-    return make_vector_env(num_envs, url, model, **options)
-
-
-gymnasium.register("loopwm/ScienceWorld-v0", entry_point=_single, vector_entry_point=_vector)  # type: ignore[arg-type]
+gymnasium.register(
+    "loopwm/ScienceWorld-v0",
+    entry_point="loopwm.worlds.vector:make_env",
+    vector_entry_point="loopwm.worlds.vector:make_vector_env",
+)

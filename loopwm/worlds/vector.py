@@ -23,8 +23,8 @@ PACKAGED = Path(__file__).parents[1] / "pretrained"
 
 
 def make_env(
-    url: str | None,
-    model: str | None,
+    url: str | None = None,
+    model: str | None = None,
     starts: str | Path = SCIENCEWORLD,
     context: Regime = "observed",
     max_steps: int = 50,
@@ -46,8 +46,8 @@ def make_env(
 
 def make_vector_env(
     num_envs: int,
-    url: str | None,
-    model: str | None,
+    url: str | None = None,
+    model: str | None = None,
     starts: str | Path = SCIENCEWORLD,
     context: Regime = "observed",
     max_steps: int = 50,

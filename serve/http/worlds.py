@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from statistics import mean
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
 from serve.http.bodies import Body, DepthBody, Items, depth_of
-from serve.http.errors import problem_of
+from serve.http.errors import EXPECTED, problem_of
 from serve.http.events import EventStream
 from serve.http.openai_replies import told_in_events
 from serve.http.routes import CancelledWithClient, Entered, Owner
@@ -32,6 +33,8 @@ from serve.words.sessions import (
 )
 from serve.words.store import Session
 from serve.words.streams import Finish, Piece, together
+
+log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
 """Most requests of a batch."""
@@ -258,10 +261,10 @@ async def _one(item: BatchItem, worlds: Sessions, caller: Caller) -> Json:
         if isinstance(item, BatchObserve):
             return {"status": 200, "body": await _observe(item.world, item, worlds, caller)}
         return {"status": 200, "body": await delete(item.world, worlds, caller.key)}
-    except Exception as error:
+    except Exception as error:  # the other requests have been done and their answers must not be lost
         problem = problem_of(error)
-        if problem.status == 500:
-            raise
+        if not isinstance(error, EXPECTED):
+            log.exception("a request of a batch failed")
         return {"status": problem.status, "body": problem.envelope()}
 
 

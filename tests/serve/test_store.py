@@ -244,6 +244,19 @@ def test_a_batch_answers_as_single_requests_do_and_fails_one_by_one(client):
         assert bad.status_code == 400
 
 
+def test_a_fault_of_the_service_costs_a_batch_one_answer(client, monkeypatch, caplog):
+    async def fault(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("serve.http.worlds._observe", fault)
+    name = create(client)
+    seen = {"op": "observe", "world": name, "action": "wait", "observation": "Nothing."}
+    asked = [{"op": "step", "world": name, "actions": "go", "max_tokens": 4}, seen]
+    taken, failed = client.post("/v1/worlds:batch", json={"requests": asked}).json()["data"]
+    assert [taken["status"], failed["status"], failed["body"]["error"]["type"]] == [200, 500, "server_error"]
+    assert "broken" in caplog.text and "broken" not in json.dumps(failed)
+
+
 def test_steps_sample_by_their_seed_and_say_how_unsure_they_were(client):
     name = create(client)
     forks = [world["id"] for world in client.post(f"/v1/worlds/{name}/fork", json={"count": 4}).json()["data"]]
