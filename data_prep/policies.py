@@ -118,7 +118,7 @@ def act_fork(environment: Environment, gold: Sequence[str], rng: Random) -> Play
 
 
 def act_omission(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """The same where the next steps need the one that is left out: one is refused because another was refused before."""
+    """The same where the next steps need the one that is left out: one is refused because an earlier one was."""
     return _leave_out(OMISSION, environment, gold, rng)
 
 

@@ -51,8 +51,8 @@ class RenamingError(ValueError):
 class Kind:
     """Names "a seed", "a tree", ... of things that play the same part: forms, in which `{}` stands for the stem.
 
-    `barred`: tasks that begin so leave these names alone. `apart`: phrases that stay as they are: in them the names stand
-    for things that every world has.
+    `barred`: tasks that begin so leave these names alone. `apart`: phrases that stay as they are: in them the names
+    stand for things that every world has.
     """
 
     forms: tuple[str, ...]

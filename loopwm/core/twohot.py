@@ -41,5 +41,20 @@ def two_hot_loss(logits: Tensor, target: Tensor) -> Tensor:
 def two_hot_value(logits: Tensor) -> Tensor:
     """The value of predicted distributions, symexp of their mean: (..., BINS) -> (...) float32 (DreamerV3, equation 10
     has the mean of symexps)."""
-    centres = torch.linspace(-LIMIT, LIMIT, BINS, device=logits.device)
-    return symexp((logits.float().softmax(-1) * centres).sum(-1))
+    return symexp((logits.float().softmax(-1) * _centres(logits)).sum(-1))
+
+
+def two_hot_mode(logits: Tensor) -> Tensor:
+    """The likeliest value of predicted distributions, symexp of the mean of the two neighbouring bins with the most
+    mass: (..., BINS) -> (...) float32.
+
+    Where a reward is all or nothing, the mean of the whole is one that never is. Of equals the one next to 0 counts.
+    """
+    shares, centres = (bins.unfold(-1, 2, 1) for bins in (logits.float().softmax(-1), _centres(logits)))
+    best = (shares.sum(-1) - 1e-6 * centres.mean(-1).abs()).argmax(-1, keepdim=True)
+    pair = shares.gather(-2, best[..., None].expand(*best.shape, 2))[..., 0, :]
+    return symexp((pair * centres[best[..., 0]]).sum(-1) / pair.sum(-1))
+
+
+def _centres(logits: Tensor) -> Tensor:
+    return torch.linspace(-LIMIT, LIMIT, BINS, device=logits.device)

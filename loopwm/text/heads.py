@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core.twohot import BINS, two_hot_value
+from loopwm.core.twohot import BINS, two_hot_mode, two_hot_value
 
 POINTS = 100.0
 """Points of score that make a reward of 1."""
@@ -29,16 +29,18 @@ def unit(h: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Predictions:
-    """reward: (N,) score difference of the last step in points; continuation: (N,) chance that the world goes on."""
+    """reward: (N,) the likeliest score difference of the last step in points, as the text is the likeliest;
+    expected_reward: (N,) its mean; continuation: (N,) chance that the world goes on."""
 
     reward: Tensor
+    expected_reward: Tensor
     continuation: Tensor
 
 
 class PredictionHeads(nn.Module):
     """Reward as symlog two-hot logits and continuation as one logit, from the mean of h_k over its slots.
 
-    LoopWM, equation 3: r_hat and c_hat. Both start at zero: a reward of 0 and an even chance.
+    LoopWM, equation 3: r_hat and c_hat. Both start at zero: a reward of about 0 and an even chance.
     """
 
     def __init__(self, dim: int) -> None:
@@ -59,7 +61,8 @@ class PredictionHeads(nn.Module):
 
     def predict(self, h_NMD: Tensor) -> Predictions:
         reward, continuation = self(h_NMD)
-        return Predictions(POINTS * two_hot_value(reward), continuation.float().sigmoid())
+        points = (POINTS * value(reward) for value in (two_hot_mode, two_hot_value))
+        return Predictions(*points, continuation.float().sigmoid())
 
 
 class BagHead(nn.Linear):

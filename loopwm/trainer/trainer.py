@@ -155,7 +155,9 @@ class Trainer(Generic[Config]):
         everywhere = {name: shape for theirs in gather_object([shapes]) for name, shape in theirs.items()}
         device = self.accelerator.device
         mine = {name: sums.get(name, torch.zeros(shape, device=device)) for name, shape in sorted(everywhere.items())}
-        return self.program.record({name: self.accelerator.reduce(value.float(), "sum") for name, value in mine.items()})
+        return self.program.record(
+            {name: self.accelerator.reduce(value.float(), "sum") for name, value in mine.items()}
+        )
 
     def _summary(self, record: Mapping[str, float]) -> str:
         return f"loss {record['loss']:.3f} {record['tokens_per_s']:.0f} tokens/s {self.program.summary(record)}"

@@ -18,19 +18,21 @@ from serve.words.world_log import WorldLog
 
 @dataclass(frozen=True)
 class Step:
-    """What an imagined step came to, before anything is decoded. reward in points and continuation, the chance that the
-    world goes on, are None without such heads; summary is g_omega where it was asked for."""
+    """What an imagined step came to, before anything is decoded. reward in points, the likeliest and the expected one,
+    and continuation, the chance that the world goes on, are None without such heads; summary is g_omega where it was
+    asked for."""
 
     world: World
     loops: int
     reward: float | None
+    expected_reward: float | None
     continuation: float | None
     summary: list[float] | None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """rewards in points and chances that the world goes on, after each action."""
+    """Expected rewards in points and chances that the world goes on, after each action."""
 
     rewards: list[float]
     continuations: list[float]
@@ -100,12 +102,13 @@ def advance(
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:
-    reward = continuation = None
+    reward = expected = continuation = None
     if model.model.config.prediction_heads:
         predictions = model.predictions(world)
-        reward, continuation = predictions.reward.item(), predictions.continuation.item()
+        reward, expected = predictions.reward.item(), predictions.expected_reward.item()
+        continuation = predictions.continuation.item()
     summary = model.monitor(world)[0].tolist() if monitor else None
-    return Step(world, world.loops[0][-1], reward, continuation, summary)
+    return Step(world, world.loops[0][-1], reward, expected, continuation, summary)
 
 
 def length_of(world: World) -> int:

@@ -318,5 +318,5 @@ class Sessions:
 
 def _candidate(steps: Mapping[tuple[str, ...], Step], actions: tuple[str, ...]) -> Candidate:
     path = [steps[actions[:end]] for end in range(1, len(actions) + 1)]
-    rewards = [step.reward for step in path if step.reward is not None]
+    rewards = [step.expected_reward for step in path if step.expected_reward is not None]
     return Candidate(rewards, [step.continuation for step in path if step.continuation is not None])

@@ -163,7 +163,9 @@ def test_what_stands_apart_keeps_its_name_and_binds_no_list() -> None:
     """The bowl of every kitchen holds a banana, whatever is grown; temperatures are sorted again."""
     fruit = Kind(("{}", "{} seed"), ("banana", "mango"), apart=("a red apple, a banana",))
     kitchen = "a bowl (containing a red apple, a banana, an orange)"
-    garden = replace(room(kitchen, "a jar"), goal="Grow a banana.", hidden_state="temperature 10: banana seed, fig, jug")
+    garden = replace(
+        room(kitchen, "a jar"), goal="Grow a banana.", hidden_state="temperature 10: banana seed, fig, jug"
+    )
     renamed = [rename_episode(garden, Random(i), [fruit]) for i in range(9)]
     assert {episode.goal for episode in renamed} == {"Grow a banana.", "Grow a mango."}
     assert all(kitchen in episode.steps[0].observation for episode in renamed)

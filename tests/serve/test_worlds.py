@@ -189,8 +189,8 @@ def test_a_plan_scores_candidates_as_single_rollouts_do_and_leaves_the_world(cli
         for action, reward in zip(actions, found["rewards"], strict=True):
             row = library.advance(row, [action])
             predictions = library.predictions(row)
-            assert reward == pytest.approx(predictions.reward.item(), rel=1e-4)
-            score += alive * predictions.reward.item()
+            assert reward == pytest.approx(predictions.expected_reward.item(), rel=1e-4)
+            score += alive * predictions.expected_reward.item()
             alive *= predictions.continuation.item()
         assert found["score"] == pytest.approx(score, rel=1e-4)
     scores = [found["score"] for found in plan["candidates"]]
