@@ -97,27 +97,35 @@ def prefix_attention(
     q: (B, H, L, E); k, v: (B, G, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
     prefix_k, prefix_v: (1, G, P, E), seen by every query. Returns (B, L, H * E).
     """
-    k, v, prefix_k, prefix_v = (for_queries(x, q.shape[1]) for x in (k, v, prefix_k, prefix_v))
-    (rows, _, length, width), shared = q.shape, prefix_k.shape[2]
+    (rows, heads, length, width), groups, shared = q.shape, k.shape[1], prefix_k.shape[2]
+
+    def by_group(x_BGNi: Tensor) -> Tensor:
+        return x_BGNi.transpose(0, 1).flatten(1, 2)
+
+    # Heads that share keys are so many queries of them: n runs over heads and columns.
+    q_BGnE = (q * width**-0.5).reshape(rows, groups, -1, width)
+    own_BGnS = q_BGnE @ k.mT
+    if length > 1 or mask is not None:
+        own_BGnS = _hide(own_BGnS.unflatten(2, (-1, length)), mask).flatten(2, 3)
+    with quick_products(rows * length):
+        shared_GNP = by_group(q_BGnE) @ prefix_k[0].mT
+    scores_GNK = torch.cat((shared_GNP, by_group(own_BGnS)), -1)
+    weights_GNK = scores_GNK.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
+    with quick_products(rows * length):
+        shared_GNE = weights_GNK[..., :shared] @ prefix_v[0]
+    own_BGnK = weights_GNK[..., shared:].unflatten(1, (rows, -1)).transpose(0, 1)
+    out_BGnE = own_BGnK @ v + shared_GNE.unflatten(1, (rows, -1)).transpose(0, 1)
+    return out_BGnE.reshape(rows, heads, length, width).transpose(1, 2).flatten(2)
+
+
+def _hide(scores_BGRLS: Tensor, mask: Tensor | None) -> Tensor:
+    """Without the scores that `mask`, (B, 1, L, S) or None for causal, hides."""
     if mask is None:
-        mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - length)
-
-    def by_head(x_BHLi: Tensor) -> Tensor:
-        return x_BHLi.transpose(0, 1).flatten(1, 2)
-
-    def by_row(x_HNi: Tensor) -> Tensor:
-        return x_HNi.unflatten(1, (rows, length)).transpose(0, 1)
-
-    q = q * width**-0.5
-    own_HNS = by_head((q @ k.mT).masked_fill(~mask, -math.inf))
-    with quick_products(rows * length):
-        shared_HNP = by_head(q) @ prefix_k[0].mT
-    scores_HNK = torch.cat((shared_HNP, own_HNS), -1)
-    weights_HNK = scores_HNK.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
-    with quick_products(rows * length):
-        shared_HNE = weights_HNK[..., :shared] @ prefix_v[0]
-    out_BHLE = by_row(weights_HNK[..., shared:]) @ v + by_row(shared_HNE)
-    return out_BHLE.transpose(1, 2).flatten(2)
+        length, columns = scores_BGRLS.shape[-2:]
+        visible = torch.ones(length, columns, dtype=torch.bool, device=scores_BGRLS.device).tril(columns - length)
+    else:
+        visible = mask[:, :, None]
+    return scores_BGRLS.masked_fill(~visible, -math.inf)
 
 
 class RMSNorm(nn.RMSNorm):
