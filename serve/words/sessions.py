@@ -117,7 +117,7 @@ class Stepping:
         """After all pieces: the world moves on. Returns what `render` makes of it, which is kept for a repetition."""
         imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
         world, asked = self.steps[-1].world, self.asked
-        log = replace(self.session.log, actions=(*self.session.log.actions, *asked.actions))
+        log = self.session.log.taken(asked.actions)
         moved = replace(self.session, log=log, tokens=length_of(world))
         answer = render(moved, imagined)
         answered = None if asked.step_id is None else (asked.step_id, answer)
@@ -192,6 +192,7 @@ class Sessions:
         self._check_monitor(asked.monitor)
         with ExitStack() as leave:
             session = leave.enter_context(self.store.changing(name, caller.key))
+            self.store.check_growth(session, session.log.taken(asked.actions))
             world = await self._world(caller, session)
             fields = [f"actions[{i}]" for i in range(len(asked.actions))]
             work = advance(self._model, world, asked.actions, fields, asked.monitor)

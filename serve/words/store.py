@@ -125,6 +125,10 @@ class WorldStore:
                 f"{had} bytes of text are kept of at most {most}, {size} more are too many: delete some"
             )
 
+    def check_growth(self, session: Session, log: WorldLog) -> None:
+        """For this log in the place of the session's. Raises TooMuchTextError."""
+        self._check_text(session.owner, log.size - session.log.size)
+
     async def add(self, owner: str, log: WorldLog, tokens: int, count: int = 1) -> list[Session]:
         """New sessions of one log. Raises TooManyWorldsError or TooMuchTextError."""
         self.check_room(owner, count, count * log.size)
@@ -178,7 +182,7 @@ class WorldStore:
         """The session moves on, in the file, too: where that cannot be written it stays as it was. Raises
         TooMuchTextError."""
         before = session.log, session.tokens, session.answered
-        self._check_text(session.owner, log.size - session.log.size)
+        self.check_growth(session, log)
         self._set(session, log, tokens, answered)
         try:
             await self.save([session])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,6 +30,10 @@ class WorldLog:
         told = (context.goal, context.observation, context.look, context.inventory, context.hidden_state)
         steps = (text for step in context.history for text in (step.action, step.observation))
         return sum(len(text.encode()) for text in (*told, *steps, *self.actions) if text is not None)
+
+    def taken(self, actions: Sequence[str]) -> WorldLog:
+        """After actions that are imagined."""
+        return replace(self, actions=(*self.actions, *actions))
 
     def seen(self, action: str, observation: str) -> WorldLog:
         """After what really happened: what was imagined is dropped. It may be too long now."""

@@ -118,6 +118,8 @@ def test_a_key_has_so_many_worlds_and_so_much_text(service):
         refused = post(service, "writes", f"worlds/{name}/{path}", body)
         check_error(refused, 429, None, "bytes of text")
         assert refused.json()["error"]["code"] == "too_much_text"
+    streamed = post(service, "writes", f"worlds/{name}/step", {"actions": "123456", "stream": True})
+    check_error(streamed, 429, None, "bytes of text")  # before anything is decoded
     assert service.get(f"/v1/worlds/{name}", headers=bearer("writes")).json() == before
     assert service.delete(f"/v1/worlds/{name}", headers=bearer("writes")).status_code == 200
     assert post(service, "writes", "worlds", WORLD).status_code == 201
