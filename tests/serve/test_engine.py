@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import CoreState, Fixed, SharedState, allocated_bytes
-from loopwm.core.buffers import SLACK
+from loopwm.core import Fixed, SharedState
 from loopwm.text.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
@@ -23,7 +22,7 @@ from serve.engine.passes import Forward, Steps, results
 from serve.engine.prefill import prefill, score
 from serve.engine.requests import Caller, Event, Finish, Request
 from serve.engine.requests import Sequence as Row
-from serve.engine.sampling import Sampling, choose, nucleus
+from serve.engine.sampling import Sampling
 
 NEVER = -1
 DEPTH = Fixed(2)
@@ -217,76 +216,6 @@ def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):
         assert all(collector.over.wait(30) for collector in heard)
     assert [collector.tokens for collector in heard] == expected
     assert sizes == [199, 3, 3, 3, 3]
-
-
-def state_of(length: int) -> CoreState:
-    made = CoreState(1, torch.device("cpu"))
-    made.extend(torch.ones(1, length, dtype=torch.bool))
-    made.update(torch.zeros(1, 1, length, 256), torch.zeros(1, 1, length, 256), 0)
-    return made
-
-
-def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
-    cache = KVCache(1 << 40)
-    prompt = random_prompt(2 * BLOCK + 5, 1)
-    cache.put_prompt(prompt, 2, state_of(len(prompt)))
-    cache.put_prompt(random_prompt(BLOCK - 1, 3), 2, state_of(BLOCK - 1))
-    assert cache.prompt((*prompt, 1), 2).length == len(prompt)
-    assert cache.prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
-    assert cache.prompt(prompt[:20], 2).length == 20
-    assert cache.prompt(prompt[: BLOCK - 1], 2) is None
-    assert cache.prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
-    assert len(cache) == 1, "what is too short is not worth it"
-
-
-def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
-    prompts = [random_prompt(1024, seed) for seed in range(3)]
-    size = allocated_bytes()
-    first = state_of(1024)
-    size = allocated_bytes() - size
-    assert size == 2 * 1024 * 256 * 4
-    cache = KVCache(allocated_bytes() + size + size // 2)
-    cache.put_prompt(prompts[0], 2, first)
-    del first
-    cache.put_prompt(prompts[1], 2, state_of(1024))
-    assert cache.prompt(prompts[0], 2) is not None
-    cache.put_prompt(prompts[2], 2, state_of(1024))
-    assert cache.prompt(prompts[1], 2) is None
-    assert cache.prompt(prompts[0], 2) is not None
-    assert cache.prompt(prompts[2], 2) is not None
-    assert not cache.make_room(3 * size)
-    assert len(cache) == 0
-
-
-def test_memory_that_forks_share_counts_once_and_goes_with_the_last_of_them():
-    before = allocated_bytes()
-    state = state_of(64)
-    one = allocated_bytes() - before
-    forks = [state.fork() for _ in range(5)]
-    assert allocated_bytes() - before == one > 0
-    for fork in forks[:2]:
-        fork.extend(torch.ones(1, 1, dtype=torch.bool))
-        fork.update(torch.zeros(1, 1, 1, 256), torch.zeros(1, 1, 1, 256), 0)
-    assert allocated_bytes() - before == one + 2 * 2 * 4 * 256 * (65 + SLACK), "room for more is counted, too"
-    del state, forks, fork
-    assert allocated_bytes() == before
-
-
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    probabilities = torch.tensor([0.1, 0.5, 0.15, 0.25])
-    assert nucleus(probabilities, 0.7).tolist() == pytest.approx([0, 0.5, 0, 0.25])
-    assert nucleus(probabilities, 0.75).tolist() == pytest.approx([0, 0.5, 0, 0.25])
-    for tiny in (0.01, 1e-46):  # the second is zero in float32
-        assert nucleus(probabilities, tiny).tolist() == pytest.approx([0, 0.5, 0, 0])
-
-
-def test_sampling_follows_the_distribution():
-    logits = torch.tensor([0.0, 1.0, 2.0])
-    sampling = Sampling(temperature=2.0, seed=1)
-    generator = sampling.generator()
-    draws = torch.tensor([choose(logits, sampling, generator) for _ in range(4000)])
-    shares = torch.bincount(draws, minlength=3) / len(draws)
-    torch.testing.assert_close(shares, (logits / 2).softmax(-1), atol=0.03, rtol=0)
 
 
 def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):
