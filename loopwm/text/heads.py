@@ -61,8 +61,9 @@ class PredictionHeads(nn.Module):
 
     def predict(self, h_NMD: Tensor) -> Predictions:
         reward, continuation = self(h_NMD)
-        points = (POINTS * value(reward) for value in (two_hot_mode, two_hot_value))
-        return Predictions(*points, continuation.float().sigmoid())
+        return Predictions(
+            POINTS * two_hot_mode(reward), POINTS * two_hot_value(reward), continuation.float().sigmoid()
+        )
 
 
 class BagHead(nn.Linear):

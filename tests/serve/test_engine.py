@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import Fixed, SharedState
+from loopwm.core import CoreState, Fixed, SharedState
+from loopwm.core.buffers import SLACK
 from loopwm.text.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
