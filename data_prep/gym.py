@@ -8,10 +8,7 @@ import gymnasium
 
 from data_prep.environments import ENVIRONMENTS, make_environment
 from loopwm.records.episodes import Step
-
-MAX_OBSERVATION = 100_000
-MAX_ACTION = 200
-"""Characters."""
+from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -20,8 +17,8 @@ class TextEnv(gymnasium.Env[str, str]):
     def __init__(self, name: str, split: str = "train", admissible: bool = False) -> None:
         """split: that episodes are drawn from. admissible: `info` tells which actions make sense, which may cost more
         than a step. Raises InputError for an unknown name or a simulator that cannot start."""
-        self.observation_space = gymnasium.spaces.Text(MAX_OBSERVATION, min_length=0)
-        self.action_space = gymnasium.spaces.Text(MAX_ACTION)
+        self.observation_space = AnyText(MAX_OBSERVATION, min_length=0)
+        self.action_space = AnyText(MAX_ACTION)
         self._env = make_environment(name)
         self._split, self._admissible = split, admissible
         self._score = 0.0

@@ -27,7 +27,7 @@ MAY_IMPORT = {
         *("loopwm.text", "loopwm.pixel", "loopwm.trainer", "loopwm.core", "loopwm.records", "loopwm.machine"),
     ),
     "loopwm.pretrained": ("loopwm.text",),
-    "data_prep": ("loopwm.records",),
+    "data_prep": ("loopwm.records", "loopwm.worlds.spaces"),
     "eval.scores": ("loopwm.records", "data_prep.environments"),  # what an environment says of itself
     "eval.models": ("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records"),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records", "data_prep.environments"),
@@ -54,6 +54,7 @@ WITHOUT = {
     "loopwm.records.template": ("numpy",),
     "loopwm.worlds.protocol": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.http": ("torch", "transformers", "tokenizers"),
+    "loopwm.worlds.spaces": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.gym": ("torch", "transformers", "tokenizers"),
     "loopwm.worlds.openenv": ("torch", "transformers", "tokenizers"),
     "loopwm.core": ("transformers", "tokenizers"),

@@ -25,8 +25,9 @@ from pydantic import Field
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import REGIMES, Context
-from loopwm.worlds.gym import MAX_ACTION, ImaginedTextEnv, read_starts
+from loopwm.worlds.gym import ImaginedTextEnv, read_starts
 from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.spaces import MAX_ACTION
 from loopwm.worlds.starts import Start
 
 SESSION_TIMEOUT = 3600.0

@@ -14,9 +14,10 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
-from loopwm.worlds.gym import MAX_ACTION, MAX_OBSERVATION, AnchoredTextEnv, AnyText, ImaginedTextEnv
+from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
+from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
 
 PACKAGED = Path(__file__).parents[1] / "pretrained"

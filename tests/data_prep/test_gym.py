@@ -62,6 +62,17 @@ def test_an_episode_of_a_simulator_is_gymnasiums(ladder):
     assert "admissible" not in gym.TextEnv("ladder").reset()[1]
 
 
+def test_simulators_step_in_processes_of_their_own(ladder):
+    envs = gymnasium.vector.AsyncVectorEnv([lambda: gym.TextEnv("ladder")] * 2)
+    try:
+        assert envs.reset(seed=0)[0] == ("below", "below")
+        observations, rewards, ends, _, _ = envs.step(("up there", "up"))
+        assert observations == ("rung 0", "rung 1")
+        assert (rewards.tolist(), ends.tolist()) == ([0.0, 50.0], [False, False])
+    finally:
+        envs.close()
+
+
 class Nowhere:
     def begin(self, contexts: Sequence[Context]) -> None:
         self.contexts = contexts
@@ -86,7 +97,7 @@ def test_a_simulator_puts_an_imagined_environment_right(ladder):
 
 @pytest.mark.slow
 def test_scienceworld_lists_what_can_be_done():
-    env = gymnasium.make(SCIENCEWORLD, admissible=True, disable_env_checker=True)
+    env = gymnasium.make(SCIENCEWORLD, admissible=True)
     try:
         observation, info = env.reset(seed=0, options={"task": "boil"})
         assert "boil" in info["goal"]
