@@ -15,15 +15,26 @@ from eval.reports.kept import SHIPPED_NAME, SUITE_TITLES, called, read_shelf
 from eval.reports.ledger import in_short
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CARD = (ROOT / "loopwm/pretrained/README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_leads_somewhere(page):
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+def anchors(page: Path) -> set[str]:
+    """Of headings, as GitHub makes them: lower case, hyphens for spaces, letters, digits and underscores kept."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_page_and_a_heading_of_it(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        there = page.parent / path if path else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
 
 
 @pytest.mark.parametrize("page", [README, CARD], ids=["README", "card"])
