@@ -1,6 +1,6 @@
 """TRL's GRPO trainer takes a few steps with a policy that acts in the imagined environment.
 
-    pip install 'loopwm[openenv]' trl
+    pip install -e '.[openenv]' trl
     python -m loopwm.worlds.openenv --starts tests/data/dev-100.jsonl.gz --model loopwm/pretrained --port 8001 &
     python examples/grpo_openenv.py --url ws://127.0.0.1:8001 --steps 3
 

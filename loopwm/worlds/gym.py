@@ -1,6 +1,6 @@
 """A Gymnasium environment that is imagined: its step is the world model, the real environment is never run.
 
-import gymnasium, loopwm.worlds.gym  # registers loopwm/ScienceWorld-v0
+import gymnasium, loopwm.worlds.gym  # registers loopwm/ScienceWorld-v0 and loopwm/ALFWorld-v0
 
 envs = gymnasium.make_vec("loopwm/ScienceWorld-v0", num_envs=64, url="http://127.0.0.1:8000")
 observations, infos = envs.reset(seed=0, options={"task": "boil"})
@@ -22,7 +22,7 @@ from loopwm.records.template import Context
 from loopwm.worlds.anchored import AnchoredWorlds
 from loopwm.worlds.protocol import Worlds
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
-from loopwm.worlds.starts import Source, Start, Starts
+from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Source, Start, Starts
 from loopwm.worlds.starts import read_starts as read_starts
 
 
@@ -168,8 +168,10 @@ class AnchoredTextEnv(ImaginedTextEnv):
         return {"real": real, "admissible": self._real.admissible if real else None}
 
 
-gymnasium.register(
-    "loopwm/ScienceWorld-v0",
-    entry_point="loopwm.worlds.vector:make_env",
-    vector_entry_point="loopwm.worlds.vector:make_vector_env",
-)
+for _name, _starts in {"ScienceWorld": SCIENCEWORLD, "ALFWorld": ALFWORLD}.items():
+    gymnasium.register(
+        f"loopwm/{_name}-v0",
+        entry_point="loopwm.worlds.vector:make_env",
+        vector_entry_point="loopwm.worlds.vector:make_vector_env",
+        kwargs={"starts": _starts},
+    )

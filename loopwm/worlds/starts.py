@@ -15,6 +15,8 @@ from loopwm.records.template import Context, FormatError, Regime, window_context
 
 SCIENCEWORLD = Path(__file__).with_name("data") / "scienceworld.jsonl.gz"
 """First observations of training variations, as an agent sees them: 518 of all 30 tasks."""
+ALFWORLD = SCIENCEWORLD.with_name("alfworld.jsonl.gz")
+"""The same of 144 original training games of all 6 tasks."""
 
 
 @dataclass(frozen=True)

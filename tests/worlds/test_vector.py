@@ -11,7 +11,7 @@ from loopwm.records.template import Context, FormatError
 from loopwm.text.world import WorldModel
 from loopwm.worlds.gym import ImaginedTextEnv
 from loopwm.worlds.local import LocalWorlds
-from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
+from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts, read_starts
 from tests.serve.conftest import serving  # noqa: F401 - a fixture
 from tests.text.conftest import random_model
 from tests.worlds import test_gym  # noqa: F401 - registers test/Lamp-v0
@@ -62,6 +62,20 @@ def test_one_environment_is_registered_too(url):
     assert observation
     assert {"goal", "task", "family"} <= info.keys()
     env.close()
+
+
+def test_each_world_has_an_environment_of_its_own_starts(url):
+    for name, file, tasks in (("ScienceWorld", SCIENCEWORLD, 30), ("ALFWorld", ALFWORLD, 6)):
+        starts = read_starts(file, "observed")
+        goals = {start.context.goal for start in starts}
+        assert len({start.task for start in starts}) == tasks
+        one, many = (
+            gymnasium.make(f"loopwm/{name}-v0", url=url, disable_env_checker=True),
+            gymnasium.make_vec(f"loopwm/{name}-v0", num_envs=2, url=url),
+        )
+        assert {one.reset(seed=0)[1]["goal"], *many.reset(seed=0)[1]["goal"]} <= goals
+        one.close()
+        many.close()
 
 
 def test_a_registered_one_takes_a_real_environment_by_its_id(url):
