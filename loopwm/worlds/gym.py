@@ -20,10 +20,17 @@ import numpy as np
 
 from loopwm.records.template import Context
 from loopwm.worlds.anchored import AnchoredWorlds
-from loopwm.worlds.protocol import Worlds
+from loopwm.worlds.protocol import Imagined, Worlds
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Source, Start, Starts
 from loopwm.worlds.starts import read_starts as read_starts
+
+
+def read_step(imagined: Imagined) -> tuple[bool, bool, dict[str, Any]]:
+    """Whether the world is full, whether the episode ends, and the info of the step."""
+    ends = imagined.continuation is not None and imagined.continuation < 0.5
+    told = {"predicted": imagined.reward is not None, "continuation": imagined.continuation, "finish": imagined.finish}
+    return imagined.finish == "full", ends, told
 
 
 class ImaginedTextEnv(gymnasium.Env[str, str]):
@@ -71,19 +78,11 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         if not self.action_space.contains(action) or not action.strip():
             raise ValueError(f"action: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
         (imagined,) = self._worlds.step([action])
-        if imagined.finish == "full":
-            self._over = True
-            return self._observation, 0.0, False, True, {"predicted": False, "continuation": None, "finish": "full"}
+        full, terminated, info = read_step(imagined)
         self._steps += 1
-        self._observation = imagined.observation
-        terminated = imagined.continuation is not None and imagined.continuation < 0.5
-        truncated = not terminated and self._steps >= self._max_steps
+        self._observation = self._observation if full else imagined.observation
+        truncated = full or (not terminated and self._steps >= self._max_steps)
         self._over = terminated or truncated
-        info = {
-            "predicted": imagined.reward is not None,
-            "continuation": imagined.continuation,
-            "finish": imagined.finish,
-        }
         return self._observation, imagined.reward or 0.0, terminated, truncated, info
 
     def render(self) -> str | None:

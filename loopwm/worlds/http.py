@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,9 @@ PATIENCE = 60.0
 MOST_AT_ONCE = 256
 """Requests that the service takes in a batch."""
 
+PROXY = (502, 503, 504)
+"""Statuses, without the service's own error, of a proxy that does not find it."""
+
 GONE = ("world_not_found", "world_gone")
 """Codes for worlds that the service does not have any more."""
 
@@ -36,11 +38,12 @@ GONE = ("world_not_found", "world_gone")
 class WorldError(RuntimeError):
     """The service answered with an error, or not at all. code: the service's own, such as context_length_exceeded."""
 
-    def __init__(self, message: str, code: str | None = None, retry_after: float | None = None) -> None:
-        """retry_after: seconds after which the same request may do."""
+    def __init__(
+        self, message: str, code: str | None = None, retry_after: float | None = None, away: bool = False
+    ) -> None:
+        """retry_after: seconds after which the same request may do. away: nobody was there to answer."""
         super().__init__(message)
-        self.code = code
-        self.retry_after = retry_after
+        self.code, self.retry_after, self.away = code, retry_after, away
 
 
 class Client:
@@ -80,8 +83,7 @@ class Client:
                     found: Json = response.json()
                 return found
             except WorldError as error:
-                away = repeatable and isinstance(error.__cause__, httpx.TransportError)
-                wait = 1.0 if away else error.retry_after
+                wait = 1.0 if repeatable and error.away else error.retry_after
                 if wait is None or time.monotonic() + wait > end:
                     raise
                 time.sleep(wait)
@@ -110,7 +112,8 @@ class Client:
                     raise _refusal(response)
                 yield response
         except httpx.RequestError as error:
-            raise WorldError(f"{self.base} does not answer: {error}") from error
+            away = isinstance(error, httpx.TransportError)
+            raise WorldError(f"{self.base} does not answer: {error}", away=away) from error
         except ValueError as error:
             raise WorldError(f"{self.base} does not answer in JSON") from error
 
@@ -123,12 +126,12 @@ def _refusal(response: httpx.Response) -> WorldError:
         retry = float(told) if told.isdecimal() else None
         return WorldError(f"{error['message']} {status}", error["code"], retry)
     except (ValueError, LookupError, TypeError):
-        return WorldError(f"{response.reason_phrase} {status}")
+        return WorldError(f"{response.reason_phrase} {status}", away=response.status_code in PROXY)
 
 
 def _told(event: Json) -> Json:
     if "error" in event:
-        raise WorldError(event["error"]["message"])
+        raise WorldError(event["error"]["message"], event["error"]["code"])
     return event
 
 
@@ -144,35 +147,30 @@ class _Row:
 
     context: Context
     actions: tuple[str, ...] = ()
-    told: Json = field(default_factory=dict)
+    world: Json = field(default_factory=dict)
 
     def body(self, model: str) -> Json:
         return {"model": model, **world_body(self.context), "actions": list(self.actions)}
 
 
 class HttpWorlds:
-    """Worlds kept by a running service, all of a batch in one request. A world that the service has lost is made again.
+    """Worlds kept by a running service, up to 256 in one request. A world that the service has lost is made again.
     After a WorldError the rows may have gone different ways: begin anew."""
 
-    def __init__(
-        self,
-        client: Client,
-        model: str,
-        max_new_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int | None = None,
-    ) -> None:
-        """model: its name there. max_new_tokens: of an observation, None for the service's longest. temperature, seed:
-        of the draw of observations."""
+    def __init__(self, client: Client, model: str, max_new_tokens: int | None = None) -> None:
+        """model: its name there. max_new_tokens: of an observation, None for the service's longest."""
         self._client, self._model = client, model
         self._limit = {} if max_new_tokens is None else {"max_tokens": max_new_tokens}
-        self._temperature, self._seed = temperature, seed
         self._steps, self._name = 0, uuid.uuid4().hex
         self._rows: list[_Row] = []
 
+    def fresh(self) -> HttpWorlds:
+        """Other worlds of the same model, none begun yet."""
+        return HttpWorlds(self._client, self._model, self._limit.get("max_tokens"))
+
     @property
     def steps_cut(self) -> tuple[int, ...]:
-        return tuple(row.told["steps_cut"] for row in self._rows)
+        return tuple(row.world["steps_cut"] for row in self._rows)
 
     def begin(self, contexts: Sequence[Context]) -> None:
         self.close()
@@ -192,51 +190,50 @@ class HttpWorlds:
             raise ValueError("step: begin a world first")
         stepping = self._rows if rows is None else [self._rows[row] for row in rows]
         self._steps += 1
-        asked = {"op": "step", "decode": "last" if decode else "none", **self._limit, **self._sampling()}
+        asked = {"op": "step", "decode": "last" if decode else "none", **self._limit}
         bodies = [
             {**asked, "actions": action, "step_id": f"{self._name}-{self._steps}-{place}"}
             for place, action in enumerate(actions)
         ]
-        if self._seed is not None:
-            bodies = [{**body, "seed": self._seed + place} for place, body in enumerate(bodies)]
         answers = self._ask(stepping, bodies)
         taken = zip(stepping, actions, answers, strict=True)
         return [self._taken(row, action, answer) for row, action, answer in taken]
 
     def fork(self, rows: Sequence[int]) -> HttpWorlds:
-        fork = HttpWorlds(
-            self._client, self._model, self._limit.get("max_tokens"), temperature=self._temperature, seed=self._seed
-        )
-        fork._rows = [replace(self._rows[row], told={}) for row in rows]
-        for row, count in Counter(rows).items():
-            path, body = f"worlds/{self._rows[row].told['id']}/fork", {"count": count}
-            try:
-                made = iter(self._client.call("POST", path, body)["data"])
-            except WorldError as error:
-                if error.code not in GONE:
-                    raise
-                continue
-            for place, other in enumerate(rows):
-                if other == row:
-                    fork._rows[place].told = next(made)
-        fork._make([row for row in fork._rows if not row.told])
+        fork = self.fresh()
+        fork._rows = [replace(self._rows[row], world={}) for row in rows]
+        try:
+            for row in dict.fromkeys(rows):
+                self._fork(self._rows[row], [fork._rows[place] for place, other in enumerate(rows) if other == row])
+            fork._make([row for row in fork._rows if not row.world])
+        except WorldError:
+            fork.close()
+            raise
         return fork
+
+    def _fork(self, row: _Row, forks: Sequence[_Row]) -> None:
+        """Leaves those without a world that the service has lost."""
+        try:
+            made = self._client.call("POST", f"worlds/{row.world['id']}/fork", {"count": len(forks)})["data"]
+        except WorldError as error:
+            if error.code not in GONE:
+                raise
+            return
+        for fork, world in zip(forks, made, strict=True):
+            fork.world = world
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
         seen = zip(self._rows, actions, observations, strict=True)
-        after = [_Row(longer(row.context, action, text), (), row.told) for row, action, text in seen]
+        after = [_Row(longer(row.context, action, text), (), row.world) for row, action, text in seen]
         steps = [row.context.history[-1] for row in after]
         bodies = [{"op": "observe", "action": step.action, "observation": step.observation} for step in steps]
         answers = self._ask(self._rows, bodies)
-        self._rows = [replace(row, told=_body(answer)) for row, answer in zip(after, answers, strict=True)]
+        self._rows = [replace(row, world=_body(answer)) for row, answer in zip(after, answers, strict=True)]
 
     def close(self) -> None:
         """The service forgets these worlds; the client stays."""
         self._delete(self._rows)
         self._rows = []
-
-    def _sampling(self) -> Json:
-        return {"temperature": self._temperature} if self._temperature else {}
 
     def _taken(self, row: _Row, action: str, answer: Json) -> Imagined:
         """What a step was answered; the row goes on."""
@@ -244,7 +241,7 @@ class HttpWorlds:
             return Imagined("", finish="full")
         body = _body(answer)
         (step,) = body["steps"]
-        row.actions, row.told = (*row.actions, action), body["world"]
+        row.actions, row.world = (*row.actions, action), body["world"]
         return Imagined(
             step["observation"] or "", step["reward"], step["continuation"], step["finish_reason"] or "stop"
         )
@@ -252,11 +249,13 @@ class HttpWorlds:
     def _make(self, rows: Sequence[_Row]) -> None:
         answers = self._batch([{"op": "create", **row.body(self._model)} for row in rows])
         for row, answer in zip(rows, answers, strict=True):
-            row.told = _body(answer)
+            row.world = {} if "error" in answer["body"] else answer["body"]
+        for answer in answers:
+            _body(answer)  # only now, so that `close` deletes those that were made
 
     def _delete(self, rows: Sequence[_Row]) -> None:
         """What is gone already does not matter."""
-        self._batch([{"op": "delete", "world": row.told["id"]} for row in rows if row.told], repeatable=True)
+        self._batch([{"op": "delete", "world": row.world["id"]} for row in rows if row.world], repeatable=True)
 
     def _ask(self, rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
         """Answers to a request for each row. Worlds that the service has lost are made again, and asked once more.
@@ -281,7 +280,7 @@ class HttpWorlds:
 
 
 def _named(rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
-    return [{**body, "world": row.told["id"]} for row, body in zip(rows, bodies, strict=True)]
+    return [{**body, "world": row.world["id"]} for row, body in zip(rows, bodies, strict=True)]
 
 
 def _code(answer: Json) -> str | None:

@@ -1,6 +1,6 @@
 """The imagined environment as an OpenEnv server: reset, step and state over its WebSocket, a session a connection.
 
-    python -m loopwm.worlds.openenv --starts windows.jsonl.gz --context snapshot --model loopwm/pretrained --port 8001
+    python -m loopwm.worlds.openenv --starts windows.jsonl.gz --context snapshot --port 8001
 
 Trainers reach environments through this convention. Sessions share one model; with --url they keep their worlds in a
 running service, which batches them.
@@ -9,6 +9,7 @@ running service, which batches them.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,16 +25,19 @@ from openenv.core.env_server.types import Action, ConcurrencyConfig, Environment
 from pydantic import Field
 
 from loopwm.records.errors import InputError
-from loopwm.records.template import REGIMES, Context
+from loopwm.records.template import LONGEST_OBSERVATION, REGIMES, Context
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
+from loopwm.worlds.http import WorldError
 from loopwm.worlds.protocol import Worlds
 from loopwm.worlds.spaces import MAX_ACTION
 from loopwm.worlds.starts import Start
+from loopwm.worlds.vector import kept_worlds, local_worlds
 
 SESSION_TIMEOUT = 3600.0
 """Seconds that a session may be silent for."""
 
-PACKAGED = Path(__file__).parents[1] / "pretrained"
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Of the environment: the key of the service."""
 
 
 class TextAction(Action):
@@ -104,8 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--starts", type=Path, required=True, help="window file: episodes start where its windows do")
     parser.add_argument("--context", choices=REGIMES, default="snapshot", help="default: snapshot")
-    parser.add_argument("--model", default="loopwm/pretrained", help="checkpoint folder; with --url its name there")
-    parser.add_argument("--url", help="a running service that keeps the worlds, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", help="checkpoint folder, by default the packaged one; with --url its name there")
+    parser.add_argument("--url", help=f"a running service that keeps the worlds; {KEY_VARIABLE} holds its key")
     parser.add_argument("--max-steps", type=int, default=50, help="of an episode (default: 50)")
     parser.add_argument("--sessions", type=int, default=64, help="at once (default: 64)")
     timeout_told = f"seconds that a session may be silent for (default: {SESSION_TIMEOUT:g})"
@@ -115,8 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         starts = read_starts(args.starts, args.context)
-        make = _kept(args.url, args.model) if args.url else _local(args.model)
-    except (InputError, OSError) as error:
+        make = _makes(args.url, args.model)
+    except (InputError, OSError, WorldError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     app = create_app(make, starts, args.max_steps, args.sessions, args.session_timeout)
@@ -136,20 +140,15 @@ def _seconds(text: str) -> float:
 
 def packaged() -> Callable[[], Worlds]:
     """Makes worlds of the checkpoint that comes with the package."""
-    return _local(str(PACKAGED))
+    return _makes(None, None)
 
 
-def _kept(url: str, model: str) -> Callable[[], Worlds]:
-    from loopwm.worlds.http import Client, HttpWorlds
-
-    return partial(HttpWorlds, Client(url), model)
-
-
-def _local(path: str) -> Callable[[], Worlds]:
-    from loopwm.text.world import WorldModel
-    from loopwm.worlds.local import LocalWorlds  # torch, which a service in between does without
-
-    return partial(LocalWorlds, WorldModel.from_pretrained(path))
+def _makes(url: str | None, model: str | None) -> Callable[[], Worlds]:
+    if url is None:
+        worlds = local_worlds(model, LONGEST_OBSERVATION)
+    else:
+        worlds = kept_worlds(url, os.environ.get(KEY_VARIABLE), model, LONGEST_OBSERVATION)
+    return worlds.fresh
 
 
 if __name__ == "__main__":

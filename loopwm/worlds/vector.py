@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
-from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv
+from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, read_step
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
@@ -39,7 +39,7 @@ def make_env(
     one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its regime.
     max_new_tokens: of an observation. real: an environment, or its Gymnasium id, that puts the world right after
     `every` steps; episodes are its own then."""
-    worlds = _local(model, max_new_tokens) if url is None else _kept(url, key, model, max_new_tokens)
+    worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
     if real is not None:
         return AnchoredTextEnv(worlds, real, every, max_steps, render_mode)
     return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
@@ -62,18 +62,20 @@ def make_vector_env(
     if url is not None:
         if options:
             raise TypeError(f"{', '.join(options)}: not taken with a url")
-        return KeptVectorEnv(_kept(url, key, model, max_new_tokens), places, num_envs, max_steps)
-    first = _local(model, max_new_tokens)
+        return KeptVectorEnv(kept_worlds(url, key, model, max_new_tokens), places, num_envs, max_steps)
+    first = local_worlds(model, max_new_tokens)
     envs = [partial(ImaginedTextEnv, first.fresh(), places, max_steps) for _ in range(num_envs)]
     return SyncVectorEnv(envs, **options)
 
 
-def _kept(url: str, key: str | None, model: str | None, max_new_tokens: int) -> HttpWorlds:
+def kept_worlds(url: str, key: str | None, model: str | None, max_new_tokens: int) -> HttpWorlds:
+    """Of a running service; model: its name there, None for the one there is."""
     client = Client(url, key)
     return HttpWorlds(client, model or client.model(), max_new_tokens)
 
 
-def _local(model: str | None, max_new_tokens: int) -> Any:
+def local_worlds(model: str | None, max_new_tokens: int) -> Any:
+    """Of this process; model: a checkpoint folder, None for the packaged one."""
     from loopwm.text.world import WorldModel
     from loopwm.worlds.local import LocalWorlds  # torch, which a service in between does without
 
@@ -122,13 +124,11 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         if len(fresh):
             told |= self._begin_anew(fresh)
         for row, imagined in zip(going, self._take(going, actions), strict=True):
+            full, terminated[row], told[int(row)] = read_step(imagined)
             self._steps[row] += 1
-            ends = imagined.continuation is not None and imagined.continuation < 0.5
-            full = imagined.finish == "full"
             self._seen[row] = self._seen[row] if full else imagined.observation
-            rewards[row], terminated[row] = imagined.reward or 0.0, ends and not full
-            truncated[row] = full or (not ends and self._steps[row] >= self._max_steps)
-            told[int(row)] = {"finish": imagined.finish, "continuation": imagined.continuation}
+            rewards[row] = imagined.reward or 0.0
+            truncated[row] = full or (not terminated[row] and self._steps[row] >= self._max_steps)
             self._over[row] = terminated[row] or truncated[row]
         return tuple(self._seen), rewards, terminated, truncated, self._infos(told)
 

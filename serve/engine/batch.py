@@ -9,7 +9,7 @@ Shape suffixes: B rows, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -64,11 +64,6 @@ class RowGroup:
             if _deliver(row, event, end_token):
                 stay.append(i)
         self.keep(stay)
-
-    def apart(self) -> Iterator[RowGroup]:
-        """Each row as a group of its own."""
-        for i, row in enumerate(self.rows):
-            yield RowGroup([row], self.state.alone(i), [self.tokens[i]])
 
 
 class RunningBatch:
@@ -125,12 +120,12 @@ class RunningBatch:
     def _one_by_one(self, groups: Sequence[RowGroup], before: Sequence[CoreState]) -> None:
         for group, state in zip(groups, before, strict=True):
             self.groups.remove(group)
-            group.state = state
-            for single in list(group.apart()):
-                try:
+            for i, row in enumerate(group.rows):
+                try:  # memory may be short even for a row's copy of what it read together with others
+                    single = RowGroup([row], state.alone(i), [group.tokens[i]])
                     ((logits_BV, loops),) = self._pass([single], single.depth)
                 except Exception as error:
-                    single.rows[0].deliver(Event(error=error))
+                    row.deliver(Event(error=error))
                 else:
                     self.groups.append(single)
                     single.deliver(logits_BV, loops, self._end_token)

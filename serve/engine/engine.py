@@ -59,7 +59,8 @@ class Limits:
     """max_batch: rows that decode together. max_queue: requests that may wait beside them.
 
     tokens_beside: of passes between two tokens of those who decode; tokens_alone: where nobody does.
-    cache_bytes: keys and values of all that runs and is kept.
+    cache_bytes: keys and values of all that runs and is kept. Who would not fit waits; what runs already may outgrow it
+    by the tokens that it decodes.
     """
 
     max_batch: int = 64
@@ -79,9 +80,9 @@ class Engine:
         self.limits = limits or Limits()
         self.outputs = OutputQueue()
         self.forward = Forward(model)
+        self.forward.token_bytes(model.config.default_depth)
         self.cache = KVCache(self.limits.cache_bytes)
         self._threads = threads
-        self._token_bytes = self.forward.token_bytes(model.config.default_depth)
         self._batch = RunningBatch(self.forward, end_token)
         self._scheduler = Scheduler()
         self._callers: set[Caller] = set()
@@ -149,21 +150,23 @@ class Engine:
         rows = [Row(*each, caller) for each in zip(requests, delivers, strict=True)]
         first = requests[0]
         size = len(first.prompt) + sum(request.max_tokens for request in requests)
-        self._add(Task(self._start(first), partial(self._join, rows), rows[0].caller, rows, size))
+        self._add(Task(self._start(first), partial(self._join, rows), rows[0].caller, rows, size, first.depth.limit))
         return rows
 
-    def cancel(self, row: Row) -> None:
-        """Frees the request's place before the next token. Harmless when it is over."""
-        row.cancelled = True
-
     def work(
-        self, steps: Steps[T], deliver: Callable[[T | Exception], None], caller: Caller | None = None, size: int = 0
+        self,
+        steps: Steps[T],
+        deliver: Callable[[T | Exception], None],
+        caller: Caller | None = None,
+        size: int = 0,
+        loops: int = 1,
     ) -> Task:
-        """Queues a piece of work with the model; others come in between its passes. size: tokens it will keep.
+        """Queues a piece of work with the model; others come in between its passes. size: tokens it will keep, of so
+        many loops each.
 
         `deliver` gets what it returns or raises, on the engine's thread. Raises EngineStoppedError.
         """
-        return self._add(Task(steps, deliver, caller or Caller(), size=size))
+        return self._add(Task(steps, deliver, caller or Caller(), size=size, loops=loops))
 
     def _add(self, task: Task) -> Task:
         self._check_alive()
@@ -178,13 +181,9 @@ class Engine:
 
     def _start(self, request: Request) -> Steps[CoreState]:
         """The state before the last token of a prompt."""
-        if request.start is None:
-            return (yield from prefill(self.forward, self.cache, request.prompt[:-1], request.depth.limit))
-        state = request.start.fork()
-        if len(request.prompt) > 1:
-            with torch.inference_mode():
-                self.forward.tokens(state, [request.prompt[:-1]], request.depth)
-        return state
+        if request.start is not None:
+            return request.start.fork()
+        return (yield from prefill(self.forward, self.cache, request.prompt[:-1], request.depth.limit))
 
     def _join(self, rows: Sequence[Row], state: CoreState | Exception) -> None:
         """Rows of one prompt begin to decode; several read what comes before their last token together."""
@@ -193,7 +192,11 @@ class Engine:
         if len(rows) > 1 and type(state) is CoreState and state.length:
             state = SharedState(state, 1)
         for row in rows:
-            self._batch.add(row, state.fork())
+            try:
+                self._batch.add(row, state.fork())
+            except Exception as error:
+                log.exception("a row could not join")
+                row.deliver(Event(error=error))
         return None
 
     def _run(self) -> None:
@@ -282,11 +285,12 @@ class Engine:
                 expected += len(task.rows)
 
     def _has_memory(self, task: Task) -> bool:
-        """Whether what the task will hold fits in beside all that runs. What runs alone has all there is."""
-        if self.cache.make_room(task.size * self._token_bytes):
-            return True
+        """Whether what the task will hold fits in beside all that runs and what has begun and is still to come. What
+        runs alone has all there is."""
         with self._changed:
-            return not len(self._batch) and not any(other.begun for other in self._scheduler.tasks)
+            begun = [other for other in self._scheduler.tasks if other.begun]
+        needed = sum(one.size * self.forward.token_bytes(one.loops) for one in (task, *begun) if one.size)
+        return self.cache.make_room(needed) or (not len(self._batch) and not begun)
 
     def _go_on(self, task: Task, result: Any) -> bool:
         """Whether the task has more passes to come."""

@@ -46,9 +46,10 @@ class KVCache:
             self._kept.pop(key, None)
 
     def make_room(self, needed: int) -> bool:
-        """Lets go what was not used for the longest time until so many bytes are free; whether they are."""
+        """Lets go what was not used for the longest time until so many bytes are free; whether they are. For more than
+        there can be nothing has to go."""
         with self._lock:
-            while allocated_bytes() + needed > self.most_bytes and self._kept:
+            while needed <= self.most_bytes < allocated_bytes() + needed and self._kept:
                 self._kept.popitem(last=False)
         return allocated_bytes() + needed <= self.most_bytes
 

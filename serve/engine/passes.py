@@ -49,12 +49,19 @@ Steps = Generator[Pass, Any, T]
 
 class Task:
     """Work, and who gets its result; nobody once it is cancelled. rows: that will decode when it is done; size: tokens
-    of keys and values it will hold."""
+    whose keys and values it will hold, of so many loops each."""
 
     def __init__(
-        self, steps: Steps[Any], deliver: Callable[[Any], None], caller: Caller, rows: Sequence[Row] = (), size: int = 0
+        self,
+        steps: Steps[Any],
+        deliver: Callable[[Any], None],
+        caller: Caller,
+        rows: Sequence[Row] = (),
+        size: int = 0,
+        loops: int = 1,
     ) -> None:
-        self.steps, self.deliver, self.caller, self.rows, self.size = steps, deliver, caller, rows, size
+        self.steps, self.deliver, self.caller, self.rows = steps, deliver, caller, rows
+        self.size, self.loops = size, loops
         self.asked: Pass | None = None
         self.begun = self._cancelled = False
 
@@ -98,6 +105,7 @@ class Forward:
     def __init__(self, model: LoopWMForCausalLM) -> None:
         self.model = model.eval()
         self.device = model.device
+        self._token_bytes: dict[int, int] = {}
 
     def tokens(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
         """Appends each row's new tokens; logits (B, V) after the last, and loops (B,)."""
@@ -120,9 +128,11 @@ class Forward:
     @torch.inference_mode()
     def token_bytes(self, loops: int) -> int:
         """Of the keys and values of a token that loops so often."""
-        state = CoreState(1, self.device)
-        self.run(state, [[0]], Fixed(loops))
-        return state.nbytes()
+        if loops not in self._token_bytes:
+            state = CoreState(1, self.device)
+            self.run(state, [[0]], Fixed(loops))
+            self._token_bytes[loops] = state.nbytes()
+        return self._token_bytes[loops]
 
 
 @dataclass(frozen=True)

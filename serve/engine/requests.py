@@ -21,8 +21,9 @@ class Request:
     """prompt: token ids, at least one. max_tokens: at least 1. The end token is not part of what is generated.
 
     depth: the prompt runs to its limit; its last token and what is generated leave by it. start: the state of a world,
-    one row, that the prompt goes on from. The end token is never chosen before `min_tokens` others, nor at all with
-    `ignore_end`. top: how many of the most probable tokens to tell at each place; None for no scores.
+    one row, that the prompt goes on from, which is one token then. The end token is never chosen before `min_tokens`
+    others, nor at all with `ignore_end`. top: how many of the most probable tokens to tell at each place; None for no
+    scores.
     """
 
     prompt: tuple[int, ...]

@@ -42,6 +42,7 @@ def create_app(
     app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses={"4XX": told, "5XX": told})
     app.state.service, app.state.sessions = sessions.service, sessions
     sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.service.memory)
+    app.add_middleware(errors.Faults)
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, allowances=sessions.service.allowances)

@@ -13,13 +13,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.http.errors import WrongHostError, problem_of
+from serve.http.errors import CLIENT_GONE, WrongHostError, problem_of
 from serve.words.service import Service
 
 access = logging.getLogger("serve.access")
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,100}")
-NEVER_ANSWERED = 499
 
 
 class Edge:
@@ -74,7 +73,7 @@ class Answer:
 
     def __init__(self, send: Send, request_id: str, head: bool) -> None:
         self.request_id, self.head = request_id, head
-        self.status, self.bytes = NEVER_ANSWERED, 0
+        self.status, self.bytes = CLIENT_GONE, 0
         self._send = send
 
     async def send(self, message: Message) -> None:

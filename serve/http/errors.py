@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loopwm.records.template import ContextTooLongError, FormatError
 from serve.words.allowances import RateLimitError
@@ -34,6 +35,9 @@ from serve.words.store import (
     WorldGoneError,
     WorldNotFoundError,
 )
+
+CLIENT_GONE = 499
+"""nginx's status of a request whose client left before the answer. Nobody reads it but logs."""
 
 RETRY_AFTER_SECONDS = 1
 """Where nothing better is known."""
@@ -219,6 +223,29 @@ EXPECTED = (RequestValidationError, HTTPException, RateLimitError, *WRONG_FIELD,
 
 
 def install(app: FastAPI) -> None:
-    """Answers every exception of the app with its envelope."""
-    for kind in (*EXPECTED, Exception):
+    """Answers what is expected with its envelope; `Faults` has the rest."""
+    for kind in EXPECTED:
         app.add_exception_handler(kind, _respond)
+
+
+class Faults:
+    """ASGI middleware, the innermost: whatever nobody expected is answered with 500, through all that watch answers,
+    and goes on as an exception, into the server's log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] == "http" and not begun:
+                await problem_of(error).response()(scope, receive, send)
+            raise

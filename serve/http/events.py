@@ -44,4 +44,4 @@ async def _events(told: AsyncIterator[Json]) -> AsyncIterator[str]:
 
 
 def _event(data: Json) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(data)}\n\n"  # in ASCII: some clients end a line at U+2028 and U+0085 too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -72,7 +73,8 @@ async def _scored(body: CompletionBody, service: Service, caller: Caller) -> Res
     prompts = await service.read(lambda: _read(reader, body))
     rule = service.rule(depth_of(body.depth))
     scores = await service.score(caller, prompts, rule, body.top or 0)
-    return JSONResponse(echo_reply(service, prompts, scores, generated=generated, top=body.top, loops=rule.limit))
+    reply = partial(echo_reply, generated=generated, top=body.top, loops=rule.limit)
+    return await service.read(lambda: JSONResponse(reply(service, prompts, scores)))
 
 
 def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:

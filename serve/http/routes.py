@@ -11,16 +11,14 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from loopwm.records.template import FormatError
-from serve.http.errors import TooManyItemsError, WrongBodyError
+from serve.http.errors import CLIENT_GONE, TooManyItemsError, WrongBodyError
 from serve.words.service import Caller, Service
 
 Json = dict[str, Any]
-
-CLIENT_GONE = 499
-"""nginx's status for it. Nobody reads it but logs."""
 
 MAX_ITEMS = 100_000
 """Most values in a body: to read and check more takes too long."""
@@ -67,7 +65,10 @@ class CancelledWithClient(APIRoute):
 
         async def answer(request: Request) -> Response:
             parsed = ParsedRequest(request.scope, request.receive, self._check)
-            await parsed.body()  # what comes after it can only be the client's leave
+            try:
+                await parsed.body()  # what comes after it can only be the client's leave
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_GONE)
             work, leave = asyncio.ensure_future(handle(parsed)), asyncio.create_task(_leave(request))
             try:
                 await asyncio.wait((work, leave), return_when=asyncio.FIRST_COMPLETED)

@@ -102,9 +102,16 @@ class Generation:
             )
         if self.min_tokens > wanted:
             raise FormatError("min_tokens", f"{self.min_tokens} is more than the {wanted} tokens there may be")
-        start = None
         sampling = Sampling(self.temperature, self.top_p, self.seed, self.top_k, self.min_p)
-        return Request(prompt.ids, wanted, sampling, self.depth, start, self.min_tokens, self.ignore_end, self.top)
+        return Request(
+            prompt.ids,
+            wanted,
+            sampling,
+            self.depth,
+            min_tokens=self.min_tokens,
+            ignore_end=self.ignore_end,
+            top=self.top,
+        )
 
 
 class Service:
@@ -124,6 +131,10 @@ class Service:
         self.prompts = prompts
         self.metrics = Metrics(card.name, lambda: engine.load)
         self._tokenizer = tokenizer
+        every = range(engine.forward.model.config.vocab_size)
+        self._texts = [str(text) for text in tokenizer.batch_decode([[token] for token in every])]
+        self._spellings = [str(spelling) for spelling in tokenizer.convert_ids_to_tokens(list(every))]
+        self._special = frozenset(tokenizer.all_special_ids)
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFoundError."""
@@ -213,11 +224,14 @@ class Service:
         """
         self.charge(caller, sum(len(prompt.ids) for prompt in prompts))
         forward, rule = self.engine.forward, Fixed(depth.limit)
-        works = [self.work(caller, score(forward, prompt.ids, rule, top), len(prompt.ids)) for prompt in prompts]
+        works = [
+            self.work(caller, score(forward, prompt.ids, rule, top), len(prompt.ids), rule.limit) for prompt in prompts
+        ]
         return list(await asyncio.gather(*works))
 
-    def work(self, caller: Caller, steps: Steps[T], size: int = 0) -> asyncio.Future[T]:
-        """What work for the engine returns or raises. size: tokens it will keep. Raises EngineStoppedError."""
+    def work(self, caller: Caller, steps: Steps[T], size: int = 0, loops: int = 1) -> asyncio.Future[T]:
+        """What work for the engine returns or raises. size: tokens it will keep, of so many loops each. Raises
+        EngineStoppedError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         outputs = self.engine.outputs
@@ -225,7 +239,7 @@ class Service:
         def deliver(result: T | Exception) -> None:
             outputs.put(loop, partial(_settle, future, result))
 
-        task = self.engine.work(steps, deliver, caller, size)
+        task = self.engine.work(steps, deliver, caller, size, loops)
         future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
         return future
 
@@ -238,18 +252,18 @@ class Service:
 
     def single_texts(self, ids: Sequence[int]) -> list[str]:
         """Each token by itself; a part of a character becomes U+FFFD."""
-        return [str(text) for text in self._tokenizer.batch_decode([[token] for token in ids])]
+        return [self._texts[token] for token in ids]
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a text, which may be a part of a character. Special tokens are spelt out."""
-        spelling = str(self._tokenizer.convert_ids_to_tokens(token))
-        if token in self._tokenizer.all_special_ids:
+        spelling = self._spellings[token]
+        if token in self._special:
             return spelling.encode()
         return bytes(BYTES[letter] for letter in spelling)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones spelt out."""
-        return str(self._tokenizer.decode(list(ids)))
+        return self._texts[ids[0]] if len(ids) == 1 else str(self._tokenizer.decode(list(ids)))
 
     def tokenizer_info(self) -> dict[str, Any]:
         """What clients must know to count and to compare tokens, by Hugging Face's names."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from loopwm.core import SharedState
 from loopwm.records import template as template
@@ -73,6 +73,13 @@ class Imagined:
     @property
     def observation(self) -> str | None:
         return None if self.finish is None else "".join(piece.text for piece in self.pieces)
+
+
+class Kept(NamedTuple):
+    """A world in the cache, and the log that it is of: a session may have gone on to another one meanwhile."""
+
+    log: WorldLog
+    world: World
 
 
 class Stepping:
@@ -160,10 +167,9 @@ class Sessions:
         TooMuchTextError."""
         self.store.check_room(caller.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
-        log, world = await self._build(caller, log)
-        self.service.charge(caller, length_of(world))
-        (session,) = await self.store.add(caller.key, log, length_of(world))
-        self._cache.put(session.id, world)
+        made = await self._build(caller, log, charged=True)
+        (session,) = await self.store.add(caller.key, made.log, length_of(made.world))
+        self._cache.put(session.id, made)
         return session
 
     async def step(
@@ -198,7 +204,7 @@ class Sessions:
             work = advance(self._model, world, asked.actions, fields, asked.monitor)
             size = await self._size(asked.actions)
             self.service.charge(caller, size)
-            steps = await self.service.work(caller, work, size)
+            steps = await self.service.work(caller, work, size, world.depth.limit)
             first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
             streams = []
             for index in range(first, len(steps)):
@@ -211,24 +217,23 @@ class Sessions:
     ) -> None:
         """The session goes on with another log, of which this is the world."""
         await self.store.change(session, log, length_of(world), answered)
-        self._cache.put(session.id, world)
+        self._cache.put(session.id, Kept(log, world))
 
     async def observe(self, caller: Caller, name: str, action: str, observation: str) -> Session:
         """What really happened after the last real observation. Imagined steps since then are dropped, and the oldest
         real ones where the context grows too long."""
         with self.store.changing(name, caller.key) as session:
-            log, world = await self._build(caller, session.log.seen(action, observation))
-            self.service.charge(caller, length_of(world))
-            await self.change(session, log, world)
+            seen = session.log.seen(action, observation)
+            await self.change(session, *await self._build(caller, seen, charged=True))
         return session
 
     async def fork(self, caller: Caller, name: str, count: int) -> list[Session]:
         """Raises TooManyWorldsError or TooMuchTextError."""
         session = self.store.get(name, caller.key)
-        world = self._cache.get(session.id)
+        kept = self._kept(session)
         made = await self.store.add(caller.key, session.log, session.tokens, count)
-        for fork in made if world is not None else ():
-            self._cache.put(fork.id, world)
+        for fork in made if kept is not None else ():
+            self._cache.put(fork.id, kept)
         return made
 
     async def remove(self, owner: str, name: str) -> None:
@@ -245,8 +250,9 @@ class Sessions:
         planned = await self._size([path[-1] for path in tree])
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
+        session = self.store.get(name, caller.key)
         self.service.charge(caller, planned)
-        world = await self._world(caller, self.store.get(name, caller.key))
+        world = await self._world(caller, session)
         steps = await self._explore(caller, world, tree)
         found = [_candidate(steps, tuple(actions)) for actions in candidates]
         best = max(range(len(found)), key=lambda i: found[i].score)
@@ -273,14 +279,22 @@ class Sessions:
 
     async def _world(self, caller: Caller, session: Session) -> World:
         """As it is now; computed again where its keys and values had to go."""
-        world: World | None = self._cache.get(session.id)
-        if world is None:
-            _, world = await self._build(caller, session.log)
-            self._cache.put(session.id, world)
-        return world
+        kept = self._kept(session)
+        if kept is None:
+            log = session.log
+            kept = Kept(log, (await self._build(caller, log)).world)
+            self._cache.put(session.id, kept)
+        return kept.world
 
-    async def _build(self, caller: Caller, log: WorldLog) -> tuple[WorldLog, World]:
-        """The world of a log, and the log cut to fit."""
+    def _kept(self, session: Session) -> Kept | None:
+        """What the cache has of a session as it is now. Who reads a world does not hold up who changes it, so that an
+        older one may come to the cache late."""
+        kept: Kept | None = self._cache.get(session.id)
+        return kept if kept is not None and kept.log is session.log else None
+
+    async def _build(self, caller: Caller, log: WorldLog, charged: bool = False) -> Kept:
+        """The world of a log, and the log cut to fit. charged: the key pays for its tokens, before the model reads
+        them; what the service had let go is built at its own cost."""
 
         def read() -> tuple[WorldLog, tuple[int, ...], int]:
             context, cut = self._model.fit(log.context)
@@ -292,8 +306,10 @@ class Sessions:
         limit = self._model.model.config.max_position_embeddings
         if len(ids) + size > limit:
             raise PromptTooLongError("actions", len(ids) + size, limit)
+        if charged:
+            self.service.charge(caller, len(ids) + size)
         work = build(self.service.engine, self._model, log, ids)
-        return log, await self.service.work(caller, work, len(ids) + size)
+        return Kept(log, await self.service.work(caller, work, len(ids) + size, log.depth.limit))
 
     async def _size(self, actions: Sequence[str]) -> int:
         """Tokens of these actions. Raises FormatError for one that is empty."""
@@ -310,7 +326,7 @@ class Sessions:
         room = self.service.card.max_length - start.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
-        start = start if isinstance(start, SharedState) else SharedState(start.alone(0), 1)
+        assert isinstance(start, SharedState)  # as `build` made it
         most, top = min(asked.max_tokens, room), 0 if asked.scored else None
         request = Request((self._obs,), most, asked.sampling(index), world.depth, start, top=top)
         (stream,) = self.service.streams(caller, [request])

@@ -142,7 +142,7 @@ class WorldStore:
         self._sessions.update({session.id: session for session in made})
         try:
             await self.save(made)
-        except Exception:
+        except BaseException:  # a client that left, too, has not heard of them
             for session in made:
                 self._drop(session, "could not be written to the file of worlds")
             raise
@@ -206,7 +206,11 @@ class WorldStore:
             return
         gone, self._unwritten = self._unwritten, []
         saved = [session.saved() for session in sessions if session.id in self._sessions]
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._file.write, saved, gone)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._file.write, saved, gone)
+        except BaseException:
+            self._unwritten += gone  # to leave a second time does no harm
+            raise
 
     def close(self) -> None:
         self._writer.shutdown()

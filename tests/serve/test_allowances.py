@@ -84,7 +84,9 @@ def test_worlds_cost_the_tokens_that_are_read_and_decoded(serving, tiny_model, m
     monkeypatch.setattr("serve.words.allowances.MINUTE", 1e12)  # nothing comes back while it looks
     ring = KeyRing({"me": hashlib.sha256(b"me").hexdigest()}, {"me": Allowance(tokens=6000)})
     with serving(tiny_model, keys=ring) as service, authorized(service, "me") as client:
-        had = 6000
+        client.post("/v1/worlds", json=WORLD, headers={"X-Request-Timeout": "0.000001"})
+        had = int(left(client.get("/v1/models"))["remaining-tokens"])
+        assert had < 6000, "who does not wait pays, too"
 
         def cost(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
             nonlocal had

@@ -98,6 +98,16 @@ def test_head_is_get_without_its_body(client, path):
     assert client.get("/health").json()["status"] == "ok"  # nothing of that body came late, into this answer
 
 
+def test_a_fault_is_logged_and_counted_as_what_was_answered(client, log, monkeypatch):
+    def fault(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("serve.http.openai._model_object", fault)
+    answer = client.get("/v1/models", headers={"X-Request-Id": "faulty-1"})
+    check_error(answer, 500, None)
+    assert (answer.headers["X-Request-Id"], " 500 " in log.about("faulty-1")) == ("faulty-1", True)
+
+
 def test_a_connection_that_says_nothing_is_closed(client, monkeypatch):
     monkeypatch.setattr(server, "READ_SECONDS", SHORT)
     with connect(client) as silent:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import CoreState, Fixed, SharedState
+from loopwm.core import CoreState, Fixed, SharedState, allocated_bytes
 from loopwm.core.buffers import SLACK
 from loopwm.text.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
 from serve.engine.kv_cache import BLOCK, KVCache
-from serve.engine.passes import Forward, Steps, results
+from serve.engine.passes import Forward, Steps, Task, results
 from serve.engine.prefill import prefill, score
 from serve.engine.requests import Caller, Event, Finish, Request
 from serve.engine.requests import Sequence as Row
@@ -170,6 +170,51 @@ def test_a_row_that_fails_is_alone_with_it(tiny_model, requests, monkeypatch):
     assert isinstance(broken.last.error, MemoryError)
     assert isinstance(unluckily.last.error, RuntimeError)
     assert [collector.tokens for collector in heard] == expected
+
+
+def test_who_can_neither_run_together_nor_be_copied_apart_hears_it(tiny_model, requests, monkeypatch):
+    heard, made = [Collector(request) for request in requests[:3]], Model(tiny_model)
+    made.add(*heard)
+    monkeypatch.setattr(type(tiny_model.model), "forward", _fail)
+    monkeypatch.setattr(CoreState, "alone", _fail)
+    made.finish()
+    assert all(isinstance(collector.last.error, MemoryError) for collector in heard)
+
+
+def test_a_row_that_cannot_join_is_alone_with_it(tiny_model, requests, monkeypatch):
+    add = RunningBatch.add
+
+    def adds_but_one(self: RunningBatch, row: Row, state: CoreState) -> None:
+        return _fail() if row.request is requests[1] else add(self, row, state)
+
+    monkeypatch.setattr(RunningBatch, "add", adds_but_one)
+    heard = [Collector(request) for request in requests[:3]]
+    with Engine(tiny_model, NEVER) as engine:
+        for collector in heard:
+            engine.submit(collector.row.request, collector)
+        assert all(collector.over.wait(30) for collector in heard)
+    assert [isinstance(collector.last.error, MemoryError) for collector in heard] == [False, True, False]
+
+
+def test_what_has_begun_has_its_memory_before_others_begin(tiny_model, monkeypatch):
+    """Two long prompts, each at more loops than usual, of which memory holds one."""
+    asked = [Request(random_prompt(300, seed), 2, Sampling(), Fixed(4)) for seed in range(2)]
+    token = Forward(tiny_model).token_bytes(4)
+    assert token > Forward(tiny_model).token_bytes(2)
+    heard, begun = [Collector(request) for request in asked], []
+    advance = Task.advance
+
+    def watched(self: Task, result: Any) -> bool:
+        if not self.begun:
+            begun.append(sum(collector.over.is_set() for collector in heard))
+        return advance(self, result)
+
+    monkeypatch.setattr(Task, "advance", watched)
+    with Engine(tiny_model, NEVER, Limits(cache_bytes=allocated_bytes() + 500 * token)) as engine:
+        for request, collector in zip(asked, heard, strict=True):
+            engine.submit(request, collector)
+        assert all(collector.over.wait(60) for collector in heard)
+    assert begun == [0, 1]
 
 
 def test_depth_is_the_number_of_loops(tiny_model, requests):

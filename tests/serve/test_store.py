@@ -59,6 +59,52 @@ def test_a_log_comes_back_from_json(depth):
     assert read_log(json.loads(json.dumps(log.json()))) == log
 
 
+def test_what_could_not_be_written_is_written_with_the_next(tmp_path, monkeypatch):
+    path, clock = tmp_path / "worlds.db", Clock()
+    file = WorldFile(path)
+    store = WorldStore(WorldLimits(), clock, file)
+    one, two = add(store, count=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "write", _full)
+        with pytest.raises(OSError, match="no space"):
+            asyncio.run(store.remove(one, "me"))
+    (three,) = add(store)
+    store.close()
+    again = WorldStore(WorldLimits(), clock, WorldFile(path))
+    assert {session.id for session in again.of("me")} == {two, three}
+    again.close()
+
+
+def _full(*_: Any) -> None:
+    raise OSError("no space is left")
+
+
+def test_who_leaves_while_worlds_are_written_has_none(tmp_path, monkeypatch):
+    file, writing, left = WorldFile(tmp_path / "worlds.db"), threading.Event(), threading.Event()
+    store, write = WorldStore(WorldLimits(), file=file), file.write
+
+    def slow(*arguments: Any) -> None:
+        writing.set()
+        left.wait(10)
+        write(*arguments)
+
+    async def leave() -> None:
+        adding = asyncio.create_task(store.add("me", LOG, 9))
+        await asyncio.to_thread(writing.wait, 10)
+        adding.cancel()
+        await asyncio.wait([adding])
+        left.set()
+
+    monkeypatch.setattr(file, "write", slow)
+    asyncio.run(leave())
+    assert store.of("me") == []
+    asyncio.run(store.save([]))
+    store.close()
+    again = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "worlds.db"))
+    assert len(again) == 0
+    again.close()
+
+
 def test_unused_worlds_expire():
     clock = Clock()
     store = WorldStore(WorldLimits(ttl=10), clock)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,6 +15,7 @@ import pytest
 from loopwm.core import Gate
 from loopwm.records.template import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
+from serve.words.sessions import Sessions
 from tests.serve.conftest import assert_alike, live_states, wait_until
 from tests.serve.test_http import events
 from tests.text.conftest import random_model
@@ -198,6 +202,44 @@ def test_a_plan_scores_candidates_as_single_rollouts_do_and_leaves_the_world(cli
     best = candidates[plan["best"]]
     assert plan["observation"] == texts(library, Context(GOAL, SEEN), ["wait", *best])[-1]
     assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
+
+
+def test_who_reads_a_world_that_is_changed_meanwhile_brings_nothing_old_back(serving, library, monkeypatch):
+    """A plan makes the world again whose keys and values had gone; an observation comes before it is done."""
+    made: list[Sessions] = []
+    begin, build = Sessions.__init__, Sessions._build
+    reading, changed = threading.Event(), threading.Event()
+
+    def noted(self: Sessions, *arguments: Any) -> None:
+        begin(self, *arguments)
+        made.append(self)
+
+    async def slow(self: Sessions, caller: Any, log: Any, charged: bool = False) -> Any:
+        kept = await build(self, caller, log, charged)
+        if not charged:
+            reading.set()
+            assert await asyncio.to_thread(changed.wait, 30)
+        return kept
+
+    monkeypatch.setattr(Sessions, "__init__", noted)
+    monkeypatch.setattr(Sessions, "_build", slow)
+    with serving(library.model, end_token=library._end) as client, ThreadPoolExecutor(1) as pool:
+        name = create(client)
+        step(client, name, "wait")
+        made[0]._cache.drop(name)
+        plan = pool.submit(client.post, f"/v1/worlds/{name}/plan", json={"candidates": [["wait"]], "decode": False})
+        assert reading.wait(30)
+        seen = {"action": "open pot", "observation": "It is open."}
+        assert client.post(f"/v1/worlds/{name}/observe", json=seen).status_code == 200
+        changed.set()
+        assert plan.result().status_code == 200
+        said = step(client, name, "go")["steps"][0]["observation"]
+    assert [said] == texts(library, Context(GOAL, SEEN, (Transition("open pot", "It is open."),)), ["go"])
+
+
+def test_a_line_of_a_stream_is_one_for_every_reader(client):
+    (told, *_) = events(client, f"/v1/worlds/{create(client)}/step", {"actions": ["look\u2028up\x85"], "max_tokens": 2})
+    assert "error" not in told
 
 
 def test_a_summary_comes_on_request(client):

@@ -136,9 +136,9 @@ def test_worlds_that_the_service_has_lost_are_made_again_without_notice(client, 
         worlds.begin([KITCHEN, HALL])
         worlds.step(["wait", "look around"])
         if worlds is remote:
-            client.call("DELETE", f"worlds/{remote._rows[1].told['id']}")
+            client.call("DELETE", f"worlds/{remote._rows[1].world['id']}")
     assert told(remote.step(["wait", "wait"])) == close_to(local.step(["wait", "wait"]))
-    client.call("DELETE", f"worlds/{remote._rows[0].told['id']}")
+    client.call("DELETE", f"worlds/{remote._rows[0].world['id']}")
     assert told(remote.fork([1, 0]).step(["wait", "wait"])) == close_to(local.fork([1, 0]).step(["wait", "wait"]))
 
 
@@ -174,6 +174,33 @@ def test_a_client_waits_as_long_as_it_is_told_and_asks_again(monkeypatch, status
     impatient._http, asked[:] = client._http, []
     with pytest.raises(WorldError, match="full"):
         impatient.call("POST", "/v1/worlds", {})
+
+
+def test_a_proxy_that_finds_no_service_is_asked_again_where_that_does_no_harm(monkeypatch):
+    asked, slept = [], []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(200, json={}) if len(asked) == 3 else httpx.Response(502, html="<h1>Bad gateway</h1>")
+
+    monkeypatch.setattr("loopwm.worlds.http.time.sleep", slept.append)
+    client = Client("http://127.0.0.1:1")
+    client._http = httpx.Client(base_url=client.base, transport=httpx.MockTransport(answer))
+    with pytest.raises(WorldError, match="502"):
+        client.call("POST", "/v1/worlds", {})
+    asked.clear()
+    assert client.call("POST", "/v1/worlds", {}, repeatable=True) == {}
+    assert slept == [1.0, 1.0]
+
+
+def test_worlds_that_were_made_beside_one_that_failed_are_not_lost(client):
+    held = len(client.call("GET", "worlds")["data"])
+    worlds, wrong = HttpWorlds(client, "tiny"), Context("boil water " * 3000, "")
+    for contexts in ([wrong, HALL], [HALL, wrong, KITCHEN]):
+        with pytest.raises(WorldError, match="400"):
+            worlds.begin(contexts)
+    worlds.close()
+    assert len(client.call("GET", "worlds")["data"]) == held
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "http://[::1"])
