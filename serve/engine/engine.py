@@ -297,7 +297,7 @@ class Engine:
         more = task.advance(result)
         if not more:
             with self._changed:
-                self._scheduler.take_out(lambda other: other is task)
+                self._scheduler.remove(task)
         return more
 
     def _expire(self) -> None:

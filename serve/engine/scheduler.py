@@ -12,7 +12,7 @@ class Scheduler:
     """Tasks in the order in which they came. Whose key has had the fewest tokens goes first."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: dict[Task, None] = {}
         self._had: defaultdict[str, float] = defaultdict(float)
 
     def add(self, task: Task) -> None:
@@ -21,7 +21,7 @@ class Scheduler:
         if task.caller.key not in keys:
             level = min((self._had[key] for key in keys), default=0.0)
             self._had[task.caller.key] = max(self._had[task.caller.key], level)
-        self.tasks.append(task)
+        self.tasks[task] = None
 
     def charge(self, keys: Iterable[str], tokens: float = 1.0) -> None:
         for key in keys:
@@ -57,5 +57,10 @@ class Scheduler:
 
     def take_out(self, gone: Callable[[Task], bool]) -> list[Task]:
         out = [task for task in self.tasks if gone(task)]
-        self.tasks = [task for task in self.tasks if task not in out]
+        for task in out:
+            self.remove(task)
         return out
+
+    def remove(self, task: Task) -> None:
+        """Does nothing where it is gone already."""
+        self.tasks.pop(task, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -127,7 +128,7 @@ class Stepping:
         log = self.session.log.taken(asked.actions)
         moved = replace(self.session, log=log, tokens=length_of(world))
         answer = render(moved, imagined)
-        answered = None if asked.step_id is None else (asked.step_id, answer)
+        answered = None if asked.step_id is None else (asked.step_id, json.dumps(answer))
         await self._sessions.change(self.session, moved.log, world, answered)
         return answer
 
@@ -191,7 +192,7 @@ class Sessions:
     def answered(self, caller: Caller, name: str, asked: StepRequest) -> Json | None:
         """What was answered when the step was taken, if it was the last one. Raises as `WorldStore.get` does."""
         last = self.store.get(name, caller.key).answered
-        return last[1] if last is not None and asked.step_id == last[0] else None
+        return json.loads(last[1]) if last is not None and asked.step_id == last[0] else None
 
     async def begin_step(self, caller: Caller, name: str, asked: StepRequest) -> Stepping:
         """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
@@ -213,7 +214,7 @@ class Sessions:
             return Stepping(self, session, asked, steps, streams, leave.pop_all())
 
     async def change(
-        self, session: Session, log: WorldLog, world: World, answered: tuple[str, Json] | None = None
+        self, session: Session, log: WorldLog, world: World, answered: tuple[str, str] | None = None
     ) -> None:
         """The session goes on with another log, of which this is the world."""
         await self.store.change(session, log, length_of(world), answered)

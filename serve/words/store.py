@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from serve.words.allowances import Allowances
 from serve.words.world_file import Saved, WorldFile
@@ -55,7 +54,7 @@ class Session:
 
     tokens: of the log with its imagined steps. created: seconds since 1970. used: when it was last asked for, by the
     store's clock. busy: a request is changing it. answered: the name that a client gave its last step, and what it was
-    answered.
+    answered, as JSON.
     """
 
     id: str
@@ -64,8 +63,13 @@ class Session:
     tokens: int
     created: int
     used: float
-    answered: tuple[str, dict[str, Any]] | None = None
+    answered: tuple[str, str] | None = None
     busy: bool = field(default=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of text that are kept for it."""
+        return self.log.size + (0 if self.answered is None else len(self.answered[1]))
 
     def saved(self) -> Saved:
         told = {"owner": self.owner, "log": self.log.json(), "tokens": self.tokens, "created": self.created}
@@ -101,7 +105,7 @@ class WorldStore:
         self._counts = Counter(session.owner for session in found)
         self._bytes: Counter[str] = Counter()
         for session in found:
-            self._bytes[session.owner] += session.log.size
+            self._bytes[session.owner] += session.size
         self._gone: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._unwritten: list[str] = []
 
@@ -177,7 +181,7 @@ class WorldStore:
                 self._touch(session)
 
     async def change(
-        self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, dict[str, Any]] | None = None
+        self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, str] | None = None
     ) -> None:
         """The session moves on, in the file, too: where that cannot be written it stays as it was. Raises
         TooMuchTextError."""
@@ -190,10 +194,11 @@ class WorldStore:
             self._set(session, *before)
             raise
 
-    def _set(self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, dict[str, Any]] | None) -> None:
-        if session.id in self._sessions:  # it may have been deleted meanwhile
-            self._bytes[session.owner] += log.size - session.log.size
+    def _set(self, session: Session, log: WorldLog, tokens: int, answered: tuple[str, str] | None) -> None:
+        before = session.size
         session.log, session.tokens, session.answered = log, tokens, answered
+        if session.id in self._sessions:  # it may have been deleted meanwhile
+            self._bytes[session.owner] += session.size - before
 
     async def remove(self, name: str, owner: str) -> None:
         """Raises as `get` does."""
@@ -237,7 +242,7 @@ class WorldStore:
     def _drop(self, session: Session, why: str) -> None:
         del self._sessions[session.id]
         self._counts[session.owner] -= 1
-        self._bytes[session.owner] -= session.log.size
+        self._bytes[session.owner] -= session.size
         self._unwritten.append(session.id)
         self._gone[session.id] = (session.owner, why)
         while len(self._gone) > REMEMBERED:

@@ -11,7 +11,7 @@ from typing import Any
 
 from loopwm.records.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 TABLE = "CREATE TABLE IF NOT EXISTS worlds (id TEXT PRIMARY KEY, used REAL NOT NULL, world TEXT NOT NULL) WITHOUT ROWID"
 
 

@@ -21,8 +21,10 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Limits
+from serve.words.allowances import Allowance, Allowances
 from serve.words.store import (
     TooManyWorldsError,
+    TooMuchTextError,
     WorldBusyError,
     WorldGoneError,
     WorldLimits,
@@ -103,6 +105,16 @@ def test_who_leaves_while_worlds_are_written_has_none(tmp_path, monkeypatch):
     again = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "worlds.db"))
     assert len(again) == 0
     again.close()
+
+
+def test_an_answer_that_is_kept_for_a_repetition_counts_as_text():
+    store = WorldStore(WorldLimits(), allowances=Allowances({"me": Allowance(bytes=LOG.size + 50)}))
+    session = store.get(*add(store), "me")
+    asyncio.run(store.change(session, LOG, 9, ("first", "x" * 100)))
+    with pytest.raises(TooMuchTextError, match=str(LOG.size + 100)):
+        store.check_room("me", size=1)
+    asyncio.run(store.change(session, LOG, 9))
+    store.check_room("me", size=1)
 
 
 def test_unused_worlds_expire():
