@@ -250,7 +250,8 @@ def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
         axes.set_title(f"{kept['n']} games of {kept['split']}, {_whose(kept, shelf)}", fontsize=8)
         first = next(d for d in kept["differences"] if d["b"] == "retrieval")
         captions.append(
-            f"{first['a']} minus {first['b']}: {in_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
+            f"{first['a']} minus {first['b']}, {_whose(kept, shelf)}: "
+            f"{in_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
         )
     return canvas, f"Score by looking ahead in the model, {'; '.join(captions)}."
 
