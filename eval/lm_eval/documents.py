@@ -25,7 +25,6 @@ from loopwm.records.template import (
     OBS,
     Context,
     Regime,
-    StateSlots,
     clean,
     fit_context,
     render_prompt,
@@ -59,11 +58,12 @@ def load_prompted(
 
 def _template_document(window: Window, regime: Regime, horizon: int) -> Document:
     actions, observation = window["actions"][:horizon], window["observations"][horizon - 1]
-    slots = _slots()
-    steps = "".join(render_step(action, slots) for action in actions)
-    room = CONTEXT_LIMIT - _count(slots.after_context + steps + OBS)
+    config = _config()
+    slots = config.slots
+    after = _count(slots.after_context + "".join(render_step(action, slots) for action in actions) + OBS)
+    asked, room, filled = window_context(window, regime), CONTEXT_LIMIT - after, config.context_tokens - after
     context: Context
-    context, _ = fit_context(window_context(window, regime), _count, room, slots)
+    context, _ = fit_context(asked, _count, room, slots, filled)
     return {
         "id": window["id"],
         "env": window["env"],
@@ -88,9 +88,9 @@ def _questions(windows: Sequence[Window], regime: Regime, horizon: int) -> list[
 
 
 @cache
-def _slots() -> StateSlots:
+def _config() -> LoopWMConfig:
     config: LoopWMConfig = LoopWMConfig.from_pretrained(SHIPPED)
-    return config.slots
+    return config
 
 
 @cache

@@ -74,6 +74,8 @@ class Recall:
 
 def scored(found: Frames, real: Mazes) -> Recall:
     """Raises ValueError where only one kind of cue was seen."""
+    if len(set(real.kind.tolist())) < 2:
+        raise ValueError("only one kind of cue was seen")
     tile = found.shape[1] // 8
     tiles = [tiles_of(frames, real.cue, tile) for frames in (found, real.last)]
     ours, theirs = tiles

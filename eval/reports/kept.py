@@ -14,6 +14,7 @@ from typing import Any
 
 from eval.commands.harness import read_results
 from eval.models.base import OPPONENTS
+from eval.models.options import FLOORS
 from eval.scores.rows import OVERALL
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic, write_json
@@ -53,17 +54,31 @@ def read_shelf(data: Path) -> Shelf:
     runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
     if not runs:
         raise InputError(f"{data}: nothing is kept there")
+    _check_alike(data, runs)
     runs.sort(key=lambda kept: (list(SUITE_TITLES).index(kept["suite"]), rank(kept), kept["model"]))
     others = {kind: tuple(read_json(path) for path in sorted((data / kind).glob("*.json"))) for kind in KINDS}
     claims = data / "claims.json"
     return Shelf(tuple(runs), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
 
 
+def _check_alike(data: Path, runs: Sequence[Kept]) -> None:
+    """Raises InputError where runs of a suite are of other windows, or call others of them novel."""
+    for suite in {run["suite"] for run in runs}:
+        of = [run for run in runs if run["suite"] == suite]
+        windows = {run["provenance"].get("suite_sha256") for run in of}
+        seen = {run["seen_in"]["episodes_sha256"] for run in of if run.get("seen_in")}
+        if len(windows) > 1 or len(seen) > 1:
+            told = "windows" if len(windows) > 1 else "tables of what was seen in training"
+            raise InputError(f"{data}: {suite}: runs with different {told}: make them again and keep them")
+
+
 def rank(run: Kept) -> int:
-    """Checkpoints first, then the opponent that counts, then the other floors."""
+    """Checkpoints first, then the opponent that counts, then the other floors, then whatever else was asked."""
     if "model_sha256" in run["provenance"]:
         return 0
-    return 1 if run["model"] == OPPONENTS[environment_of(run)] else 2
+    if run["model"] == OPPONENTS[environment_of(run)]:
+        return 1
+    return 2 if run["model"] in FLOORS else 3
 
 
 def environment_of(run: Kept) -> str:
@@ -90,7 +105,7 @@ def last(run: Kept) -> Row:
 def stands(run: Kept, runs: Sequence[Kept]) -> tuple[str, Kept] | None:
     """How a checkpoint's interval at its last horizon lies to the best program that learns nothing, and which it is."""
     row = last(run)
-    rivals = [floor for floor in runs if rank(floor) > 0 and last(floor)["horizon"] == row["horizon"]]
+    rivals = [floor for floor in runs if rank(floor) in (1, 2) and last(floor)["horizon"] == row["horizon"]]
     if not rivals:
         return None
     best = max(rivals, key=lambda floor: float(last(floor)["em"]))

@@ -122,4 +122,5 @@ class Job:
         return self.run.folder / "eval" / self.arm / regime
 
     def latents(self, regime: Regime) -> Path:
-        return self.run.folder / "eval" / f"latents-{regime}.json"
+        asked = f"{self.protocol.latent_horizon}-{self.protocol.latent_windows}"
+        return self.run.folder / "eval" / f"latents-{regime}-{asked}.json"

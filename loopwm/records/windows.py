@@ -131,7 +131,7 @@ def game_of(window: Window) -> str:
     Where a file does not tell the variation, every window (every pair) counts as a game of its own.
     """
     if window["variation"] is None:
-        return pair_of(window["id"])
+        return f"{window['env']}/{pair_of(window['id'])}"
     return f"{window['env']}/{window['task']}/{window['variation']}"
 
 

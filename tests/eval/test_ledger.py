@@ -126,7 +126,7 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finish
     assert "1 of 1 differences leave out zero" in text
     assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
     assert "textworld -2.0 (-3.0 to -1.0)" in text
-    assert "look-ahead-4 minus retrieval: -5.0 (-9.0 to +1.0)" in text
+    assert "look-ahead-4 minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
     assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 

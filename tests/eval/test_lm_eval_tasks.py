@@ -16,6 +16,7 @@ from eval.scores.metrics import score_item
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow, WriteSuite
 
@@ -85,7 +86,8 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_steps(make_window: MakeWindo
     history = [(None, "Start."), *((f"action {i}", "a long observation " * 8) for i in range(120))]
     (document,) = documents.load_template(str(write_suite([make_window("w", history)])), "observed", 5)["test"]
     tokens = len(load_tokenizer()(document["prompt"])["input_ids"])
-    assert CONTEXT_LIMIT - 100 < tokens <= CONTEXT_LIMIT
+    filled = LoopWMConfig.from_pretrained(documents.SHIPPED).context_tokens
+    assert filled - 100 < tokens <= filled <= CONTEXT_LIMIT
     assert "Start." in document["prompt"]
     assert "action 119" in document["prompt"]
     assert "action 0<" not in document["prompt"]

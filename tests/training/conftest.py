@@ -74,7 +74,7 @@ def shards(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def dev_shards(tmp_path_factory) -> Path:
+def toy_dev(tmp_path_factory) -> Path:
     """Of two policies, whose rows are evaluated apart: of two processes each may see one alone."""
     out = tmp_path_factory.mktemp("dev")
     policies = {40: "gold", 41: "gold"} | dict.fromkeys(range(42, 56), "random")
@@ -83,8 +83,8 @@ def dev_shards(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def config_file(shards, dev_shards, tmp_path_factory) -> Path:
+def config_file(shards, toy_dev, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("config") / "toy.yaml"
-    data = TOY_CONFIG["data"] | {"train": [str(shards)], "dev": [str(dev_shards)]}
+    data = TOY_CONFIG["data"] | {"train": [str(shards)], "dev": [str(toy_dev)]}
     path.write_text(yaml.safe_dump(TOY_CONFIG | {"data": data}))
     return path

@@ -20,7 +20,7 @@ from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow
-from tests.training.conftest import config_file, dev_shards, shards  # noqa: F401 - fixtures
+from tests.training.conftest import config_file, shards, toy_dev  # noqa: F401 - fixtures
 
 Pretend = Callable[[TrainingRun], None]
 
