@@ -123,7 +123,9 @@ class MeanRamp:
     wait: int = 0
 
     def at(self, step: int) -> float:
-        ramped = max(0, step - self.wait)
+        if step < self.wait:
+            return self.start
+        ramped = step - self.wait
         return self.end if ramped >= self.steps else self.start + (self.end - self.start) * ramped / self.steps
 
 

@@ -23,7 +23,7 @@ def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None
     for section, keys in sections.items():
         for key in keys:
             value = getattr(getattr(config, section), key)
-            if value <= 0:
+            if not value > 0:
                 raise InputError(f"{section}.{key}: {value} is not above zero")
 
 
@@ -63,7 +63,10 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
             raise InputError(f"override {override!r}: {parent} is not a section")
-    node[leaf] = yaml.safe_load(value)
+    try:
+        node[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"override {override!r}: not YAML: {' '.join(str(error).split())}") from error
 
 
 def _build(cls: type, raw: dict[str, Any], prefix: str) -> Any:

@@ -133,6 +133,11 @@ class LoopWMConfig(PreTrainedConfig):
         return StateSlots(self.state_slots, self.slots_in_trunk)
 
     @property
+    def trunk_is_served(self) -> bool:
+        """Whether a step of a trunk in training computes what is computed where horizon 1 is served."""
+        return self.slots_in_trunk and self.propagate == "none" and self.decode_sees == "all"
+
+    @property
     def core(self) -> CoreConfig:
         return CoreConfig(
             dim=self.hidden_size,

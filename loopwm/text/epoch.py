@@ -92,12 +92,18 @@ class EpochPlanner:
     """Cuts the episodes of one source into the rows of an epoch."""
 
     def __init__(
-        self, episodes: Sequence[TokenEpisode], config: DataConfig, objective: ObjectiveConfig, slots: StateSlots
+        self,
+        episodes: Sequence[TokenEpisode],
+        config: DataConfig,
+        objective: ObjectiveConfig,
+        slots: StateSlots,
+        trunk_is_served: bool,
     ) -> None:
+        """trunk_is_served: by the model (`LoopWMConfig.trunk_is_served`), if trunks are supervised."""
         self.config = config
         self.supervise = objective.supervise
         self.episodes = [MeasuredEpisode(episode, slots) for episode in episodes]
-        self.trunk_is_served = self.supervise == "every" and slots.in_trunk
+        self.trunk_is_served = self.supervise == "every" and trunk_is_served
 
     @property
     def targets(self) -> int:

@@ -14,6 +14,7 @@ from safetensors.torch import load_model
 
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
+from loopwm.records.files import read_json
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.objective import TextObjective
 from loopwm.text.tokenizer import load_tokenizer
@@ -44,6 +45,9 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
     objective = TextObjective(model, coefficients(config.objective))
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
+    learned = read_json(checkpoint / "progress.json")["program"].get("learned_mean")
+    if learned is not None:
+        model.config.mu_rec = learned["mu_rec"]
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(objective.model, tokenizer, out)
 

@@ -153,7 +153,7 @@ def judge(kinds: Sequence[Decisions], gate: ExitGate) -> Fit:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Loads, fits, judges on the dev shards and writes the checkpoint. Raises InputError or InputError."""
+    """Loads, fits, judges on the dev shards and writes the checkpoint. Raises InputError."""
     if arguments.out.exists():
         raise InputError(f"--out: {arguments.out} exists already")
     if arguments.steps < 1:
@@ -164,7 +164,9 @@ def run(arguments: argparse.Namespace) -> None:
     if not 2 <= limit <= source.config.max_loops:
         raise InputError(f"--limit: {limit} is not in 2 .. max_loops = {source.config.max_loops}")
     program = TextProgram(config)
-    for key in ("state_slots", "slots_in_trunk"):
+    if source.config.propagate != "none":
+        raise InputError("--model: a gate is fitted to a model with propagate none")
+    for key in ("state_slots", "slots_in_trunk", "propagate"):
         if getattr(program.model_config, key) != (has := getattr(source.config, key)):
             raise InputError(f"model.overrides.{key}: the checkpoint has {has}")
     torch.manual_seed(config.run.seed)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
-from loopwm.text.configuration import LoopWMConfig
 from loopwm.text.rows import Cursor, PlannedRow, partition
 from loopwm.text.training import TextProgram
 from loopwm.text.training_config import load_config
@@ -76,16 +75,11 @@ class RowStatistics:
             yield f"targets by {kind}: {shares}"
 
 
-def trunk_is_served(config: LoopWMConfig) -> bool:
-    """Whether a step of a trunk computes what is computed where horizon 1 is served."""
-    return config.slots_in_trunk and config.propagate == "none" and config.decode_sees == "all"
-
-
 def statistics(program: TextProgram, steps: int) -> RowStatistics:
     """Those of the first `steps` optimiser steps."""
     stream, found = program.train_stream, RowStatistics()
     for rows, _ in islice(stream.steps(Cursor()), steps):
-        found.add(rows, trunk_is_served(program.model_config))
+        found.add(rows, program.model_config.trunk_is_served)
         found.pad(rows, stream.batch.micro_batches, stream.layout)
     return found
 

@@ -83,9 +83,14 @@ class Source:
 
 
 def make_sources(
-    episodes: Sequence[TokenEpisode], data: DataConfig, objective: ObjectiveConfig, builder: RowBuilder, seed: int
+    episodes: Sequence[TokenEpisode],
+    data: DataConfig,
+    objective: ObjectiveConfig,
+    builder: RowBuilder,
+    trunk_is_served: bool,
+    seed: int,
 ) -> list[Source]:
-    """The sources of these episodes, each with its share.
+    """The sources of these episodes, each with its share. trunk_is_served: by the model, `LoopWMConfig` says which.
 
     Raises InputError if there is no step, for a regime that no step can be shown in, and as `source_shares` does.
     """
@@ -96,7 +101,9 @@ def make_sources(
             groups.setdefault((episode.env, episode.policy, task), []).append(episode)
     if not groups:
         raise InputError("data.train: the shards hold no episode with a step")
-    planners = {group: EpochPlanner(groups[group], data, objective, builder.slots) for group in sorted(groups)}
+    planners = {
+        group: EpochPlanner(groups[group], data, objective, builder.slots, trunk_is_served) for group in sorted(groups)
+    }
     for regime, share in data.regimes.items():
         if share > 0 and not any(planner.offers(regime) for planner in planners.values()):
             raise InputError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
@@ -112,11 +119,19 @@ def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group,
     """Shares of the target tokens by world, within a world by policy, within a policy by task: the configured ones
     among those there are, or as many as there are.
 
-    targets: of each source. Raises InputError for a world or policy without a share where others have one.
+    targets: of each source. A policy without a task that has a share has none. Raises InputError for a world or policy
+    without a share where others have one.
     """
     shares: dict[Group, float] = {}
-    for env, share in _normalised(_configured("data.envs", _counted(targets, 0), data.envs)).items():
-        inside = {group: count for group, count in targets.items() if group[0] == env}
+    kept = {
+        (env, policy, task): count
+        for (env, policy, task), count in targets.items()
+        if env not in data.tasks or data.tasks[env].get(task, 0.0) > 0
+    }
+    if not kept:
+        raise InputError("data.tasks: no share is left for what the shards hold")
+    for env, share in _normalised(_configured("data.envs", _counted(kept, 0), data.envs)).items():
+        inside = {group: count for group, count in kept.items() if group[0] == env}
         for policy, part in _normalised(_configured("data.policies", _counted(inside, 1), data.policies)).items():
             counts = {task: float(count) for (_, of, task), count in inside.items() if of == policy}
             known = data.tasks.get(env, counts)
@@ -125,7 +140,7 @@ def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group,
     whole = sum(shares.values())
     if whole <= 0:
         raise InputError("data.envs, data.policies, data.tasks: no share is left for what the shards hold")
-    return {group: shares[group] / whole for group in targets}
+    return {group: shares.get(group, 0.0) / whole for group in targets}
 
 
 def _counted(targets: Mapping[Group, int], part: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from loopwm.records import template as template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
-from loopwm.records.shards import read_shards
+from loopwm.records.shards import TokenEpisode, read_shards
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.integers import integer_tokens, start_with_fourier
@@ -133,9 +133,10 @@ class TextProgram:
         model = new_model(self.model_config, config, self.tokenizer)
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
-        self.train_stream = self._stream(config.data.train, config.run.seed)
-        self._check_names()
-        self.dev_stream = self._stream(config.data.dev, DEV_SEED) if config.data.dev else None
+        episodes = _episodes(config.data.train)
+        self._check_names(episodes)
+        self.train_stream = self._stream(episodes, config.run.seed)
+        self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
 
     def _learned_mean(self) -> LearnedMean | None:
         depth, model = self.config.depth, self.model_config
@@ -152,15 +153,21 @@ class TextProgram:
         if wanted != "none" and model.propagate != "none":
             raise InputError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
 
-    def _check_names(self) -> None:
-        """Raises InputError for a world or a task that a key of `data` names and no row of training is of."""
-        held = {(m.episode.env, m.episode.task) for s in self.train_stream.sources for m in s.planner.episodes}
-        for env, task in ((env, task) for env, tasks in self.config.data.tasks.items() for task in tasks):
+    def _check_names(self, episodes: Sequence[TokenEpisode]) -> None:
+        """Raises InputError for a world or a task that a key names and no episode of training is of."""
+        data, objective = self.config.data, self.config.objective
+        held = {(episode.env, episode.task) for episode in episodes}
+        for env, task in ((env, task) for env, tasks in data.tasks.items() for task in tasks):
             if (env, task) not in held:
                 raise InputError(f"data.tasks.{env}.{task}: data.train holds no episode of it")
-        for env in self.config.data.echo_weights:
+        by_world = {
+            "data.echo_weights": data.echo_weights,
+            "objective.integer_weights": objective.integer_weights,
+            "objective.opening_weights": objective.opening_weights,
+        }
+        for key, env in ((key, env) for key, weights in by_world.items() for env in weights):
             if env not in {world for world, _ in held}:
-                raise InputError(f"data.echo_weights.{env}: data.train holds no episode of it")
+                raise InputError(f"{key}.{env}: data.train holds no episode of it")
 
     def _coefficients(self) -> Coefficients:
         for key, head in HEAD_OF.items():
@@ -168,14 +175,10 @@ class TextProgram:
                 raise InputError(f"objective.{key}: needs model.overrides.{head}")
         return coefficients(self.config.objective)
 
-    def _stream(self, folders: Sequence[str], seed: int) -> BatchStream:
-        episodes = [e for folder in folders for e in read_shards(Path(folder), tokenizer_hash())]
+    def _stream(self, episodes: Sequence[TokenEpisode], seed: int) -> BatchStream:
         integers = integer_tokens(self.tokenizer)
         worlds = {episode.env for episode in episodes}
         c = self.config.objective
-        for key in ("integer_weights", "opening_weights"):
-            if unknown := sorted(set(getattr(c, key)) - worlds):
-                raise InputError(f"objective.{key}.{unknown[0]}: the shards hold {', '.join(sorted(worlds))}")
         weights = {
             env: TargetWeights(
                 dict.fromkeys(integers, c.integer_weights.get(env, 1.0)), c.opening_weights.get(env, 1.0)
@@ -185,7 +188,8 @@ class TextProgram:
         builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots, weights)
         (pad,) = special_ids(self.tokenizer, (template.PAD,))
         layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage
-        sources = make_sources(episodes, self.config.data, self.config.objective, builder, seed)
+        served = self.model_config.trunk_is_served
+        sources = make_sources(episodes, self.config.data, self.config.objective, builder, served, seed)
         return BatchStream(sources, builder, self.config.batch, pad, layout)
 
     def global_batches(self, cursor: Cursor, step: int = 0) -> Iterator[tuple[list[TreeBatch], Cursor]]:
@@ -280,6 +284,10 @@ class TextProgram:
         if self.learned_mean:
             self.objective.model.config.mu_rec = self.learned_mean.mu_rec
         export_model(self.objective.model, self.tokenizer, folder)
+
+
+def _episodes(folders: Sequence[str]) -> list[TokenEpisode]:
+    return [episode for folder in folders for episode in read_shards(Path(folder), tokenizer_hash())]
 
 
 def _exact(exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:

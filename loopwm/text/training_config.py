@@ -196,6 +196,8 @@ class TrainingConfig:
         self.data.check()
         require_shares("objective.integer_weights", self.objective.integer_weights)
         require_shares("objective.opening_weights", self.objective.opening_weights)
+        if self.objective.supervise != "every" and not self.data.max_branches:
+            raise InputError("data.max_branches: without branches nothing is supervised but trunks (supervise: every)")
         if self.optimizer.average >= 1:
             raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
         if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):

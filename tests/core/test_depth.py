@@ -52,6 +52,7 @@ def test_other_samplings_share_noise_and_differ_in_depth_alone():
 def test_the_ramp_ends_at_mu_rec():
     assert [MeanRamp(1.0, 4.0, 6).at(step) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
     assert MeanRamp(1.0, 4.0, 0).at(0) == 4.0
+    assert [MeanRamp(1.0, 4.0, 0, 5).at(step) for step in (0, 4, 5)] == [1.0, 1.0, 4.0]
 
 
 @pytest.mark.parametrize("price", [0.0, 0.04, 2.0])

@@ -12,15 +12,22 @@ from loopwm.text.training_config import load_config
 from loopwm.trainer.trainer import Trainer
 
 
-@pytest.mark.parametrize(("average", "bag"), [(0.0, 0.0), (0.5, 1.0)])
-def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, average, bag):
+@pytest.mark.parametrize(("average", "bag", "mean_rate"), [(0.0, 0.0, 0.0), (0.5, 1.0, 0.0), (0.0, 0.0, 5.0)])
+def test_the_last_checkpoint_exports_what_the_run_exports(config_file, tmp_path, average, bag, mean_rate):
     run = tmp_path / "run"
-    overrides = [f"optimizer.average={average}", f"objective.bag_coef={bag}", "data.dev=[]"]
-    overrides += ["run={steps: 3, mixed_precision: 'no'}"]
+    overrides = [
+        f"optimizer.average={average}",
+        f"objective.bag_coef={bag}",
+        "data.dev=[]",
+        f"depth.mean_rate={mean_rate}",
+    ]
+    overrides += ["data.dev=[]", "run={steps: 3, mixed_precision: 'no'}"]
     Trainer(load_config(config_file, overrides), TextProgram, run).run()
     checkpoint = run / "checkpoints" / "step-00000003"
     assert main(["--checkpoint", str(checkpoint), "--out", str(tmp_path / "apart" / "model")]) == 0
     one, other = (LoopWMForCausalLM.from_pretrained(f) for f in (run / "model", tmp_path / "apart" / "model"))
+    assert one.config.mu_rec == other.config.mu_rec
+    assert mean_rate == 0 or one.config.mu_rec != TextProgram(load_config(config_file)).model_config.mu_rec
     for name, weight in one.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
 

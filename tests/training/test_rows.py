@@ -15,7 +15,7 @@ from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import StateSlots
 from loopwm.text.epoch import EpochPlanner
 from loopwm.text.row_statistics import main, statistics
-from loopwm.text.rows import BatchStream, Cursor, make_sources, partition
+from loopwm.text.rows import BatchStream, Cursor, make_sources, partition, source_shares
 from loopwm.text.training import TextProgram
 from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig, load_config
 from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, trunk_and_branches
@@ -59,7 +59,7 @@ def episodes() -> list[TokenEpisode]:
 
 
 def planned(episodes, data=DATA):
-    return EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots()).plan(np.random.default_rng(RNG_SEED))
+    return EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots(), True).plan(np.random.default_rng(RNG_SEED))
 
 
 def test_every_transition_is_a_target_of_a_trunk_exactly_once_an_epoch(episodes):
@@ -124,14 +124,28 @@ def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
     data = replace(
         DATA, envs={"scienceworld": 0.6, "alfworld": 0.4}, policies={"gold": 0.5, "fork": 0.5, "expert": 0.1}
     )  # fmt: skip
-    sources = make_sources(many, data, ObjectiveConfig(), BUILDER, 0)
+    sources = make_sources(many, data, ObjectiveConfig(), BUILDER, True, 0)
     stream = BatchStream(sources, BUILDER, BatchConfig(16, 2000, 4), 0, trunk_and_branches)
     rows = [row for step, _ in itertools.islice(stream.steps(Cursor()), 40) for row in step]
     found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.env, e.policy))
     wanted = {("scienceworld", "gold"): 0.3, ("scienceworld", "fork"): 0.3, ("alfworld", "expert"): 0.4}
     assert found == pytest.approx(wanted, abs=0.02)
     with pytest.raises(InputError, match="'fork', which has no share"):
-        make_sources(many, replace(data, policies={"gold": 1.0, "expert": 1.0}), ObjectiveConfig(), BUILDER, 0)
+        make_sources(many, replace(data, policies={"gold": 1.0, "expert": 1.0}), ObjectiveConfig(), BUILDER, True, 0)
+
+
+def test_a_policy_without_a_task_that_has_a_share_takes_nothing_from_its_world():
+    targets = {("scienceworld", "gold", "boil"): 9, ("scienceworld", "fork", "melt"): 9, ("alfworld", "gold", ""): 9}
+    data = replace(DATA, envs={"scienceworld": 0.8, "alfworld": 0.2}, policies={"gold": 0.5, "fork": 0.5})
+    found = source_shares(targets, replace(data, tasks={"scienceworld": {"boil": 1.0}}))
+    assert found == pytest.approx(dict(zip(targets, (0.8, 0.0, 0.2), strict=True)))
+
+
+@pytest.mark.parametrize(("trunk_is_served", "nearest"), [(True, 2), (False, 1)])
+def test_horizon_1_is_decoded_in_branches_where_trunks_are_not_what_is_served(episodes, trunk_is_served, nearest):
+    planner = EpochPlanner(episodes, DATA, ObjectiveConfig(), StateSlots(), trunk_is_served)
+    plans = planner.plan(np.random.default_rng(RNG_SEED))
+    assert min(k for _, plan in plans for branch in plan.branches for k in branch.decoded) == nearest
 
 
 def test_quotas_of_tasks_hold_within_each_policy_and_a_task_without_one_is_left_out():
@@ -140,7 +154,7 @@ def test_quotas_of_tasks_hold_within_each_policy_and_a_task_without_one_is_left_
     many += [made_up(900 + i, "alfworld", "gold", "pick") for i in range(5)]
     tasks = {"scienceworld": {"boil": 0.5, "melt": 0.3, "grow": 0.2}}
     data = replace(DATA, envs={"scienceworld": 0.8, "alfworld": 0.2}, policies={"gold": 0.5, "fork": 0.5}, tasks=tasks)
-    sources = make_sources(many, data, ObjectiveConfig(), BUILDER, 0)
+    sources = make_sources(many, data, ObjectiveConfig(), BUILDER, True, 0)
     stream = BatchStream(sources, BUILDER, BatchConfig(16, 2000, 4), 0, trunk_and_branches)
     rows = [row for step, _ in itertools.islice(stream.steps(Cursor()), 80) for row in step]
     found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.policy, e.task))
@@ -150,7 +164,7 @@ def test_quotas_of_tasks_hold_within_each_policy_and_a_task_without_one_is_left_
 
 def test_long_episodes_give_so_many_steps_an_epoch_and_all_of_them_in_time(episodes):
     data = replace(DATA, episode_steps=12, trunk_tokens_max=256)
-    planner = EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots())
+    planner = EpochPlanner(episodes, data, ObjectiveConfig(), StateSlots(), True)
     seen: Counter[tuple[int, int]] = Counter()
     for epoch in range(30):
         given: Counter[int] = Counter()
@@ -168,7 +182,7 @@ def test_long_episodes_give_so_many_steps_an_epoch_and_all_of_them_in_time(episo
 
 def test_each_source_goes_through_whole_epochs_of_its_own():
     many = [made_up(i) for i in range(8)] + [made_up(50 + i, policy="fork") for i in range(2)]
-    sources = make_sources(many, replace(DATA, policies={"gold": 1, "fork": 1}), ObjectiveConfig(), BUILDER, 0)
+    sources = make_sources(many, replace(DATA, policies={"gold": 1, "fork": 1}), ObjectiveConfig(), BUILDER, True, 0)
     stream = BatchStream(sources, BUILDER, BatchConfig(4, 500, 2), 0, trunk_and_branches)
     seen: Counter[tuple[int, int]] = Counter()
     for rows, cursor in stream.steps(Cursor()):
@@ -234,7 +248,7 @@ def test_the_partition_is_the_best_of_all(groups):
 
 def test_a_stream_goes_on_from_any_cursor_as_if_it_had_not_stopped(episodes):
     def stream() -> BatchStream:
-        sources = make_sources(episodes[:20], DATA, ObjectiveConfig(), BUILDER, 3)
+        sources = make_sources(episodes[:20], DATA, ObjectiveConfig(), BUILDER, True, 3)
         return BatchStream(sources, BUILDER, BatchConfig(16, 4000, 4), 0, trunk_and_branches)
 
     whole = list(itertools.islice(stream().steps(Cursor()), 30))

@@ -167,7 +167,7 @@ def _tokens(decoded: list[Decoded]) -> list[list[int]]:
 def test_random_model_decodes_something_that_depends_on_depth(expected: dict[int, list[Decoded]]) -> None:
     for shallow, deep in zip(expected[1], expected[DEPTH], strict=True):
         assert shallow.tokens != deep.tokens
-        assert len(set(deep.tokens)) > NEW_TOKENS // 4
+        assert len(set(deep.tokens)) > NEW_TOKENS // 8
 
 
 def test_batched_greedy_tokens_and_prompt_logprobs_equal_hugging_face(
