@@ -32,17 +32,6 @@ def to_row(episode: Episode) -> dict[str, Any]:
     return {**{name: getattr(episode, name) for name in names}, "variation": str(episode.variation), **steps}
 
 
-def from_row(row: dict[str, Any]) -> dict[str, Any]:
-    """The record of `loopwm.records.episodes` that the row came from."""
-    steps = [dict(zip(STEP_FIELDS, values, strict=True)) for values in zip(*(row[n] for n in STEP_FIELDS), strict=True)]
-    start, *later = row["hidden_states"]
-    for step, hidden_state in zip(steps[1:], later, strict=True):
-        step |= {} if hidden_state is None else {"hidden_state": hidden_state}
-    variation = int(row["variation"]) if row["variation"].isdecimal() else row["variation"]
-    kept = {name: value for name, value in row.items() if name not in (*STEP_FIELDS, "hidden_states")}
-    return {**kept, "variation": variation, "hidden_state": start, "steps": steps}
-
-
 def data_card(sizes: Counter[str], environments: list[str], policies: list[str]) -> str:
     front = {
         "license": "apache-2.0",

@@ -86,10 +86,6 @@ class DepthPlan:
     def longest(self) -> int:
         return max(self.loops)
 
-    @property
-    def mean(self) -> float:
-        return sum(self.loops) / len(self.loops)
-
     def rows_at(self, remaining: int, device: torch.device) -> Tensor:
         """Rows that still have at least `remaining` loops to run: int64 (n,).
 

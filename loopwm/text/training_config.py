@@ -62,8 +62,8 @@ class DataConfig:
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
     """Shares of a policy's target tokens by task, for the worlds named here; a task without one is left out."""
     episode_steps: int = 0
-    """Most steps of an episode that an epoch takes, in whole windows drawn at random: suites draw an episode before
-    its step, so that long ones count no more there than short ones. 0: all."""
+    """An epoch takes whole windows of an episode, drawn at random, until they hold so many steps: suites draw an
+    episode before its step, so that long ones count no more there than short ones. 0: all."""
     max_branches: int = 8
     """Most branches of a row."""
     echo_weights: dict[str, float] = field(default_factory=dict)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.export import from_row, to_row
+from data_prep.export import STEP_FIELDS, to_row
 from data_prep.stats import Counter, count_groups
 from loopwm.records.episodes import format_episode, write_episodes
 from loopwm.records.template import CONTEXT_LIMIT
@@ -59,6 +60,17 @@ def test_the_command_writes_table_numbers_and_plot(tmp_path: Path, episode_file:
     numbers = json.loads((tmp_path / "stats/statistics.json").read_text())
     assert numbers["environment"]["scienceworld"]["transitions"] == 48
     assert (tmp_path / "stats/statistics.png").read_bytes().startswith(b"\x89PNG")
+
+
+def from_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The record of `loopwm.records.episodes` that the row came from."""
+    steps = [dict(zip(STEP_FIELDS, values, strict=True)) for values in zip(*(row[n] for n in STEP_FIELDS), strict=True)]
+    start, *later = row["hidden_states"]
+    for step, hidden_state in zip(steps[1:], later, strict=True):
+        step |= {} if hidden_state is None else {"hidden_state": hidden_state}
+    variation = int(row["variation"]) if row["variation"].isdecimal() else row["variation"]
+    kept = {name: value for name, value in row.items() if name not in (*STEP_FIELDS, "hidden_states")}
+    return {**kept, "variation": variation, "hidden_state": start, "steps": steps}
 
 
 @pytest.mark.parametrize("variation", [3, "trial_T20190907_174127_043461"])

@@ -255,6 +255,8 @@ def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(con
         ("run.steps=many", "run.steps"),
         ("run.steps", "section.key=value"),
         ("optimizer.name=sgd", "optimizer.name"),
+        ("optimizer.learning_rate=.nan", "optimizer.learning_rate: nan"),
+        ("data.train=[a", "data.train=[a"),
         ("model.preset=huge", "model.preset"),
         ("model.overrides={depth: 3}", "model.overrides.depth"),
         ("model.overrides={hidden_size: 65}", "model.overrides"),
