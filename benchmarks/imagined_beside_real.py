@@ -3,8 +3,9 @@
     python -m serve --model loopwm/pretrained &
     python benchmarks/imagined_beside_real.py --url http://127.0.0.1:8000
 
-Both take the same actions through Gymnasium: --envs imagined worlds, without --url in this process, and one simulator
-a core. Both are reset before the clock runs.
+All take the same actions: --envs imagined worlds, without --url in this process, one simulator a core through Gymnasium
+(`data_prep/scienceworld-v0`, which leaves out what the package computes beside a step), and the `scienceworld` package
+in one process. All are reset before the clock runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.vector import VectorEnv
+from scienceworld import ScienceWorldEnv
 
 import loopwm.worlds.gym  # noqa: F401 - registers loopwm/ScienceWorld-v0
 
@@ -41,6 +43,18 @@ def steps_per_second(envs: VectorEnv[Any, Any, Any], rounds: int) -> float:
     return rounds * envs.num_envs / (time.perf_counter() - begun)
 
 
+def package_steps_per_second(steps: int) -> float:
+    env = ScienceWorldEnv()
+    env.load("boil", 0, "")
+    env.reset()
+    begun = time.perf_counter()
+    for i in range(steps):
+        env.step(ACTIONS[i % len(ACTIONS)])
+    rate = steps / (time.perf_counter() - begun)
+    env.close()
+    return rate
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--url", help="of a running service that keeps the imagined worlds")
@@ -50,9 +64,12 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     imagined = gymnasium.make_vec("loopwm/ScienceWorld-v0", num_envs=arguments.envs, url=arguments.url)
     real = gymnasium.make_vec(REAL, num_envs=cores, vectorization_mode="async")
-    rates = [steps_per_second(envs, arguments.rounds) for envs in (imagined, real)]
-    print(f"{arguments.envs} imagined worlds {rates[0]:.1f} steps/s, {cores} simulators {rates[1]:.1f}", end=", ")
-    print(f"ratio {rates[0] / rates[1]:.2f}")
+    rate = steps_per_second(imagined, arguments.rounds)
+    print(f"{arguments.envs} imagined worlds: {rate:.1f} steps/s on {cores} cores")
+    simulated = steps_per_second(real, 8 * arguments.rounds)
+    print(f"{cores} simulators: {simulated:.1f} steps/s, ratio {rate / simulated:.2f}")
+    package = package_steps_per_second(8 * arguments.rounds)
+    print(f"the package in one process: {package:.1f} steps/s, ratio by core {rate / cores / package:.2f}")
     for envs in (imagined, real):
         envs.close()
 

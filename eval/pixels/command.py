@@ -65,20 +65,28 @@ def _add_pictures(tasks: Tasks) -> None:
     curve.add_argument("--bins", type=positive, default=40, help="points of a line (default: %(default)s)")
     purpose = "true frames above those that a checkpoint imagines, a row for each way of sampling"
     sheet = _task(tasks, "sheet", _sheet, purpose, "PNG file")
-    sheet.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    sheet.add_argument("--episode", type=Path, required=True, help="recorded episode (.npz)")
-    sheet.add_argument(
+    sheet.add_argument("--every", type=positive, default=1, help="draw one frame in so many (default: 1)")
+    purpose = "the same as an animation, side by side"
+    film = _task(tasks, "film", _film, purpose, "GIF file")
+    film.add_argument("--per-second", type=positive, default=4, help="frames (default: %(default)s)")
+    for task in (sheet, film):
+        _add_clip(task)
+
+
+def _add_clip(task: argparse.ArgumentParser) -> None:
+    task.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    task.add_argument("--episode", type=Path, required=True, help="recorded episode (.npz)")
+    task.add_argument(
         "--sampling",
         action="append",
         type=_sampling,
         metavar="NAME={KEY: VALUE}",
         help="a row's name and section `sampling` as YAML; may be repeated (default: the system's own)",
     )
-    sheet.add_argument("--start", type=positive, default=10, help="frame that imagination starts at (default: 10)")
-    sheet.add_argument("--context", type=positive, default=5, help="frames it has seen by then (default: 5)")
-    sheet.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
-    sheet.add_argument("--every", type=positive, default=1, help="draw one frame in so many (default: 1)")
-    sheet.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    task.add_argument("--start", type=positive, default=10, help="frame that imagination starts at (default: 10)")
+    task.add_argument("--context", type=positive, default=5, help="frames it has seen by then (default: 5)")
+    task.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
+    task.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
 def _add_agents(tasks: Tasks) -> None:
@@ -206,7 +214,20 @@ def _curve(args: argparse.Namespace) -> None:
 
 
 def _sheet(args: argparse.Namespace) -> None:
-    from eval.pixels.sheet import Clip, draw, imagined, load, world_of
+    from eval.pixels.sheet import draw
+
+    draw(args.out, _rows(args), args.every)
+
+
+def _film(args: argparse.Namespace) -> None:
+    from eval.pixels.sheet import animate
+
+    animate(args.out, _rows(args), args.per_second)
+
+
+def _rows(args: argparse.Namespace) -> dict[str, Any]:
+    """True frames, and those of each way of sampling."""
+    from eval.pixels.sheet import Clip, imagined, load, world_of
 
     clip = Clip(args.start, args.context, args.steps)
     system, episode = load(args.model, args.episode)
@@ -214,4 +235,4 @@ def _sheet(args: argparse.Namespace) -> None:
     rows = {"true": episode.obs[clip.start + 1 : clip.start + clip.steps + 1]}
     for name, sampling in args.sampling or [("imagined", {})]:
         rows[name] = imagined(world_of(system, sampling), episode, clip, args.seed)
-    draw(args.out, rows, args.every)
+    return rows

@@ -1,7 +1,8 @@
-"""A picture of imagination: true frames above what each way of sampling makes of the same start and actions."""
+"""Pictures of imagination: true frames and what each way of sampling makes of the same start and actions."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from eval.scores.figures import save_figure
 from loopwm.pixel.checkpoint import load_checkpoint
@@ -18,6 +21,7 @@ from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.system import PixelSystem
 from loopwm.records.config import typed
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_atomic
 from loopwm.records.frames import FrameEpisode, read_episode
 
 Frames = NDArray[np.uint8]
@@ -83,6 +87,26 @@ def draw(path: Path, rows: Mapping[str, Frames], every: int) -> None:
             if column == 0:
                 place.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     save_figure(path, canvas)
+
+
+def animate(path: Path, rows: Mapping[str, Frames], per_second: int) -> None:
+    """Frames of the rows beside each other, in their order, as a GIF that repeats; each pixel is enlarged."""
+    scale = max(1, 160 // next(iter(rows.values())).shape[1])
+    strips = []
+    for frames in zip(*rows.values(), strict=True):
+        gap = np.full((scale * len(frames[0]), 4, 3), 255, np.uint8)
+        large = [np.kron(_coloured(frame), np.ones((scale, scale, 1), np.uint8)) for frame in frames]
+        strips.append(Image.fromarray(np.concatenate([part for one in large for part in (one, gap)][:-1], 1)))
+    buffer = io.BytesIO()
+    strips[0].save(buffer, "GIF", save_all=True, append_images=strips[1:], duration=round(1000 / per_second), loop=0)
+    write_atomic(path, buffer.getvalue())
+
+
+def _coloured(frame: Frames) -> Frames:
+    if frame.shape[2] == 3:
+        return frame
+    shown = colormaps["viridis"](_shown(frame) / frame.shape[2])
+    return (255 * shown[..., :3]).astype(np.uint8)
 
 
 def _shown(frame: Frames) -> NDArray[Any]:

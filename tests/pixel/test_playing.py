@@ -84,6 +84,10 @@ def test_the_sheet_shows_a_row_for_the_truth_and_one_for_each_way_of_sampling(fr
     assert main(arguments) == 0
     width, height = Image.open(tmp_path / "sheet.png").size
     assert width > height
+    film = [word if word != "sheet" else "film" for word in arguments[:-1]]
+    assert main([*film, str(tmp_path / "film.gif")]) == 0
+    shown = Image.open(tmp_path / "film.gif")
+    assert (shown.n_frames, shown.size[0] > 2 * shown.size[1]) == (4, True)
     assert main([*common, "--steps", "400", "--out", str(tmp_path / "none.png")]) == 2
     assert "--steps: the episode ends" in capsys.readouterr().err
     assert main([*arguments, "--sampling", "other={dekoder: {}}"]) == 2
