@@ -3,8 +3,9 @@
 `accuracy` trains TWISTED in several ways by a written protocol and counts frames predicted right, decoder by decoder.
 Killed and started again with the same arguments it goes on where it was. `play` measures a trained agent in its real
 environment, beside random play, and in its own imagination. `curve` draws what agents earned as they learned, `sheet`
-what a checkpoint imagines below what really happened. `trust` tells by age what an agent's world makes of the agent's
-own play, `coin` whether chance in a world is that of the game, `atari` scores against people's.
+what a checkpoint imagines below what really happened, `film` beside it, of an episode that `record` has an agent play.
+`trust` tells by age what an agent's world makes of the agent's own play, `coin` whether chance in a world is that of
+the game, `atari` scores against people's.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ def _add_agents(tasks: Tasks) -> None:
     play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
     play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
     play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    record = _task(tasks, "record", _record, "an episode that an agent plays, for sheets and films", "file (.npz)")
+    record.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    record.add_argument("--steps", type=positive, default=200, help="of which the longest episode (default: 200)")
+    record.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     purpose = "imagined rewards, ends and objects by their age, beside the agent's real play"
     trust = _task(tasks, "trust", _trust, purpose, "file of results")
     trust.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
@@ -179,6 +184,15 @@ def _play(args: argparse.Namespace) -> None:
     results = evaluate(args.folder, args.episodes, args.rollouts, args.seed)
     write_json(args.out, results)
     print(json.dumps(results, indent=1))
+
+
+def _record(args: argparse.Namespace) -> None:
+    from eval.pixels.playing import recorded
+    from loopwm.records.frames import write_episode
+
+    episode = recorded(args.folder, args.steps, args.seed)
+    write_episode(args.out, episode)
+    print(f"{len(episode)} steps, return {episode.reward.sum():g}")
 
 
 def _coin(args: argparse.Namespace) -> None:

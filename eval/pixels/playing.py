@@ -23,7 +23,7 @@ from loopwm.pixel.learner import Learner
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
-from loopwm.records.frames import FrameSpace
+from loopwm.records.frames import FrameEpisode, FrameSpace
 from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS = "achievements"
@@ -108,6 +108,29 @@ def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
     learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, system.width if system else 0)
     learner.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
     return Trained(config, learner, system.world(config.sampling) if system else None)
+
+
+def recorded(folder: Path, steps: int, seed: int) -> FrameEpisode:
+    """The longest episode that begins in so many steps of the agent's play, as far as they show it.
+
+    Raises InputError for a run that has not ended.
+    """
+    config = read_config(folder)
+    env, space = real_environments(config.real.environment, config.real.count)
+    player = load_agent(folder, space, config).player(config.real.count, seed)
+    s = rollout(env, player, steps, Moment.begin(env, seed)).segments
+    begun = [(row, int(start)) for row in range(len(s.first)) for start in np.flatnonzero(s.first[row])]
+    lengths = [_length(s.terminated[row, start:] | s.truncated[row, start:]) for row, start in begun]
+    row, start = begun[int(np.argmax(lengths))]
+    part = slice(start, start + max(lengths))
+    obs = np.concatenate((s.obs[row, part], s.next_obs[row, part][-1:]))
+    played = (column[row, part] for column in (s.action, s.reward, s.terminated, s.truncated))
+    return FrameEpisode(space, obs, *played, seed, "agent")
+
+
+def _length(over: NDArray[np.bool_]) -> int:
+    """Steps up to the first end, or all of them."""
+    return int(over.argmax()) + 1 if over.any() else len(over)
 
 
 def read_config(folder: Path) -> AgentConfig:

@@ -16,7 +16,7 @@ from eval.pixels.playing import Stretch, crafter_score, evaluate, play_real
 from loopwm.pixel.agent import AgentTrainer
 from loopwm.pixel.imagined import RandomPolicy
 from loopwm.records.errors import InputError
-from loopwm.records.frames import episode_files
+from loopwm.records.frames import episode_files, read_episode
 from loopwm.training.__main__ import main as train
 from tests.pixel.blocks import SPACE
 from tests.pixel.test_agent import blocks, config
@@ -55,6 +55,17 @@ def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeyp
     for name in ("agent_stretch", "random_stretch"):
         assert all(0 <= results[name][where]["ended"] <= 1 for where in ("real", "imagined"))
     assert results["agent"]["score"] is None
+
+
+def test_a_recorded_episode_is_one_from_its_beginning_to_its_end(tmp_path, monkeypatch):
+    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
+    monkeypatch.setattr(playing, "real_environments", lambda name, count: (blocks(count), SPACE))
+    out = tmp_path / "episode.npz"
+    assert main(["pixels", "record", "--run", str(tmp_path / "run"), "--steps", "40", "--out", str(out)]) == 0
+    found = read_episode(out)
+    assert found.policy == "agent"
+    assert found.terminated[-1] | found.truncated[-1]
+    assert not (found.terminated | found.truncated)[:-1].any()
 
 
 def test_a_stretch_counts_rewards_up_to_its_first_end():
