@@ -33,7 +33,7 @@ from eval.models.options import (
     make_predictor,
     positive,
 )
-from eval.scores.intervals import RESAMPLES, Values, interval95, resampled_means
+from eval.scores.intervals import RESAMPLES, Values, estimate, resampled_means
 from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
 from eval.scores.predictions import PredictionFolder, append_lines
 from eval.scores.rows import OVERALL
@@ -215,12 +215,12 @@ def summarize(plays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     score = {name: _column(plays, name, "score").clip(min=0) for name in ("real", "w2r")}
     matches = np.array([_matches(play["wm"], play["w2r"]) for play in plays if play["w2r"]["actions"]])
     row: dict[str, Any] = {"n": len(plays)}
-    row |= {name: {"success": _estimate(success[name])} for name in RATES}
+    row |= {name: {"success": estimate(success[name])} for name in RATES}
     for name, values in score.items():
-        row[name]["score"] = _estimate(values)
+        row[name]["score"] = estimate(values)
     row["consistency_ratio"] = asdict(consistency_ratio(success["real"], success["w2r"]))
     if len(matches):
-        row |= {"replay_em": _estimate(matches[:, 0]), "replay_f1": _estimate(matches[:, 1])}
+        row |= {"replay_em": estimate(matches[:, 0]), "replay_f1": estimate(matches[:, 1])}
     return row
 
 
@@ -235,11 +235,6 @@ def _matches(wm: Mapping[str, Any], w2r: Mapping[str, Any]) -> tuple[float, floa
         float(np.mean([exact_match(imagined, seen) for imagined, seen in pairs])),
         float(np.mean([token_f1(imagined, seen) for imagined, seen in pairs])),
     )
-
-
-def _estimate(values: Values) -> dict[str, Any]:
-    low, high = interval95(values[:, None])[:, 0].tolist()
-    return {"mean": float(values.mean()), "ci95": [low, high]}
 
 
 def render_consistency(results: Mapping[str, Any]) -> str:

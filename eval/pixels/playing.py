@@ -122,10 +122,11 @@ def recorded(folder: Path, steps: int, seed: int) -> FrameEpisode:
     begun = [(row, int(start)) for row in range(len(s.first)) for start in np.flatnonzero(s.first[row])]
     lengths = [_length(s.terminated[row, start:] | s.truncated[row, start:]) for row, start in begun]
     row, start = begun[int(np.argmax(lengths))]
-    part = slice(start, start + max(lengths))
-    obs = np.concatenate((s.obs[row, part], s.next_obs[row, part][-1:]))
-    played = (column[row, part] for column in (s.action, s.reward, s.terminated, s.truncated))
-    return FrameEpisode(space, obs, *played, seed, "agent")
+    here = row, slice(start, start + max(lengths))
+    obs = np.concatenate((s.obs[here], s.next_obs[here][-1:]))
+    return FrameEpisode(
+        space, obs, s.action[here], s.reward[here], s.terminated[here], s.truncated[here], seed, "agent"
+    )
 
 
 def _length(over: NDArray[np.bool_]) -> int:

@@ -38,7 +38,7 @@ from eval.commands.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
 from eval.commands.play import play_real, read_plays, won
 from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
-from eval.scores.intervals import Values, interval95
+from eval.scores.intervals import estimate
 from eval.scores.predictions import PredictionFolder, append_lines
 from eval.scores.tables import table
 from loopwm.records.episodes import recorded_episodes
@@ -244,15 +244,14 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
     return {
         "n": len(plays),
         "arms": {
-            arm: {"score": _estimate(score[arm]), "success": _estimate(success[arm]), **_work(plays, arm)}
-            for arm in arms
+            arm: {"score": estimate(score[arm]), "success": estimate(success[arm]), **_work(plays, arm)} for arm in arms
         },
         "differences": [
             {
                 "a": arms[-1],
                 "b": other,
-                "score": _estimate(score[arms[-1]] - score[other]),
-                "success": _estimate(success[arms[-1]] - success[other]),
+                "score": estimate(score[arms[-1]] - score[other]),
+                "success": estimate(success[arms[-1]] - success[other]),
             }
             for other in arms[:-1]
         ],
@@ -262,10 +261,6 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
         },
         "provenance": {**spec, **provenance("eval")},
     }
-
-
-def _estimate(values: Values) -> dict[str, Any]:
-    return {"mean": float(values.mean()), "ci95": interval95(values[:, None])[:, 0].tolist()}
 
 
 def _work(plays: Sequence[Mapping[str, Any]], arm: str) -> dict[str, float]:
