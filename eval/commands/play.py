@@ -17,9 +17,6 @@ from loopwm.records.files import read_json_lines
 from loopwm.records.template import Context, Regime
 from loopwm.worlds.protocol import Worlds, longer
 
-ENDS_BELOW = 0.5
-"""Predicted chance to go on below which an imagined world has ended."""
-
 WON_FROM = FULL_SCORE / 2
 """Points, summed over an imagined episode that ended, from which it counts as won: nearer to all than to none."""
 
@@ -111,7 +108,7 @@ def play_imagined(agent: Agent, worlds: Worlds, judges: bool, starts: Sequence[C
             play.observations.append(step.observation)
             if play.score is not None and step.reward is not None and step.continuation is not None:
                 play.score += step.reward
-                play.done = step.continuation < ENDS_BELOW
+                play.done = step.ends
             contexts[i] = longer(contexts[i], action, step.observation)
     return plays
 

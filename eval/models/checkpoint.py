@@ -70,7 +70,7 @@ class CheckpointPredictor:
                     prediction.texts[k] = step.observation
                     if step.reward is not None and step.continuation is not None:
                         prediction.rewards[k] = step.reward
-                        prediction.ends[k] = step.continuation < 0.5
+                        prediction.ends[k] = step.ends
         return predictions
 
     def nats(

@@ -34,8 +34,8 @@ from tenacity import (
 from eval.models.fewshot import Message
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
+from loopwm.worlds.http import KEY_VARIABLE
 
-KEY_VARIABLE = "OPENAI_API_KEY"
 ATTEMPTS = 8
 MAX_BACK_OFF = 60.0
 """Seconds; an endpoint that names a longer wait is waited for, up to MAX_RETRY_AFTER."""

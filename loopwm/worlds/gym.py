@@ -26,11 +26,8 @@ from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Source, Start, Starts
 from loopwm.worlds.starts import read_starts as read_starts
 
 
-def read_step(imagined: Imagined) -> tuple[bool, bool, dict[str, Any]]:
-    """Whether the world is full, whether the episode ends, and the info of the step."""
-    ends = imagined.continuation is not None and imagined.continuation < 0.5
-    told = {"predicted": imagined.reward is not None, "continuation": imagined.continuation, "finish": imagined.finish}
-    return imagined.finish == "full", ends, told
+def step_info(imagined: Imagined) -> dict[str, Any]:
+    return {"predicted": imagined.reward is not None, "continuation": imagined.continuation, "finish": imagined.finish}
 
 
 class ImaginedTextEnv(gymnasium.Env[str, str]):
@@ -78,12 +75,12 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         if not self.action_space.contains(action) or not action.strip():
             raise ValueError(f"action: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
         (imagined,) = self._worlds.step([action])
-        full, terminated, info = read_step(imagined)
+        full, terminated = imagined.finish == "full", imagined.ends
         self._steps += 1
         self._observation = self._observation if full else imagined.observation
         truncated = full or (not terminated and self._steps >= self._max_steps)
         self._over = terminated or truncated
-        return self._observation, imagined.reward or 0.0, terminated, truncated, info
+        return self._observation, imagined.reward or 0.0, terminated, truncated, step_info(imagined)
 
     def render(self) -> str | None:
         return self._observation if self.render_mode == "ansi" else None

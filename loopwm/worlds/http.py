@@ -19,6 +19,9 @@ from loopwm.worlds.protocol import Imagined, longer
 
 Json = dict[str, Any]
 
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Of the environment, where commands look for a service's key."""
+
 TIMEOUT = 600.0
 """Seconds for one answer."""
 

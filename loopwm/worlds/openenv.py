@@ -27,7 +27,7 @@ from pydantic import Field
 from loopwm.records.errors import InputError
 from loopwm.records.template import LONGEST_OBSERVATION, REGIMES, Context
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
-from loopwm.worlds.http import WorldError
+from loopwm.worlds.http import KEY_VARIABLE, WorldError
 from loopwm.worlds.protocol import Worlds
 from loopwm.worlds.spaces import MAX_ACTION
 from loopwm.worlds.starts import Start
@@ -35,9 +35,6 @@ from loopwm.worlds.vector import kept_worlds, local_worlds
 
 SESSION_TIMEOUT = 3600.0
 """Seconds that a session may be silent for."""
-
-KEY_VARIABLE = "OPENAI_API_KEY"
-"""Of the environment: the key of the service."""
 
 
 class TextAction(Action):

@@ -25,6 +25,11 @@ class Imagined:
     continuation: float | None = None
     finish: Finish = "stop"
 
+    @property
+    def ends(self) -> bool:
+        """Whether the world is over: its chance to go on is below one half. Never, where none is predicted."""
+        return self.continuation is not None and self.continuation < 0.5
+
 
 class Worlds(Protocol):
     """A batch of worlds that go on together, one row each. Lists that are passed have one entry a row.

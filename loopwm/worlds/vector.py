@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
-from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, read_step
+from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
@@ -124,7 +124,7 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         if len(fresh):
             told |= self._begin_anew(fresh)
         for row, imagined in zip(going, self._take(going, actions), strict=True):
-            full, terminated[row], told[int(row)] = read_step(imagined)
+            full, terminated[row], told[int(row)] = imagined.finish == "full", imagined.ends, step_info(imagined)
             self._steps[row] += 1
             self._seen[row] = self._seen[row] if full else imagined.observation
             rewards[row] = imagined.reward or 0.0

@@ -112,6 +112,21 @@ OTHERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def test_runs_of_other_windows_or_another_table_of_seen_ones_do_not_stand_together(finished, tmp_path, capsys):
+    arguments, folders = ["ledger", str(tmp_path / "page"), "--keep"], []
+    for name, (suite, seen) in {"copy": ("a", "1"), "markov": ("b", "1"), "retrieve": ("a", "2")}.items():
+        folders.append(finished(name, 0.1, 0.05, 0.2, suite_sha256=suite))
+        results = json.loads((folders[-1] / "results.json").read_text())
+        results["seen_in"] = {"episodes_sha256": seen, "episodes": 1, "transitions": 1}
+        (folders[-1] / "results.json").write_text(json.dumps(results))
+    assert main([*arguments, str(folders[0])]) == 0
+    assert main([*arguments, str(folders[1])]) == 2
+    assert "scienceworld-500: runs with different windows" in capsys.readouterr().err
+    (tmp_path / "page/data/scienceworld-500--observed--markov.json").unlink()
+    assert main([*arguments, str(folders[2])]) == 2
+    assert "scienceworld-500: runs with different tables of what was seen" in capsys.readouterr().err
+
+
 def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finished, tmp_path) -> None:
     page, folders = tmp_path / "page", [finished("copy", 0.1, 0.05, 0.2)]
     for kind, results in OTHERS.items():
