@@ -19,36 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
 from loopwm.machine import keep_everything
 from loopwm.pixel.agent_config import agent_config
-from loopwm.pixel.dynamics import DynamicsOutput
 from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.storm.system import Dreaming, StormSystem, StormWorld
+from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.records.config import read_sections
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GAME = "minatar/breakout"
-
-
-class TwoLayers(nn.Module):
-    """The paper's sequence model (STORM, tables 6 and 7) in the place of the looped core."""
-
-    def __init__(self, dim: int, heads: int, mlp_dim: int) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(dim, heads, mlp_dim, dropout=0.1, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, x: Tensor, positions: Tensor, first: Tensor, depth: Any, state: Any = None) -> Any:
-        episodes = first.long().cumsum(1)
-        hidden = (episodes[:, :, None] != episodes[:, None]) | torch.ones(x.shape[1], x.shape[1]).bool().triu(1)
-        heads = self.layers.layers[0].self_attn.num_heads
-        h = self.layers(x[:, :, 0], mask=hidden.repeat_interleave(heads, 0))
-        return DynamicsOutput(h[:, :, None], state, torch.ones_like(episodes))
 
 
 def parameters(module: nn.Module) -> int:

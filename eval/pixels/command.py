@@ -23,6 +23,7 @@ from loopwm.records.files import write_json
 
 EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
+CLAIMS = Path("configs/studies/storm-claims.yaml")
 
 Work = Callable[[argparse.Namespace], None]
 Tasks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -42,6 +43,11 @@ def _add_studies(tasks: Tasks) -> None:
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
     accuracy.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
     accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
+    purpose = "what worlds of STORM know of held-out play, trained as a protocol says, beside bars set before"
+    claims = _task(tasks, "claims", _claims, purpose, "folder of the study")
+    claims.add_argument("--protocol", type=Path, default=CLAIMS, help="default: %(default)s")
+    claims.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
+    claims.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
     purpose = "memory alone: which module still knows a cue long after"
     memory = _task(tasks, "memory", _memory, purpose, "folder of the study")
     memory.add_argument("--steps", type=positive, default=400, help="of training (default: %(default)s)")
@@ -161,6 +167,14 @@ def _accuracy(args: argparse.Namespace) -> None:
     from eval.studies.protocol import load_protocol
 
     run_accuracy_study(load_protocol(AccuracyProtocol, args.protocol, args.overrides), args.out, args.workers)
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _claims(args: argparse.Namespace) -> None:
+    from eval.pixels.claims_study import ClaimsProtocol, run_claims_study
+    from eval.studies.protocol import load_protocol
+
+    run_claims_study(load_protocol(ClaimsProtocol, args.protocol, args.overrides), args.out, args.workers)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 

@@ -21,7 +21,7 @@ from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
 from loopwm.pixel.learner import Learner
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import Replay
+from loopwm.pixel.replay import Replay, as_learned
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, FrameSpace
 from loopwm.training.real_world import real_environments
@@ -69,7 +69,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
             moment, s = found.moment, found.segments
             infos = {(ending.env, ending.step): ending.info for ending in found.endings}
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
-            ends += int(s.terminated.sum())
+            ends += int(as_learned(s).terminated.sum())
             for step in range(STEPS):
                 running += s.reward[:, step]
                 for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]).tolist():

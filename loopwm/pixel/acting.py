@@ -17,7 +17,7 @@ from torch import Tensor
 from loopwm.pixel.imagined import Moment, Rollout, rollout
 from loopwm.pixel.policy import ActorCritic, sample_action
 from loopwm.pixel.ppo import Trajectories
-from loopwm.pixel.replay import Segments
+from loopwm.pixel.replay import Segments, as_learned
 
 Array = NDArray[Any]
 
@@ -87,7 +87,7 @@ def play(env: VectorEnv[Any, Any, Any], player: Player, steps: int, moment: Mome
     """Plays on from a moment; what happened, with what a policy learns from it."""
     memory = player.memory
     found = rollout(env, player, steps, moment)
-    taken, s = player.taken(), found.segments
+    taken, s = player.taken(), as_learned(found.segments)
     value = torch.stack([step.value for step in taken], 1)
     tensors = {
         name: torch.from_numpy(getattr(s, name)).to(player.device)

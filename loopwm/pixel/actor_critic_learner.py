@@ -21,6 +21,7 @@ from torch import Tensor
 from loopwm.pixel.actor_critic import ActorCriticConfig, ActorCriticLearner, ActorCriticNetwork, Experience, dream
 from loopwm.pixel.imagined import FrameWorld, LatentWorld, Moment, Rollout, rollout
 from loopwm.pixel.learner import Chance, Dream, Numbers, a_step
+from loopwm.pixel.replay import as_learned
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -156,7 +157,8 @@ class RecordingPlayer(ActorCriticPlayer):
         read, self._read = [*self._read, self._ahead], []
         inputs, first = (torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first"))
         names = ("action", "reward", "terminated", "truncated")
-        results = {name: torch.from_numpy(getattr(found.segments, name)).to(self.device) for name in names}
+        learned = as_learned(found.segments)
+        results = {name: torch.from_numpy(getattr(learned, name)).to(self.device) for name in names}
         return Experience(
             inputs=inputs,
             first=first,

@@ -36,12 +36,12 @@ from loopwm.pixel.learner import Chance, Dream, Learner, Numbers, a_step
 from loopwm.pixel.oracle import Oracle, in_unit
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import Replay, Segments, prune
+from loopwm.pixel.replay import Replay, Segments, prune, rewarded
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.pixel.trust import stretches
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
-from loopwm.records.frames import FrameSpace
+from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from loopwm.records.run_folder import RunFolder, where_from
 
 STATE, LEARNER, HELD_OUT = "state.pt", "learner.pt", "held-out"
@@ -280,7 +280,21 @@ class AgentTrainer:
             self.chance.rng.bit_generator.state = state["rng"]
             self.chance.generator.set_state(state["generator"])
             self.iteration, self.interactions, self.episodes = state["counts"]
+        elif self.config.world.demonstrations:
+            self._take_demonstrations(Path(self.config.world.demonstrations))
         self.files.go_on_from(self.iteration)
+
+    def _take_demonstrations(self, folder: Path) -> None:
+        """Each a stream of its own, behind those of real play. Raises InputError for a file of another environment, and
+        for more than the replay keeps."""
+        for number, path in enumerate(episode_files(folder)):
+            episode = read_episode(path)
+            self.replay.space.require(episode.space, str(path))
+            if len(self.replay) + len(episode) > self.config.world.replay:
+                raise InputError(f"world.replay: {self.config.world.replay} transitions do not hold those of {folder}")
+            self.replay.add(rewarded(episode, self.config.real.rewards), self.config.real.count + number)
+            if self.world is not None:
+                self.world.system.prepare([torch.from_numpy(episode.obs).to(self.device)])
 
     def _export(self) -> None:
         """`learner.pt`, and the world model in `model`."""

@@ -49,6 +49,8 @@ class WorldConfig:
     clip_norm: float = 0.5
     replay: int = 128_000
     """Transitions kept."""
+    demonstrations: str = ""
+    """A folder of recorded episodes that the replay begins with (STORM, table 10), if any."""
     warmup: int = 0
     """Interactions before the first update: as long as the replay has no segment of `steps`, nothing can be learned."""
 

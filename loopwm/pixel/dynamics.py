@@ -163,6 +163,10 @@ class LoopedAttention(nn.Module):
         self.rotary = rotary
         self.window = window
 
+    def check(self, depth: int | ExitRule) -> ExitRule:
+        """The rule that `depth` stands for. Raises ValueError for one that the core does not allow."""
+        return self.core.check(depth)
+
     def initial(self, batch: int, device: torch.device) -> FrameCache:
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
         return FrameCache(CoreState(batch, device), empty)
@@ -182,7 +186,7 @@ class LoopedAttention(nn.Module):
         state = self.initial(len(x), x.device) if state is None else state
         if not isinstance(rule, Fixed):
             return scan(self.step, x, positions, first, rule, state)
-        episodes = _episodes(first, state.episodes)
+        episodes = episodes_of(first, state.episodes)
         out, columns = self._run(x, positions, self._mask(episodes, x.shape[1], x.shape[2]), rule, state.columns)
         kept = self._last_frames(FrameCache(columns, episodes), x.shape[2])
         return DynamicsOutput(out.h.view_as(x), kept, out.loops[:, None].expand(-1, x.shape[1]))
@@ -191,7 +195,7 @@ class LoopedAttention(nn.Module):
         self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: FrameCache
     ) -> DynamicsOutput[FrameCache]:
         rule = self.core.check(depth)
-        episodes = _episodes(first[:, None], state.episodes)
+        episodes = episodes_of(first[:, None], state.episodes)
         mask = self._mask(episodes, 1, x.shape[1])
         out, columns = self._run(x[:, None], positions[:, None], mask, rule, state.columns)
         columns.finish(self.core.config.loop_slots, out.loops, rule.limit, x.shape[1])
@@ -200,7 +204,7 @@ class LoopedAttention(nn.Module):
 
     def _sampled(self, x: Tensor, positions: Tensor, first: Tensor, plan: DepthPlan) -> DynamicsOutput[FrameCache]:
         nothing = self.initial(len(x), x.device)
-        mask = self._mask(_episodes(first, nothing.episodes), x.shape[1], x.shape[2])
+        mask = self._mask(episodes_of(first, nothing.episodes), x.shape[1], x.shape[2])
         shared = self._inputs(positions, mask)
         out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), plan)
         gate = None if out.gate_logits is None else out.gate_logits.unflatten(1, x.shape[1:3])
@@ -323,7 +327,7 @@ def scan(
     return DynamicsOutput(torch.stack(h, 1), state, torch.stack(loops, 1))
 
 
-def _episodes(first: Tensor, before: Tensor) -> Tensor:
+def episodes_of(first: Tensor, before: Tensor) -> Tensor:
     """The episode that each frame (B, frames) belongs to, those `before` included."""
     last = before[:, -1:] if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
     return torch.cat((before, last + first.long().cumsum(1)), 1)

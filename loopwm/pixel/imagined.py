@@ -18,7 +18,7 @@ from torch import Tensor
 
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
-from loopwm.records.frames import FrameSpace
+from loopwm.records.frames import LOST, FrameSpace
 
 S = TypeVar("S")
 
@@ -236,7 +236,8 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: M
             next_obs[i] = info["final_obs"][i]
             endings.append(Ending(int(i), step, _of_row(info["final_info"], int(i))))
         results = reward.astype(np.float32), terminated, truncated
-        rows.append((moment.obs, next_obs, np.asarray(action, np.int64), *results, moment.first))
+        lost = info[LOST].astype(bool) & ~over if LOST in info else np.zeros_like(over)
+        rows.append((moment.obs, next_obs, np.asarray(action, np.int64), *results, moment.first, lost))
         moment = Moment(obs, over, info)
     columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
     return Rollout(Segments(*columns), moment, endings)

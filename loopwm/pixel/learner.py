@@ -16,7 +16,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from loopwm.pixel.imagined import FrameWorld, Moment, Policy, Rollout
-from loopwm.pixel.replay import Replay
+from loopwm.pixel.replay import Replay, as_learned
 
 Numbers = dict[str, float]
 
@@ -78,5 +78,5 @@ class Learner(Protocol):
 def a_step(found: Rollout) -> Numbers:
     """Reward of a step in the mean, and how many end an episode: where imagination differs from the real environment,
     policies learn what does not hold."""
-    s = found.segments
+    s = as_learned(found.segments)
     return {"reward": float(s.reward.mean()), "ends": float(s.terminated.mean())}

@@ -11,13 +11,21 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
-from loopwm.records.frames import FrameEpisode, FrameSpace, count_steps, episode_files, read_episode, write_episode
+from loopwm.records.frames import (
+    LOST,
+    FrameEpisode,
+    FrameSpace,
+    count_steps,
+    episode_files,
+    read_episode,
+    write_episode,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +34,7 @@ class Segments:
 
     obs, next_obs: uint8 (B, T, H, W, C), next_obs[t] being what the action led to, an episode's last frame included
     (obs[t + 1] is then the first of the next episode); action: int64 (B, T); reward: float32 (B, T); terminated,
-    truncated, first: bool (B, T), first True where an episode begins.
+    truncated, first, lost: bool (B, T), first True where an episode begins, lost where a life is, which ends none.
     """
 
     obs: NDArray[np.uint8]
@@ -36,17 +44,29 @@ class Segments:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     first: NDArray[np.bool_]
+    lost: NDArray[np.bool_]
 
     def rows(self, chosen: slice) -> Segments:
         return Segments(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
+def as_learned(segments: Segments) -> Segments:
+    """The same steps for returns and for heads of ends, to which a lost life is an end (STORM, table 9).
+
+    `first` stays: what a world and a policy remember goes on.
+    """
+    return replace(segments, terminated=segments.terminated | segments.lost)
+
+
 RewardUnit = Literal["raw", "sign"]
 
 
-def rewarded(segments: Segments, unit: RewardUnit) -> Segments:
+T = TypeVar("T", Segments, FrameEpisode)
+
+
+def rewarded(steps: T, unit: RewardUnit) -> T:
     """The same steps with rewards in this unit."""
-    return segments if unit == "raw" else replace(segments, reward=np.sign(segments.reward))
+    return steps if unit == "raw" else replace(steps, reward=np.sign(steps.reward))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +84,8 @@ class _Piece:
         first[0] = self.fresh and start == 0
         steps = slice(start, stop)
         results = (getattr(episode, name)[steps] for name in ("action", "reward", "terminated", "truncated"))
-        return episode.obs[steps], episode.obs[start + 1 : stop + 1], *results, first
+        lost = episode.extras.get(LOST, np.zeros(len(episode) + 1, dtype=bool))[start + 1 : stop + 1]
+        return episode.obs[steps], episode.obs[start + 1 : stop + 1], *results, first, lost
 
 
 @dataclass
@@ -157,7 +178,7 @@ class Replay:
         policy, seed: who played, and the seed of the run. Raises InputError as `add` does.
         """
         for stream, row in enumerate(zip(*(getattr(segments, f.name) for f in fields(Segments)), strict=True)):
-            *_, terminated, truncated, first = row
+            *_, terminated, truncated, first, _ = row
             if first[0] and stream in self._streams:
                 self._streams[stream].open_at = None
             ends = np.flatnonzero(terminated | truncated) + 1
@@ -236,10 +257,11 @@ def _episode(
     space: FrameSpace, row: tuple[NDArray[Any], ...], steps: NDArray[np.int64], policy: str, seed: int
 ) -> FrameEpisode:
     """Consecutive steps of a row of segments, whose fields come in the order of Segments."""
-    obs, next_obs, *results, _ = row
+    obs, next_obs, *results, _, lost = row
     frames = np.concatenate((obs[steps], next_obs[steps[-1:]]))
     action, reward, terminated, truncated = (column[steps] for column in results)
-    return FrameEpisode(space, frames, action, reward, terminated, truncated, seed, policy)
+    extras = {LOST: np.concatenate(([False], lost[steps]))} if lost[steps].any() else {}
+    return FrameEpisode(space, frames, action, reward, terminated, truncated, seed, policy, extras)
 
 
 def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:

@@ -9,7 +9,7 @@ Shape suffixes: B rows, T environment steps, H/W/C frame.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, make_dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
@@ -19,7 +19,7 @@ from loopwm.core import DepthPlan
 from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.registry import SYSTEMS, named
-from loopwm.pixel.replay import Segments
+from loopwm.pixel.replay import Segments, as_learned
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -35,7 +35,8 @@ def mean_of(mean: Tensor, count: int) -> Tensor:
 
 
 class FrameBatch(NamedTuple):
-    """Consecutive steps of replayed play, as in `Segments`: obs and next_obs uint8 (B, T, H, W, C), all else (B, T)."""
+    """Consecutive steps of replayed play, as in `Segments`: obs and next_obs uint8 (B, T, H, W, C), all else (B, T).
+    A lost life is an end here."""
 
     obs: Tensor
     next_obs: Tensor
@@ -47,7 +48,8 @@ class FrameBatch(NamedTuple):
 
     @classmethod
     def of(cls, segments: Segments) -> FrameBatch:
-        return cls(*(torch.from_numpy(getattr(segments, f.name)) for f in fields(Segments)))
+        learned = as_learned(segments)
+        return cls(*(torch.from_numpy(getattr(learned, name)) for name in cls._fields))
 
     def to(self, device: torch.device) -> FrameBatch:
         return FrameBatch(*(tensor.to(device) for tensor in self))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loopwm.pixel.imagined import FrameWorld
-from loopwm.pixel.replay import Replay
+from loopwm.pixel.replay import Replay, as_learned
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def stretches(
 ) -> Stretches:
     """`count` stretches of `steps` actions from places after `context` frames. Raises InputError if no play is that
     long."""
-    seen = held_out.sample(count, context + steps, rng)
+    seen = as_learned(held_out.sample(count, context + steps, rng))
     generator = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
     obs, action, first = (torch.from_numpy(x).to(device) for x in (seen.obs, seen.action, seen.first))
     state = world.start(obs[:, :context], action[:, : context - 1], first[:, :context], generator)

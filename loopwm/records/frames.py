@@ -22,6 +22,9 @@ FORMAT = "loopwm-frames-v1"
 _ARRAYS = ("obs", "action", "reward", "terminated", "truncated")
 _EXTRA = "extra."
 
+LOST = "lost"
+"""Name in what an environment tells of a frame: bool, whether a life was lost since the one before."""
+
 
 @dataclass(frozen=True)
 class FrameSpace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from loopwm.pixel.oracle import in_unit
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
+from loopwm.records.frames import write_episode
 from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
+from tests.pixel.blocks import played as demonstrated
 
 SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
 
@@ -232,6 +235,32 @@ def test_signs_of_rewards_reach_learner_and_world_alike(tmp_path):
     rewards = trainer.replay.sample(8, 6, np.random.default_rng(0)).reward
     assert set(np.unique(rewards)) == {-1.0, 1.0}
     assert set(trainer.learner._played.reward.unique().tolist()) <= {-1.0, 1.0}
+
+
+def shown(folder, **changes):
+    """A folder of one demonstration of the blocks."""
+    folder.mkdir()
+    write_episode(folder / "a.npz", replace(demonstrated(7), **changes))
+    return str(folder)
+
+
+def test_demonstrations_are_in_the_replay_from_the_beginning_and_once(tmp_path):
+    folder = shown(tmp_path / "shown", reward=np.full(len(demonstrated(7)), -3, np.float32))
+    settings = config(world={"demonstrations": folder}, real={"rewards": "sign"})
+    trainer = AgentTrainer(settings, blocks(4), SPACE, tmp_path / "run")
+    assert [episode.reward.tolist() for episode in trainer.replay.episodes()] == [[-1.0] * len(demonstrated(7))]
+    trainer.run(max_minutes=0.0001)
+    again = AgentTrainer(settings, blocks(4), SPACE, tmp_path / "run")
+    assert sum((episode.reward == -1).all() for episode in again.replay.episodes()) == 1
+
+
+def test_a_demonstration_of_another_environment_and_more_than_are_kept_are_refused(tmp_path):
+    other = shown(tmp_path / "other", space=replace(SPACE, env="other"))
+    with pytest.raises(InputError, match=r"other/a.npz: env is 'other', expected"):
+        AgentTrainer(config(world={"demonstrations": other}), blocks(4), SPACE, tmp_path / "run")
+    good = shown(tmp_path / "good")
+    with pytest.raises(InputError, match=r"world.replay: 3 transitions do not hold those of"):
+        AgentTrainer(config(world={"demonstrations": good, "replay": 3}), blocks(4), SPACE, tmp_path / "full")
 
 
 def test_a_part_of_the_rows_is_an_optimiser_step(tmp_path):

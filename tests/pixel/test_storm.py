@@ -195,8 +195,12 @@ def imagined(world: StormWorld, at: Dreaming, actions: torch.Tensor) -> list[Dre
     return states
 
 
-def test_imagination_with_a_cache_equals_the_whole_sequence_without() -> None:
-    made, data = system(), batch(steps=4)
+BOTH_SEQUENCES = pytest.mark.parametrize("config", [TINY, replace(TINY, sequence="two-layers")], ids=["looped", "two"])
+
+
+@BOTH_SEQUENCES
+def test_imagination_with_a_cache_equals_the_whole_sequence_without(config: StormConfig) -> None:
+    made, data = system(config), batch(steps=4)
     world = made.world(MODE)
     begun = world.start(data.obs, data.action[:, :-1], data.first, generator())
     actions = torch.randint(3, (3, 5))
@@ -212,9 +216,10 @@ def test_imagination_with_a_cache_equals_the_whole_sequence_without() -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 4, 6, 9])
-def test_stepping_in_the_real_world_equals_the_whole_of_the_last_frames(frames: int) -> None:
+@BOTH_SEQUENCES
+def test_stepping_in_the_real_world_equals_the_whole_of_the_last_frames(config: StormConfig, frames: int) -> None:
     """Nine frames are more than the six that are carried along."""
-    world, data = system().world(MODE), batch(steps=9)
+    world, data = system(config).world(MODE), batch(steps=9)
     chance = generator()
     at = world.start(data.obs[:, :1], data.action[:, :0], data.first[:, :1], chance)
     for t in range(1, frames):
@@ -257,8 +262,11 @@ def test_imagination_goes_on_when_the_learned_positions_are_used_up() -> None:
     assert all(torch.isfinite(state.h).all() for state in states)
 
 
-def test_states_are_not_changed_by_what_is_imagined_from_them_and_rows_are_replaced_one_by_one() -> None:
-    world, data = system().world(MODE), batch(steps=5)
+@BOTH_SEQUENCES
+def test_states_are_not_changed_by_what_is_imagined_from_them_and_rows_are_replaced_one_by_one(
+    config: StormConfig,
+) -> None:
+    world, data = system(config).world(MODE), batch(steps=5)
     actions = torch.randint(3, (3, 4))
     at = world.start(data.obs, data.action[:, :-1], data.first, generator())
     other = world.start(data.obs[1:2, 2:], data.action[1:2, 2:-1], data.first[1:2, 2:], generator())
@@ -280,6 +288,25 @@ def test_frames_are_shown_of_latents_in_training_too_as_in_evaluation() -> None:
     assert made.training
     assert made.network.training
     assert shown.shape == (3, *SPACE.frame_shape)
+
+
+def test_the_authors_two_layers_are_those_of_tables_6_and_7() -> None:
+    layers = Storm(
+        StormConfig(sequence="two-layers"), FrameSpace("made/up", "1", (64, 64, 3), 18)
+    ).dynamics.block.layers
+    assert len(layers) == 2
+    for layer in layers:
+        assert (layer.self_attn.embed_dim, layer.self_attn.num_heads, layer.linear1.out_features) == (512, 8, 1024)
+        assert not layer.norm_first
+
+
+def test_nothing_is_dropped_in_imagination_while_the_model_is_in_training() -> None:
+    made, data = system(replace(TINY, sequence="two-layers")), batch(steps=5)
+    world = made.world(MODE)
+    at = world.start(data.obs, data.action[:, :-1], data.first, generator())
+    made.train()
+    assert torch.equal(world.start(data.obs, data.action[:, :-1], data.first, generator()).h, at.h)
+    assert made.network.dynamics.training
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Atari as the 100k benchmark has it: 64 x 64 colour frames, each of four of the game's, the last two merged.
 
 Up to 30 no-ops begin an episode, actions are the game's minimal set and are never repeated by chance. An episode ends
-with the game, not with a life; `lives` is told.
+with the game, not with a life; what is left and what is lost of these is told.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.environments.pixels.base import Frame, Outcome, installed, missing, resize
 from loopwm.records.errors import InputError
-from loopwm.records.frames import FrameSpace
+from loopwm.records.frames import LOST, FrameSpace
 
 PIXELS = 64
 SKIP = 4
@@ -22,7 +22,7 @@ LIMIT = 108_000
 
 
 class Atari:
-    """One game. Told of each frame: `lives` that are left."""
+    """One game. Told of each frame: `lives` that are left, and whether one was `lost` since the frame before."""
 
     def __init__(self, game: str) -> None:
         """game: as in Breakout or MsPacman. Raises InputError for an unknown one."""
@@ -52,10 +52,10 @@ class Atari:
             self._ale.act(0)
             if self._ale.game_over():
                 self._ale.reset_game()
-        return resize(self._ale.getScreenRGB(), PIXELS, PIXELS), self._info()
+        return resize(self._ale.getScreenRGB(), PIXELS, PIXELS), self._info(self._ale.lives())
 
     def act(self, action: int) -> Outcome:
-        reward, last = 0.0, [self._ale.getScreenRGB()]
+        reward, last, lives = 0.0, [self._ale.getScreenRGB()], self._ale.lives()
         for _ in range(SKIP):
             reward += self._ale.act(self._actions[action])
             last = [*last[-1:], self._ale.getScreenRGB()]
@@ -63,9 +63,9 @@ class Atari:
                 break
         frame = resize(np.maximum(*last), PIXELS, PIXELS)
         truncated = self._ale.game_truncated()
-        return Outcome(frame, reward, self._ale.game_over(with_truncation=False), truncated, self._info())
+        return Outcome(frame, reward, self._ale.game_over(with_truncation=False), truncated, self._info(lives))
 
-    def _info(self) -> dict[str, Any]:
-        return {"lives": self._ale.lives()}
+    def _info(self, lives_before: int) -> dict[str, Any]:
+        return {"lives": self._ale.lives(), LOST: self._ale.lives() < lives_before}
 
     def close(self) -> None: ...

@@ -12,8 +12,9 @@ Shape suffixes: B batch, T environment steps, G groups, K classes of a group, D 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,12 @@ from loopwm.pixel.actor_critic import mlp
 from loopwm.pixel.dynamics import (
     Depth,
     DynamicsOutput,
-    FrameCache,
     LoopedAttention,
     LoopedConfig,
     require_positive_sizes,
 )
 from loopwm.pixel.storm.images import IMAGES, as_pixels
+from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.records.frames import FrameSpace
 
 
@@ -48,6 +49,8 @@ class StormConfig(LoopedConfig):
     """Convolutions with stride 2; not of small frames."""
     uniform_mix: float = 0.01
     """Share of the uniform distribution in posterior and prior."""
+    sequence: Literal["looped", "two-layers"] = "looped"
+    """two-layers: the authors' own sequence model, to compare with."""
     positions: int = 64
     """Learned positions: the longest sequence."""
     context: int = 16
@@ -103,6 +106,12 @@ class Unturned:
         return ones, torch.zeros_like(ones)
 
 
+SEQUENCES: dict[str, Callable[[StormConfig], LoopedAttention | TwoLayers]] = {
+    "looped": lambda c: LoopedAttention(c.core(), Unturned(c.dim // c.heads), c.positions),
+    "two-layers": lambda c: TwoLayers(c.dim, c.heads, c.mlp_dim),
+}
+
+
 class Prediction(NamedTuple):
     """From h (..., D): log-probabilities (..., G, K) of next latents, reward logits (..., BINS), end logits (...)."""
 
@@ -126,7 +135,7 @@ class Storm(nn.Module):
         )
         self.places = nn.Parameter(torch.randn(config.positions, dim) * dim**-0.5)
         self.place_norm = nn.LayerNorm(dim)
-        self.dynamics = LoopedAttention(config.core(), Unturned(dim // config.heads), config.positions)
+        self.dynamics = SEQUENCES[config.sequence](config)
         self.norm = nn.LayerNorm(dim)
         self.prior_head = nn.Linear(dim, latent)
         self.reward_head, self.end_head = mlp(dim, dim, 2, BINS), mlp(dim, dim, 2, 1)
@@ -144,9 +153,7 @@ class Storm(nn.Module):
         chosen = F.one_hot(action, self.actions).to(z.dtype)
         return self.mixer(torch.cat((z.flatten(-2), chosen), -1))
 
-    def run(
-        self, e: Tensor, places: Tensor, first: Tensor, depth: Depth, cache: FrameCache | None = None
-    ) -> DynamicsOutput[FrameCache]:
+    def run(self, e: Tensor, places: Tensor, first: Tensor, depth: Depth, cache: Any = None) -> DynamicsOutput[Any]:
         """h (B, T, D) of e (B, T, D) at places (B, T), which count from 0 at the sequence's first step (STORM, tables 5
         and 7)."""
         x = self.place_norm(e + self.places[places])

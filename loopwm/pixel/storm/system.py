@@ -15,14 +15,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, FrameCache
+from loopwm.pixel.dynamics import Depth, DynamicsOutput
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.storm.images import as_pixels
 from loopwm.pixel.storm.model import Storm, StormConfig, draw, kl_divergence, mode
@@ -126,7 +126,7 @@ class Dreaming:
     longest: int
     past: Tensor
     past_first: Tensor
-    cache: FrameCache
+    cache: Any
 
     def begun(self, first: Tensor) -> Dreaming:
         """The same at a frame that begins an episode where first, bool (B,), is True."""
@@ -152,7 +152,7 @@ class StormWorld:
         self.system, self.network, self.space = system, system.network, system.space
         self.width, self._choose = system.width, LATENTS[sampling.latents]
         self._act_on = sampling.act_on
-        self.depth = self.network.dynamics.core.check(sampling.depth or system.config.default_depth)
+        self.depth = self.network.dynamics.check(sampling.depth or system.config.default_depth)
 
     @torch.no_grad()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Dreaming:
@@ -227,7 +227,7 @@ class StormWorld:
         """The world after steps of e (B, T, D), first (B, T); what `at` shows is not changed."""
         steps = e.shape[1]
         places = at.frames[:, None] + torch.arange(steps, device=e.device)
-        out = self.network.run(e, places, first, self.depth, at.cache)
+        out = self._run(e, places, first, at.cache)
         noted = self._noted(at, e, first)
         return replace(noted, h=out.h[:, -1], cache=out.state, longest=at.longest + steps)
 
@@ -243,14 +243,18 @@ class StormWorld:
         kept = at.past.shape[1]
         frames = at.frames.clamp(max=kept)
         places = torch.arange(kept, device=frames.device) - (kept - frames)[:, None]
-        out = self.network.run(at.past, places.clamp(min=0), at.past_first | (places == 0), self.depth)
+        out = self._run(at.past, places.clamp(min=0), at.past_first | (places == 0))
         first = at.first | (frames == 0)  # nothing before: what pads the past is not seen
         return replace(at, h=out.h[:, -1], first=first, frames=frames, longest=kept, cache=out.state)
+
+    def _run(self, e: Tensor, places: Tensor, first: Tensor, cache: Any = None) -> DynamicsOutput[Any]:
+        with evaluating(self.network.dynamics):
+            return self.network.run(e, places, first, self.depth, cache)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Batch norm by its moving statistics, in a model that may be in training."""
+    """Batch norm by its moving statistics and no dropout, in a model that may be in training."""
     training = module.training
     module.eval()
     try:
