@@ -8,13 +8,16 @@
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
 # make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; goes on when killed
 # make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)
-# The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS, TRAIN_ARGS.
+# The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS, TRAIN_ARGS,
+# WORKERS and SHARD (of make data).
 
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
+WORKERS ?= 2
+SHARD ?= 1/1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,7 +52,7 @@ train-reference: $(VENV)/.installed
 	PYTHON=$(BIN)/python bash configs/reference.sh runs/reference $(TRAIN_ARGS)
 
 data: $(VENV)/.games
-	PYTHON=$(BIN)/python bash data_prep/collect_all.sh data/episodes
+	PYTHON=$(BIN)/python bash data_prep/collect_all.sh data/episodes $(WORKERS) $(SHARD)
 
 # Our classes inside ScienceWorld's JVM (needs a JDK); the class files are part of the project.
 PROBE := data_prep/environments/scienceworld/probe/loopwm

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # All episodes to train and to tune on, in the folder named: about 2.4 million transitions of ScienceWorld and 0.35 million
 # of ALFWorld, some hours on two cores. Killed and started again, it goes on. What comes packed with the project is
-# unpacked first. ALFWorld's original games are played where ALFWORLD_DATA has them.
+# unpacked first. ALFWorld's original games are played where ALFWORLD_DATA has them. A shard I/N is this machine's part.
 set -euo pipefail
-out=$1 workers=${2:-2}
+out=$1 workers=${2:-2} shard=${3:-1/1}
 python=${PYTHON:-python}
 
 collect() { # ENVIRONMENT NAME OPTIONS..
-  "$python" -m data_prep collect "$1" --workers "$workers" --solutions "$out/../solutions" --out "$out/$1-$2" "${@:3}"
+  "$python" -m data_prep collect "$1" --workers "$workers" --shard "$shard" --solutions "$out/../solutions" --out "$out/$1-$2" "${@:3}"
 }
 
 "$python" -m data_prep pack --unpack --out "$out"
