@@ -1,55 +1,18 @@
-"""`python -m eval COMMAND`."""
+"""`python -m eval`, or one line where a package of the extra `eval` is not installed."""
 
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
-from eval.commands import (
-    build_entities,
-    build_examples,
-    compare,
-    consistency,
-    listing,
-    rollout,
-    run,
-    seen,
-    tabulate,
-    validate,
-)
-from eval.lm_eval import command as lm_eval_tasks
-from eval.models import markov
-from eval.pixels import command as pixels
-from eval.reports import command as report
-from eval.reports import ledger
-from eval.studies import command as study
-from eval.studies import plan
-from loopwm.records.command import command_parser, exit_status
-
-COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "run": (run, "evaluate a checkpoint, a floor or a language model on a suite"),
-    "list": (listing, "what can be run: suites and floors"),
-    "validate": (validate, "look through a window file for faults"),
-    "compare": (compare, "paired differences of two runs"),
-    "table": (tabulate, "several runs side by side"),
-    "rollout": (rollout, "imagine whole episodes, scored by depth"),
-    "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
-    "plan": (plan, "an agent that looks ahead in the model, against itself without"),
-    "report": (report, "one page about several runs"),
-    "ledger": (ledger, "the page of all results that are kept"),
-    "study": (study, "answer a question about the model by a written protocol"),
-    "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
-    "pixels": (pixels, "measure pixel worlds"),
-    "build-markov": (markov, "make the table of the markov floor"),
-    "build-seen": (seen, "find out which windows stand in train episodes"),
-    "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
-    "build-entities": (build_entities, "make the list of ScienceWorld's names"),
-}
+from loopwm.records.command import missing_package
 
 
 def main(arguments: list[str] | None = None) -> int:
-    args = command_parser("python -m eval", "Evaluate world models.", COMMANDS).parse_args(arguments)
-    return exit_status(lambda: args.run(args))
+    try:
+        from eval.main import main as run
+    except ModuleNotFoundError as error:
+        return missing_package(error, "eval")
+    return run(arguments)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwm.records.errors import InputError
+from loopwm.records.files import PACKAGED
 from loopwm.worlds.http import Client, WorldError
 from serve.playground import EXAMPLES
 
@@ -179,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="a running service, such as http://127.0.0.1:8000")
-    where.add_argument("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder")
+    where.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--api-key-file", type=Path, help="file with the service's API key")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--example", metavar="NAME", help=f"one of {', '.join(_examples())}; by default the first")

@@ -76,16 +76,21 @@ _Rule = TypeVar("_Rule", bound=type)
 
 
 def exit_rule(name: str) -> Callable[[_Rule], _Rule]:
-    """Names a frozen dataclass that follows `ExitRule`."""
+    """Names a frozen dataclass that follows `ExitRule`. Raises TypeError for one that lacks a member."""
 
     def register(rule: _Rule) -> _Rule:
+        for member in ("needs_gate", "depends_on_batch", "for_pass", "exits"):
+            if not hasattr(rule, member):
+                raise TypeError(f"{rule.__name__}: an exit rule has {member}")
         RULES[name] = rule
         return rule
 
     return register
 
 
-class _SameInEveryPass:
+class SameInEveryPass:
+    """What most rules share: they need no gate, decide for each row by itself, and alike in every pass."""
+
     needs_gate: ClassVar[bool] = False
     depends_on_batch: ClassVar[bool] = False
 
@@ -95,7 +100,7 @@ class _SameInEveryPass:
 
 @exit_rule("fixed")
 @dataclass(frozen=True)
-class Fixed(_SameInEveryPass):
+class Fixed(SameInEveryPass):
     """Every row takes this many loops."""
 
     loops: int
@@ -111,7 +116,7 @@ class Fixed(_SameInEveryPass):
 
 @exit_rule("gate")
 @dataclass(frozen=True)
-class Gate(_SameInEveryPass):
+class Gate(SameInEveryPass):
     """Leaves where g^(t) > tau (LoopWM, section 3.4). Raises ValueError if tau is not inside (0, 1)."""
 
     tau: float
@@ -127,7 +132,7 @@ class Gate(_SameInEveryPass):
 
 @exit_rule("cumulative")
 @dataclass(frozen=True)
-class CumulativeGate(_SameInEveryPass):
+class CumulativeGate(SameInEveryPass):
     """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro, section 3.2:
     Q-exit).
 
@@ -147,7 +152,7 @@ class CumulativeGate(_SameInEveryPass):
 
 @exit_rule("convergence")
 @dataclass(frozen=True)
-class Convergence(_SameInEveryPass):
+class Convergence(SameInEveryPass):
     """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, section 3.4, after Pappone
     et al. 2025). The paper prints a bound that is not relative to |h^(t)|.
 

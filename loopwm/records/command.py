@@ -50,6 +50,19 @@ def script_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     )
 
 
+OURS = ("data_prep", "eval", "loopwm", "serve")
+
+
+def missing_package(error: ModuleNotFoundError, extra: str) -> int:
+    """2, the exit status, after one line on the package that an extra would have brought. Raises the error again for a
+    module of ours."""
+    package = (error.name or "").partition(".")[0]
+    if package in OURS:
+        raise error
+    print(f"error: the package {package} is not installed: pip install 'loopwm[{extra}]'", file=sys.stderr)
+    return 2
+
+
 def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:
     """0, or 2 after one line on what the user is to mend: bad input, a full disk, or an error of these kinds."""
     wrong: tuple[type[Exception], ...] = (InputError, OSError, *more)

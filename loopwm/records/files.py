@@ -23,6 +23,9 @@ LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
 """What reading a damaged text file raises, packed or not."""
 
+PACKAGED = Path(__file__).parents[1] / "pretrained"
+"""The checkpoint that comes with the package."""
+
 
 def publish(temporary: Path, path: Path) -> None:
     """Renames a finished file or folder beside `path` to it; a folder that is there is replaced.

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 from loopwm.trainer.config import OptimizerConfig
 from loopwm.trainer.muon import Muon
 
-LAYERS = {"prelude", "block", "coda", "copy"}
+LAYERS = {"prelude", "block", "coda", "copy", "two_layers"}
 """Modules, of any system, whose matrices are Muon's and decay. All others keep their size: embeddings, heads, the
 monitor, what carries a latent, the injection's B and C. A matrix that nobody thought of is among these."""
 

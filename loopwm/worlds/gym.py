@@ -69,9 +69,9 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         return self._observation, start.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Raises ValueError for an action outside the space, or after the end of an episode."""
+        """Raises ValueError for an action outside the space, or where no episode is going on."""
         if self._over:
-            raise ValueError("step: the episode is over, call reset")
+            raise ValueError("step: no episode is going on, call reset")
         if not self.action_space.contains(action) or not action.strip():
             raise ValueError(f"action: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
         (imagined,) = self._worlds.step([action])

@@ -15,7 +15,7 @@ import httpx
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
-from loopwm.worlds.protocol import Imagined, longer
+from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
 Json = dict[str, Any]
 
@@ -60,13 +60,13 @@ class Client:
         self._patience = patience
         self.base = url.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
-            raise InputError(f"--url: {url!r} does not begin with http:// or https://")
+            raise InputError(f"url: {url!r} does not begin with http:// or https://")
         try:
             here = urlsplit(self.base).hostname in ("127.0.0.1", "localhost", "::1")
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             self._http = httpx.Client(base_url=f"{self.base}/v1/", headers=headers, timeout=timeout, trust_env=not here)
         except (ValueError, httpx.InvalidURL) as error:
-            raise InputError(f"--url: {error}") from error
+            raise InputError(f"url: {error}") from error
 
     def model(self) -> str:
         """The served model's name. Raises WorldError."""
@@ -192,6 +192,7 @@ class HttpWorlds:
         if not self._rows:
             raise ValueError("step: begin a world first")
         stepping = self._rows if rows is None else [self._rows[row] for row in rows]
+        check_lengths(len(stepping), actions=actions)
         self._steps += 1
         asked = {"op": "step", "decode": "last" if decode else "none", **self._limit}
         bodies = [
@@ -203,6 +204,7 @@ class HttpWorlds:
         return [self._taken(row, action, answer) for row, action, answer in taken]
 
     def fork(self, rows: Sequence[int]) -> HttpWorlds:
+        check_rows(rows, len(self._rows))
         fork = self.fresh()
         fork._rows = [replace(self._rows[row], world={}) for row in rows]
         try:
@@ -226,6 +228,7 @@ class HttpWorlds:
             fork.world = world
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
+        check_lengths(len(self._rows), actions=actions, observations=observations)
         seen = zip(self._rows, actions, observations, strict=True)
         after = [_Row(longer(row.context, action, text), (), row.world) for row, action, text in seen]
         steps = [row.context.history[-1] for row in after]

@@ -10,7 +10,7 @@ from torch import Tensor
 from loopwm.core import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError
 from loopwm.text.world import World, WorldModel
-from loopwm.worlds.protocol import Imagined, longer
+from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
 
 class LocalWorlds:
@@ -66,6 +66,7 @@ class LocalWorlds:
         ]
 
     def fork(self, rows: Sequence[int]) -> LocalWorlds:
+        check_rows(rows, len(self._contexts))
         fork = LocalWorlds(self._model, self._depth, self._max_new_tokens)
         fork._contexts = [self._contexts[row] for row in rows]
         fork._now = self.world.select(rows)
@@ -73,6 +74,7 @@ class LocalWorlds:
         return fork
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
+        check_lengths(len(self._contexts), actions=actions, observations=observations)
         steps = zip(self._contexts, actions, observations, strict=True)
         self._contexts = [longer(*step) for step in steps]
         assert self._real is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from loopwm.records.template import Context, Transition
+from loopwm.records.template import Context, FormatError, Transition
 
 Finish = Literal["stop", "length", "full"]
 """How an observation ended: whole; cut at the longest that is decoded; or the world had no room for the step."""
@@ -31,10 +31,25 @@ class Imagined:
         return self.continuation is not None and self.continuation < 0.5
 
 
+def check_lengths(rows: int, **lists: Sequence[str]) -> None:
+    """Raises FormatError for a list that has not one entry a row."""
+    for name, entries in lists.items():
+        if len(entries) != rows:
+            raise FormatError(name, f"{len(entries)} given for {rows} worlds")
+
+
+def check_rows(rows: Sequence[int], count: int) -> None:
+    """Raises FormatError for a row that is none of `count`."""
+    for row in rows:
+        if not 0 <= row < count:
+            raise FormatError("rows", f"{row} is not one of 0 to {count - 1}")
+
+
 class Worlds(Protocol):
     """A batch of worlds that go on together, one row each. Lists that are passed have one entry a row.
 
-    What cannot be encoded is a FormatError, or the service's WorldError.
+    What cannot be encoded is a FormatError, or the service's WorldError; so are a list of another length, and a row
+    that there is not.
     """
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.template import REGIMES, Context, FormatError, Regime, window_context
 
 SCIENCEWORLD = Path(__file__).with_name("data") / "scienceworld.jsonl.gz"
 """First observations of training variations, as an agent sees them: 518 of all 30 tasks."""
@@ -48,6 +48,10 @@ class Source(Protocol):
         ...
 
 
+OPTIONS = ("context", "task", "family")
+"""Of a reset."""
+
+
 class Starts:
     """Starts to draw from."""
 
@@ -59,7 +63,10 @@ class Starts:
 
     def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
         """options: a "context", which is the start, or a "task" or "family" that it must be of. Raises FormatError for
-        one that no start has."""
+        one that no start has, and for any other option."""
+        for name in options:
+            if name not in OPTIONS:
+                raise FormatError("options", f"{name!r} is not one of {', '.join(OPTIONS)}")
         if "context" in options:
             return Start(options["context"])
         fitting = self._starts
@@ -75,8 +82,10 @@ class Starts:
 def read_starts(path: str | Path, regime: Regime) -> list[Start]:
     """The contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
 
-    Raises FormatError, naming the line, for one that lacks what the regime shows.
+    Raises FormatError for an unknown regime and, naming the line, for a window that lacks what the regime shows.
     """
+    if regime not in REGIMES:
+        raise FormatError("context", f"{regime!r} is not one of {', '.join(REGIMES)}")
     file = Path(path)
     lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
     starts = []

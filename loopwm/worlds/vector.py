@@ -13,14 +13,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
 from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import SCIENCEWORLD, Start, Starts, read_starts
-
-PACKAGED = Path(__file__).parents[1] / "pretrained"
 
 
 def make_env(
@@ -89,6 +88,10 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - the base class declares it so
 
     def __init__(self, worlds: HttpWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
+        """Raises ValueError for a number that is not above zero."""
+        for name, value in (("num_envs", num_envs), ("max_steps", max_steps)):
+            if value < 1:
+                raise ValueError(f"{name}: {value} is not above zero")
         self.num_envs = num_envs
         self.single_observation_space = AnyText(MAX_OBSERVATION, min_length=0)
         self.single_action_space = AnyText(MAX_ACTION)
@@ -96,7 +99,7 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._worlds, self._starts, self._max_steps = worlds, Starts(starts), max_steps
         self._options: dict[str, Any] = {}
-        self._seen = [""] * num_envs
+        self._seen: list[str] = []
         self._steps = np.zeros(num_envs, np.int64)
         self._over = np.ones(num_envs, bool)
 
@@ -115,7 +118,9 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
     def step(
         self, actions: Sequence[str]
     ) -> tuple[tuple[str, ...], NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Raises ValueError for actions outside the space."""
+        """Raises ValueError for actions outside the space, and before the first reset."""
+        if not self._seen:
+            raise ValueError("step: no episode is going on, call reset")
         _check(actions, self.num_envs)
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)

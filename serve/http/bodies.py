@@ -1,7 +1,8 @@
 """OpenAI's request bodies, as far as this service speaks them.
 
-Explicit nulls count as absent and unknown fields are ignored. Known fields whose effect is not offered are refused,
-because ignoring them would answer another question than the one asked.
+Explicit nulls count as absent and unknown fields are ignored, since clients send what other services take. Known fields
+whose effect is not offered are refused, because ignoring them would answer another question than the one asked. So are
+unknown fields where the endpoint is ours alone.
 
 Beside OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids), and `depth`,
 the loops of generated tokens.
@@ -29,12 +30,18 @@ class Body(BaseModel):
         return self
 
 
+class OwnBody(Body):
+    """Of an endpoint that no other service has: a field that it does not know is a mistake, and refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def _body_of(name: str) -> type[Body]:
     """An exit rule as an object with its name and its numbers."""
     title, told_of_it, numbers = depth_rule(name)
     fields = {field: (kind, ...) for field, kind in numbers.items()}
     told: dict[str, Any] = {"__doc__": told_of_it, "rule": (Literal[name], ...), **fields}
-    return create_model(f"{title}Body", __base__=Body, **told)
+    return create_model(f"{title}Body", __base__=OwnBody, **told)
 
 
 RULE_BODIES = tuple(_body_of(name) for name in DEPTH_RULES)

@@ -21,6 +21,7 @@ from loopwm.records.template import ContextTooLongError, FormatError
 from serve.words.allowances import RateLimitError
 from serve.words.prompts import PromptTooLongError
 from serve.words.service import (
+    DEPTH_RULES,
     CompletionTooLongError,
     DeadlineError,
     EngineStoppedError,
@@ -190,16 +191,33 @@ def _of_validation(error: RequestValidationError) -> Problem:
         return Problem(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     param = _path(first["loc"][1:])
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return Problem(400, f"{param or 'body'}: {first['msg']}", param=param, code=code)
+    return Problem(400, f"{param or 'body'}: {_message(first)}", param=param, code=code)
+
+
+def _message(fault: Mapping[str, Any]) -> str:
+    """What pydantic says, but where it speaks of its own inside."""
+    if fault["type"] == "extra_forbidden":
+        return "unknown field"
+    if fault["type"] == "union_tag_invalid":
+        told = fault["ctx"]
+        return f"{told['discriminator']} {told['tag']!r} is not one of {told['expected_tags']}"
+    if fault["type"] == "model_attributes_type" and fault["loc"] == ("body",):
+        return "expected a JSON object, sent with Content-Type: application/json"
+    return str(fault["msg"])
+
+
+TAGS = {*DEPTH_RULES, "create", "step", "observe", "delete"}
+"""Names of the alternatives of a field that say in the request which they are."""
 
 
 def _path(location: Sequence[str | int]) -> str | None:
-    """('messages', 0, 'role') -> 'messages[0].role'. Names of alternatives, such as 'str', are no part of it."""
+    """('messages', 0, 'role') -> 'messages[0].role'. Names of alternatives, such as 'str' or a rule's, are no part of
+    it."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int"):
+        elif part.isidentifier() and part not in ("str", "int", *TAGS):
             path += f".{part}" if path else part
     return path or None
 

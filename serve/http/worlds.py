@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
-from serve.http.bodies import Body, DepthBody, Items, depth_of
+from serve.http.bodies import DepthBody, Items, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.events import EventStream
 from serve.http.openai_replies import told_in_events
@@ -46,12 +46,12 @@ Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fa
 router = APIRouter(prefix="/v1/worlds", route_class=CancelledWithClient)
 
 
-class StepTaken(Body):
+class StepTaken(OwnBody):
     action: Action
     observation: str
 
 
-class WorldBody(Body):
+class WorldBody(OwnBody):
     """observation: the first one, or the one now if there is no history. depth: loops of every pass, or a rule.
     actions: imagined since, and steps_cut: steps that were dropped before, as an exported world has them."""
 
@@ -71,7 +71,7 @@ class WorldBody(Body):
         return Context(self.goal, self.observation, steps, self.look, self.inventory, self.hidden_state)
 
 
-class StepBody(Body):
+class StepBody(OwnBody):
     actions: Action | Actions
     decode: Decode | None = None
     max_tokens: int | None = Field(None, ge=1)
@@ -99,16 +99,16 @@ class StepBody(Body):
         )
 
 
-class ObserveBody(Body):
+class ObserveBody(OwnBody):
     action: Action
     observation: str
 
 
-class ForkBody(Body):
+class ForkBody(OwnBody):
     count: int = Field(1, ge=1, le=MAX_CANDIDATES)
 
 
-class PlanBody(Body):
+class PlanBody(OwnBody):
     candidates: Annotated[list[Actions], Field(min_length=1, max_length=MAX_CANDIDATES, fail_fast=True)]
     decode: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
@@ -136,7 +136,7 @@ class BatchObserve(ObserveBody):
     world: str
 
 
-class BatchDelete(Body):
+class BatchDelete(OwnBody):
     op: Literal["delete"]
     world: str
 
@@ -144,7 +144,7 @@ class BatchDelete(Body):
 BatchItem = Annotated[BatchCreate | BatchStep | BatchObserve | BatchDelete, Field(discriminator="op")]
 
 
-class BatchBody(Body):
+class BatchBody(OwnBody):
     """Requests for different worlds, which are worked on side by side."""
 
     requests: Annotated[list[BatchItem], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]

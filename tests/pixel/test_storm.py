@@ -293,7 +293,7 @@ def test_frames_are_shown_of_latents_in_training_too_as_in_evaluation() -> None:
 def test_the_authors_two_layers_are_those_of_tables_6_and_7() -> None:
     layers = Storm(
         StormConfig(sequence="two-layers"), FrameSpace("made/up", "1", (64, 64, 3), 18)
-    ).dynamics.block.layers
+    ).dynamics.two_layers.layers
     assert len(layers) == 2
     for layer in layers:
         assert (layer.self_attn.embed_dim, layer.self_attn.num_heads, layer.linear1.out_features) == (512, 8, 1024)

@@ -14,11 +14,11 @@ import pytest
 
 from loopwm.core import CoreState, Fixed
 from loopwm.text.world import WorldModel
-from serve.__main__ import listen
 from serve.engine.engine import Engine, Limits
 from serve.http.app import create_app
 from serve.http.keys import KeyRing
 from serve.http.server import Server
+from serve.start import listen
 from serve.words.allowances import Allowances
 from serve.words.prompts import PromptReader
 from serve.words.service import ModelCard, Service

@@ -17,9 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loopwm.records.command import missing_package
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
-from serve.__main__ import listen, main
+from serve.start import listen, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -189,3 +190,17 @@ def test_it_serves_under_the_folders_name_and_finishes_what_runs_when_told_to_en
             server.send_signal(signal.SIGTERM)
             assert "data: [DONE]" in list(lines)
         assert server.wait(20) == 0
+
+
+def test_a_missing_package_is_one_line_and_a_missing_module_of_ours_is_a_fault(capsys):
+    assert missing_package(ModuleNotFoundError(name="fastapi.responses"), "serve") == 2
+    assert capsys.readouterr().err == "error: the package fastapi is not installed: pip install 'loopwm[serve]'\n"
+    with pytest.raises(ModuleNotFoundError):
+        missing_package(ModuleNotFoundError(name="serve.nothing"), "serve")
+
+
+def test_the_service_without_its_extra_says_what_to_install():
+    code = "import sys; sys.modules['httpx'] = None; from serve.__main__ import main; sys.exit(main([]))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
+    assert "httpx" in found.stderr

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from loopwm.records.files import PACKAGED
 from serve import command
-from serve.__main__ import PACKAGED, build_parser
+from serve.start import build_parser
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -121,7 +122,7 @@ def test_the_packaged_checkpoint_and_the_starts_are_part_of_the_package():
 
 def test_the_command_is_the_module(monkeypatch):
     heard: list[list[str]] = []
-    monkeypatch.setattr("serve.__main__.main", lambda arguments: heard.append(arguments) or 3)
+    monkeypatch.setattr("serve.start.main", lambda arguments: heard.append(arguments) or 3)
     assert command.main(["serve", "--port", "0"]) == 3
     assert command.main(["serve", "play", "--example", "find/0006"]) == 3
     assert heard == [["--port", "0"], ["play", "--example", "find/0006"]]

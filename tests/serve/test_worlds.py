@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -290,6 +291,9 @@ def test_a_deleted_world_is_gone_and_says_so(client):
         ("/NAME/step", {"actions": ["wait", ""]}, 400, "actions[1]"),
         ("/NAME/step", {"actions": ["wait"] * 10_000}, 400, "actions"),
         ("/NAME/step", {"actions": "wait", "decode": "all"}, 400, "decode"),
+        ("/NAME/step", {"actions": "wait", "decod": "each"}, 400, "decod"),
+        ("", {"model": "tiny", "goal": GOAL, "observation": SEEN, "depth": {"rule": "gate", "limit": 2}}, 400,
+         "depth.tau"),
         ("/NAME/observe", {"action": "wait"}, 400, "observation"),
         ("/NAME/plan", {"candidates": []}, 400, "candidates"),
         ("/NAME/fork", {"count": 0}, 400, "count"),
@@ -301,6 +305,20 @@ def test_bad_requests_name_the_field_and_leave_the_world(client, path, body, sta
     response = client.post("/v1/worlds" + path.replace("NAME", name), json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
     assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 0
+
+
+def test_what_is_wrong_with_a_body_is_said_in_the_words_of_the_request(client):
+    name, world = create(client), {"model": "tiny", "goal": GOAL, "observation": SEEN}
+    messages = {
+        "decod: unknown field": client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "decod": "each"}),
+        "depth: 'rule' 'gat' is not one of": client.post("/v1/worlds", json={**world, "depth": {"rule": "gat"}}),
+        "body: expected a JSON object, sent with Content-Type: application/json": client.post(
+            "/v1/worlds", content=json.dumps(world), headers={"Content-Type": "application/x-www-form-urlencoded"}
+        ),
+    }
+    for message, response in messages.items():
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith(message)
 
 
 def test_a_world_that_grows_too_long_stays_as_it_was(client):

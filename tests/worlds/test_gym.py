@@ -165,6 +165,8 @@ def test_starts_are_read_from_windows_and_a_bad_line_is_named(tmp_path):
     assert read_starts(path, "observed") == [Start(Context("g", "o"))] * 2
     with pytest.raises(FormatError, match="line 1"):
         read_starts(path, "snapshot")
+    with pytest.raises(FormatError, match="context: 'seen' is not one of observed"):
+        read_starts(path, "seen")
     with pytest.raises(FormatError, match="at least one"):
         ImaginedTextEnv(None, [])
 

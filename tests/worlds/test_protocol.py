@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, Transition
+from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client, HttpWorlds, WorldError
 from loopwm.worlds.local import LocalWorlds
@@ -203,9 +203,23 @@ def test_worlds_that_were_made_beside_one_that_failed_are_not_lost(client):
     assert len(client.call("GET", "worlds")["data"]) == held
 
 
+def test_lists_of_another_length_and_rows_that_are_not_there_are_named(make):
+    worlds = make()
+    worlds.begin([KITCHEN, HALL])
+    with pytest.raises(FormatError, match="rows: 2 is not one of 0 to 1"):
+        worlds.fork([0, 2])
+    with pytest.raises(FormatError, match="actions: 1 given for 2 worlds"):
+        worlds.observe(["wait"], ["Nothing happens.", "Nothing happens."])
+    with pytest.raises(FormatError, match="observations: 0 given for 2 worlds"):
+        worlds.observe(["wait", "wait"], [])
+    with pytest.raises(FormatError, match="actions: 1 given for 2 worlds"):
+        worlds.step(["wait"])
+    worlds.close()
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "http://[::1"])
 def test_what_is_no_address_is_one_line(url):
-    with pytest.raises(InputError, match="--url: "):
+    with pytest.raises(InputError, match="url: "):
         Client(url)
 
 

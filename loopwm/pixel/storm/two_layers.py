@@ -46,7 +46,7 @@ class TwoLayers(nn.Module):
     def __init__(self, dim: int, heads: int, mlp_dim: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(dim, heads, mlp_dim, dropout=DROPOUT, batch_first=True)
-        self.block = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.two_layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.heads, self.dim = heads, dim
 
     def check(self, depth: int | ExitRule) -> ExitRule:
@@ -66,5 +66,5 @@ class TwoLayers(nn.Module):
         steps = past.x.shape[1]
         later = torch.ones(steps, steps, dtype=torch.bool, device=x.device).triu(1)
         hidden = later | (past.episodes[:, :, None] != past.episodes[:, None])
-        h = self.block(past.x, mask=hidden.repeat_interleave(self.heads, 0))[:, -x.shape[1] :]
+        h = self.two_layers(past.x, mask=hidden.repeat_interleave(self.heads, 0))[:, -x.shape[1] :]
         return DynamicsOutput(h[:, :, None], past, torch.ones_like(first, dtype=torch.long))

@@ -1,0 +1,214 @@
+"""`python -m serve`: an OpenAI-compatible HTTP service for one checkpoint. `python -m serve play`: its playground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import closing
+from ipaddress import ip_address
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from loopwm.core import ExitRule, name_of, parse_rule
+from loopwm.machine import keep_for_reuse, settle
+from loopwm.records.command import Parser
+from loopwm.records.errors import InputError
+from loopwm.records.files import PACKAGED
+from loopwm.records.template import END, SPECIAL_TOKENS
+from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.world import WorldModel
+from serve import play
+from serve.engine.engine import Engine, Limits
+from serve.http.app import create_app
+from serve.http.keys import KeyRing, read_keys
+from serve.http.server import Server
+from serve.words.allowances import Allowances
+from serve.words.prompts import PromptReader
+from serve.words.service import ModelCard, Service
+from serve.words.sessions import Sessions
+from serve.words.store import WorldLimits, WorldStore
+from serve.words.world_file import WorldFile
+
+SHIPPED = "loopwm-small"
+"""Name of the checkpoint that ships with the package."""
+
+EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
+
+
+KEYS_HELP = """lines of a name, the SHA-256 of a key and its limits, such as requests=60 tokens=10000 (a minute)
+worlds=100 bytes=1000000; requests then need one, by default none; read again on SIGHUP. To add one:
+KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
+
+HOSTS_HELP = """names by which clients reach the service, beside addresses, localhost and this machine's own name; a *
+for any"""
+
+DEPTH_HELP = "loops of every pass, or a rule such as gate:tau=0.5,limit=4; by default the checkpoint's loops"
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds that a thread keeps the interpreter while another waits, a tenth of Python's own."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m serve",
+        description=__doc__,
+        epilog=EXAMPLE,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    limits = Limits()
+    parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
+    parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
+    parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
+    parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
+    parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
+    parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds to finish what runs when told to end")
+    worlds = WorldLimits()
+    parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds a kept world lives unused")
+    parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="where worlds survive the service (SQLite)")
+    parser.add_argument("--max-worlds", type=_positive, default=worlds.most_worlds, help="that one key may keep")
+    parser.add_argument("--cache-bytes", type=_positive, default=limits.cache_bytes, help="memory of keys and values")
+    parser.add_argument("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=HOSTS_HELP)
+    parser.add_argument("--access-log", choices=("off", "plain", "json"), default="plain", help="on standard error")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _depth(text: str) -> ExitRule:
+    try:
+        return parse_rule(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return int(text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["play"]:
+        return play.main(arguments[1:])
+    args = build_parser().parse_args(arguments)
+    try:
+        keys = None if args.api_keys is None else read_keys(args.api_keys)
+        with listen(args.host, args.port) as listener:
+            serve(args, listener, keys)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
+    """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises InputError."""
+    keep_for_reuse()
+    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
+    # Only the engine's thread may compute on several: a second pool, even idle, makes OpenMP's threads sleep between
+    # any two operations, and passes take twice as long.
+    torch.set_num_threads(1)
+    # The engine gives up the interpreter's lock at every operation and would wait this long to have it back.
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    model, tokenizer = load_checkpoint(args.model)
+    config = model.config
+    try:
+        config.require_causal("the service")
+    except ValueError as error:
+        raise InputError(f"--model: {error}") from error
+    try:
+        depth = model.model.core.check(config.default_depth if args.depth is None else args.depth)
+    except ValueError as error:
+        raise InputError(f"--{error}") from error
+    if depth.depends_on_batch:
+        raise InputError(f"--depth: {name_of(depth)}: its answers would depend on who else asks")
+    weights = sorted(args.model.glob("*.safetensors"))
+    name = args.name or _default_name(args.model)
+    card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
+    limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
+    allowances = Allowances(None if keys is None else keys.allowances)
+    file = None if args.worlds_file is None else WorldFile(args.worlds_file)
+    with (
+        Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
+        closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file, allowances=allowances)) as worlds,
+    ):
+        service = Service(
+            card,
+            engine,
+            tokenizer,
+            PromptReader(tokenizer, config.slots, context_tokens=config.context_tokens),
+            allowances,
+        )
+        sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
+        hosts = (*args.allowed_hosts, socket.gethostname())
+        app = create_app(sessions, keys, hosts, log_json=args.access_log == "json")
+        _log_accesses(args.access_log != "off")
+        host, port = listener.getsockname()[:2]
+        if keys is None and not ip_address(host).is_loopback:
+            print(f"warning: whoever reaches {host} may use this service: it has no --api-keys", file=sys.stderr)
+        print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
+        for told_to_end in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
+        if keys is not None:
+            signal.signal(signal.SIGHUP, lambda *_: _read_again(args.api_keys, keys, allowances))
+        settle()
+        Server(app, service, args.grace).run([listener])
+
+
+def _read_again(path: Path, keys: KeyRing, allowances: Allowances) -> None:
+    """The key file, for requests that come from now on. Where it is wrong, all stays as it was."""
+    try:
+        found = read_keys(path)
+    except InputError as error:
+        print(f"error: {error}; the keys stay as they were", file=sys.stderr, flush=True)
+        return
+    keys.replace(found)
+    allowances.replace(found.allowances)
+    print(f"{path}: {len(found)} keys, read again", file=sys.stderr, flush=True)
+
+
+def _log_accesses(on: bool) -> None:
+    """On standard error: what the service prints itself stays readable for who started it."""
+    log = logging.getLogger("serve.access")
+    log.propagate = False
+    if on:
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket whose connections send at once: asyncio sees to that only for sockets it made itself, and otherwise the
+    body of a reply waits 40 ms for its head to be acknowledged."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=256)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (")[0]
+        raise InputError(f"can not listen on {host} port {port}: {reason}") from error
+
+
+def _default_name(folder: Path) -> str:
+    return SHIPPED if folder.resolve().name == "pretrained" else folder.resolve().name
+
+
+def _processors() -> int:
+    """Processors this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
