@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from eval.__main__ import main as evaluate
-from eval.pixels.accuracy import accuracy, held_out, permuted_actions, score
+from eval.pixels.accuracy import Hits, accuracy, held_out, permuted_actions, score
+from eval.pixels.study import Asked, _differences
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import make_system
@@ -41,7 +42,9 @@ def test_held_out_runs_are_the_play_in_order(frames, checkpoint):
     creature = np.concatenate([episode.extras["creature"][:-1] for episode in episodes])[:20]
     assert data.batch.action.flatten().tolist() == action.tolist()
     assert data.creature.flatten().tolist() == creature.tolist()
-    starts = np.cumsum([0] + [len(episode) for episode in episodes])
+    lengths = [len(episode) for episode in episodes]
+    assert data.episode.tolist() == np.repeat(np.arange(len(lengths)) + 1, lengths)[:20].tolist()
+    starts = np.cumsum([0, *lengths])
     assert data.batch.first.flatten().nonzero()[:, 0].tolist() == [start for start in starts if start < 20]
     shown = checkpoint.tokenizer.decode(data.batch.next_tokens.flatten(0, 1))
     truth = np.concatenate([episode.obs[1:] for episode in episodes])[:20]
@@ -63,6 +66,18 @@ def test_accuracy_is_told_with_and_without_creatures():
     found = accuracy(np.array([True, False, True, True]), np.array([[True, True], [False, False]]))
     assert (found.n, found.all, found.with_creatures, found.without_creatures) == (4, 0.75, 0.5, 1.0)
     assert np.isnan(accuracy(np.array([True]), np.array([[True]])).without_creatures)
+
+
+def test_bounds_of_a_difference_are_over_episodes_whose_transitions_are_alike():
+    """Forty transitions of one outcome each, in four episodes: drawn one by one they would look like forty facts."""
+    episode = np.repeat(np.arange(4), 10)
+    ours, theirs = (np.isin(episode, better) for better in ((0, 1, 2), (3,)))
+    asked = Asked(creature=np.zeros(40, dtype=bool), episode=episode)
+    sides = ([Hits(side, side)] for side in (ours, theirs))
+    difference = _differences(("ours", "theirs"), *sides, asked)[0]
+    assert (difference.difference, difference.creatures) == (0.5, "all")
+    assert difference.low <= -0.5  # three of four draws may be of the episode where theirs is right
+    assert not difference.counts
 
 
 def test_permuted_actions_are_the_same_ones_elsewhere(frames, checkpoint):
