@@ -1,11 +1,13 @@
 """The accuracy study: every arm with every seed is trained, and every decoder judged on what it predicts.
 
 Everything that is finished lies in the study's folder: OUT/ARM/seed-N holds a training run and `accuracy.npz`, whether
-each held-out transition was predicted right. Transitions of one episode are alike, so intervals draw episodes.
+each held-out transition was predicted right, with what the protocol asked: a run that was asked something else is
+scored again. Transitions of one episode are alike, so intervals draw episodes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -89,18 +91,37 @@ def run_accuracy_study(protocol: AccuracyProtocol, out: Path, workers: int) -> N
     plot(out / "plot.png", compared)
 
 
+SCORED_BY = (
+    "frames", "transitions", "run_frames", "centre", "decoders", "compared_decoder", "reference", "grid_c_d",
+    "grid_c_w",
+)  # fmt: skip
+"""Keys of a protocol that decide what `accuracy.npz` of a trained run holds."""
+
+
 def complete(protocol: AccuracyProtocol, run: TrainingRun) -> None:
-    """Trains and scores; what is done already is skipped."""
+    """Trains and scores; what is done already by these settings is skipped."""
     train(run)
+    settings = json.dumps({key: asdict(protocol)[key] for key in SCORED_BY})
     with locked(run):
-        if not _file_of(run).exists():
-            system = load_checkpoint(run.model, TwistedSystem.name)
-            assert isinstance(system, TwistedSystem)
-            data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
-            hits = _all_hits(protocol, run, system, data)
-            arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
-            with atomic_write(_file_of(run)) as file:
-                np.savez_compressed(file, creature=data.creature.flatten(), episode=data.episode, **arrays)
+        if not _file_of(run).exists() or _scored_by(run) != settings:
+            _write_hits(protocol, run, settings)
+
+
+def _scored_by(run: TrainingRun) -> str | None:
+    """The settings that a run was scored by; None if it does not say."""
+    with np.load(_file_of(run)) as arrays:
+        return str(arrays["settings"]) if "settings" in arrays else None
+
+
+def _write_hits(protocol: AccuracyProtocol, run: TrainingRun, settings: str) -> None:
+    system = load_checkpoint(run.model, TwistedSystem.name)
+    assert isinstance(system, TwistedSystem)
+    data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
+    hits = _all_hits(protocol, run, system, data)
+    arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
+    arrays |= {"creature": data.creature.flatten(), "episode": data.episode, "settings": np.array(settings)}
+    with atomic_write(_file_of(run)) as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _file_of(run: TrainingRun) -> Path:

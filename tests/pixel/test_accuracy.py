@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from eval.__main__ import main as evaluate
+from eval.pixels import study
 from eval.pixels.accuracy import Hits, accuracy, held_out, permuted_actions, score
+from eval.pixels.protocol import AccuracyProtocol
 from eval.pixels.study import Asked, _differences
-from loopwm.pixel.checkpoint import load_checkpoint
+from eval.studies.protocol import Arm
+from eval.studies.training import make_run
+from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import make_system
-from loopwm.pixel.twisted.decoding import Argmax, Copy
+from loopwm.pixel.twisted.decoding import Argmax, Copy, DecoderConfig
 from loopwm.pixel.twisted.model import TwistedConfig
 from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.errors import InputError
@@ -96,6 +101,33 @@ def test_too_little_play_and_play_of_another_environment_are_refused(frames, che
         held_out(frames / "test", other, 5, 20)
     with pytest.raises(InputError, match="/nowhere"):
         held_out(frames / "nowhere", checkpoint, 5, 20)
+
+
+def test_a_run_is_scored_again_where_the_protocol_asks_something_else(
+    frames, checkpoint, twisted_config, tmp_path, monkeypatch
+):
+    decoders = {"copy": DecoderConfig("copy"), "argmax": DecoderConfig("argmax")}
+    protocol = AccuracyProtocol(
+        question="which blocks move?", base=str(twisted_config), frames=str(frames / "test"), transitions=60,
+        run_frames=6, arms={"twisted": Arm()}, reference="twisted", seeds=(0,), decoders=decoders,
+        reference_decoder="argmax", compared_decoder="argmax",
+    )  # fmt: skip
+    run = make_run(protocol, tmp_path, "twisted", 0)
+    save_checkpoint(checkpoint, run.model)
+    monkeypatch.setattr(study, "train", lambda run: None)
+
+    def scored(**changes):
+        study.complete(replace(protocol, **changes), run)
+        return study.read_hits([run])
+
+    hits, asked = scored()
+    assert (list(hits["twisted"]), len(asked.creature)) == (["copy", "argmax", study.PERMUTED], 60)
+    assert len(scored(transitions=48)[1].creature) == 48
+    assert list(scored(decoders={"argmax": DecoderConfig("argmax")})[0]["twisted"]) == ["argmax", study.PERMUTED]
+    assert "sticky" in scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)})[0]["twisted"]
+    before = (run.folder / "accuracy.npz").stat().st_mtime_ns
+    scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)}, question="another one?")
+    assert (run.folder / "accuracy.npz").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
