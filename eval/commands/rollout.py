@@ -96,6 +96,7 @@ def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutS
     folders = {way: PredictionFolder(out / way, specs[way]) for way in WAYS}
     records = {way: imagine_missing(predictors[way], windows, settings, folders[way], way) for way in WAYS}
     results = make_results(specs["latent"], windows, settings, records)
+    results["provenance"]["commits"] = {way: folders[way].commits() for way in WAYS}
     write_json(out / "results.json", results)
     plot_depths(out / "plot.png", results)
     write_atomic(out / "report.md", render_rollout(results))

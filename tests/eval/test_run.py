@@ -18,6 +18,7 @@ from eval.commands.compare import compare_runs
 from eval.models.base import Predictor
 from eval.models.floors import Copy
 from eval.models.options import FLOORS, Floor
+from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
 from loopwm.records.template import FormatError, Regime
@@ -91,6 +92,28 @@ def test_a_killed_run_goes_on_to_identical_files(suite_path: Path, tmp_path: Pat
     assert run(suite_path, killed) == 0
     assert (killed / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert results(killed)["rows"] == results(whole)["rows"]
+
+
+def test_results_name_every_commit_that_predictions_are_of(
+    suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_at(commit: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr(predictions, "checkout", lambda: {"commit": commit})
+        assert run(suite_path, out) == 0
+        commits: list[dict[str, Any]] = results(out)["provenance"]["commits"]
+        return commits
+
+    out = tmp_path / "out"
+    assert run_at("first") == [{"commit": "first"}]
+    assert run_at("nothing was lacking") == [{"commit": "first"}]
+    lines = (out / "predictions.jsonl").read_text().splitlines(keepends=True)
+    (out / "predictions.jsonl").write_text("".join(lines[:-40]))
+    assert run_at("second") == [{"commit": "first"}, {"commit": "second"}]
+    (out / "predictions.jsonl").write_text("".join(lines[:-40]))
+    (out / "commits.json").unlink()  # as in a folder of before commits were kept
+    assert run_at("third") == [{}, {"commit": "third"}]
+    assert main(["report", str(out), "--suites", str(suite_path), "--out", str(tmp_path / "page")]) == 0
+    assert "| -, third |" in (tmp_path / "page/report.md").read_text()
 
 
 def test_a_finished_run_predicts_nothing_again(
