@@ -84,7 +84,7 @@ def _lines(runs: Sequence[Kept], suite: str, name: str) -> dict[str, list[tuple[
 
 
 def _paper_line(axes: Axes, suite: str) -> None:
-    environment = papers.paper_rows()["suites"].get(suite)
+    environment = papers.environment_beside(suite)
     found = {k: papers.printed(environment, "LoopWM", k, OVERALL) for k in range(1, 6)} if environment else {}
     points = [(k, rows[0].figures["em"]) for k, rows in found.items() if rows]
     if points:
