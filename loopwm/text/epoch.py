@@ -137,7 +137,8 @@ class EpochPlanner:
         if not most or measured.episode.last_step <= most:
             return rows
         order = rng.permutation(len(rows))
-        steps = np.cumsum([rows[i].last - (rows[i].targets_from or rows[i].first) + 1 for i in order])
+        new = np.diff([0, *(row.last for row in rows)])  # steps: each window begins after the one before
+        steps = np.cumsum(new[order])
         return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
 
     def _rows(
@@ -150,13 +151,13 @@ class EpochPlanner:
             regime = regimes.next(allowed) if allowed else "observed"
             head, first, last = self._window(measured, start, regime, rng)
             last = self._end_where_due(measured, start, last, regimes)
-            targets = int(measured.targets[start + 1 : last + 1].sum())
+            targets_from = start + 1 if self.supervise == "every" else None
+            targets = int(measured.targets[targets_from : last + 1].sum()) if targets_from is not None else 0
             if self.trunk_is_served:
                 horizons.give(1, targets)
             branches = self._branches(measured, start, last, horizons, rng)
             deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
             regimes.give(regime, targets + deferred)
-            targets_from = start + 1 if self.supervise == "every" else None
             yield RowPlan(head, regime, first, last, branches, targets_from)
             start = last
 
