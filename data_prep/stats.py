@@ -1,8 +1,9 @@
 """Counts what episodes hold: episodes, transitions, tokens, repetitions and how long contexts grow.
 
-A context is what an agent saw before a transition, goal and all: the `observed` regime. Contexts over the limit lose
-their oldest steps. A repeated episode has the variation and the actions of an earlier one; a repeated transition has
-variation, view before (look, inventory, observation), action and observation of an earlier one.
+A context is what an agent saw before a transition, goal and all: the `observed` regime, with its marks but without the
+state slots, of which each model has its own number in a step. Contexts over the limit lose their oldest steps. A
+repeated episode has the variation and the actions of an earlier one; a repeated transition has variation, view before
+(look, inventory, observation), action and observation of an earlier one.
 """
 
 from __future__ import annotations
@@ -123,8 +124,9 @@ def markdown(tables: dict[str, dict[str, Totals]], picture: str) -> str:
         lines += [f"| {name} | " + " | ".join(group.row()) + " |" for name, group in groups.items()]
         lines.append("")
     lines += [
-        f"Tokens: of actions and observations. Cut: contexts over {template.CONTEXT_LIMIT:,} tokens, which lose their "
-        "oldest steps.",
+        "Tokens: of actions and observations. Context: goal, observations and actions before a transition with their "
+        "marks, without the state slots that a model adds to each step. Cut: contexts over "
+        f"{template.CONTEXT_LIMIT:,} tokens, which lose their oldest steps.",
         "",
         f"![Lengths of contexts]({picture})",
     ]

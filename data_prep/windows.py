@@ -141,8 +141,8 @@ def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, na
 
 
 def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
-    """Hidden states by window, as far as the episodes tell: they record that of their start."""
-    return {cut.name: cut.episode.hidden_state if cut.now == 0 else None for cut in cuts}
+    """Hidden states by window, as far as the episodes tell: that of their start, and those sampled in between."""
+    return {cut.name: cut.episode.hidden_state_at(cut.now) for cut in cuts}
 
 
 def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
@@ -160,7 +160,9 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
 
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
-    """All episodes in an order that does not depend on how they are spread over files."""
+    """All episodes in an order that does not depend on how they are spread over files, but for plays of one variation
+    by one policy: these stay in the order in which they are read. The noisy suites were drawn so, and a tie broken by
+    anything that an episode holds would draw others."""
     return sorted(recorded_episodes(paths), key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
 
 

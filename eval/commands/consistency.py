@@ -21,7 +21,17 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.commands.agents import Agent, ChatAgent, RetrievalAgent
-from eval.commands.play import Plays, play_imagined, play_real, read_plays, replay, start_all, won, won_as_imagined
+from eval.commands.play import (
+    PLAYS,
+    Plays,
+    play_imagined,
+    play_real,
+    read_plays,
+    replay,
+    start_all,
+    won,
+    won_as_imagined,
+)
 from eval.commands.real_world import Game, RealWorld
 from eval.models.base import Predictor
 from eval.models.imagination import Imagination, next_window
@@ -35,7 +45,7 @@ from eval.models.options import (
 )
 from eval.scores.intervals import RESAMPLES, Values, estimate, resampled_means
 from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
-from eval.scores.predictions import PredictionFolder, append_lines
+from eval.scores.predictions import PredictionFolder
 from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table
 from loopwm.records.episodes import recorded_episodes
@@ -145,8 +155,9 @@ def measure(
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
     spec = {**asdict(settings), "tasks": list(settings.tasks), **predictor.identity, **agent.identity}
     folder = PredictionFolder(out, spec)
-    plays = play_missing(agent, imagination, world, games, settings, folder.path / "plays.jsonl")
+    plays = play_missing(agent, imagination, world, games, settings, folder)
     results = make_results(spec, [plays[game.name] for game in games], imagination.judges)
+    results["provenance"]["commits"] = folder.commits()
     write_json(out / "results.json", results)
     write_atomic(out / "report.md", render_consistency(results))
     return results
@@ -158,17 +169,17 @@ def play_missing(
     world: RealWorld,
     games: Sequence[Game],
     settings: ConsistencySettings,
-    path: Path,
+    folder: PredictionFolder,
 ) -> Plays:
-    """Plays the batches of games that the file lacks, and appends each when it is done."""
-    plays = read_plays(path, RATES)
+    """Plays the batches of games that the folder lacks, and appends each when it is done."""
+    plays = read_plays(folder.path / PLAYS, RATES)
     batches = [games[i : i + settings.batch_size] for i in range(0, len(games), settings.batch_size)]
     with tqdm(total=len(games), unit="game", desc=f"{settings.model} {settings.env}") as bar:
         for batch in batches:
             if missing := [game for game in batch if game.name not in plays]:
                 made = play_batch(agent, imagination, world, batch, settings)
                 new = [made[game.name] for game in missing]
-                append_lines(path, new)
+                folder.add_lines(PLAYS, new)
                 plays |= {record["game"]: record for record in new}
             bar.update(len(batch))
     return plays

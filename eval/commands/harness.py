@@ -77,6 +77,7 @@ def evaluate(
     refused |= folder.read_refusals()
     scored = _not_refused(windows, refused)
     results = make_results(spec, scored, refused, settings, records, seen)
+    results["provenance"]["commits"] = folder.commits()
     if isinstance(predictor, Metered):
         usage = predictor.usage(scored, settings.context, settings.horizons)
         results["provenance"]["usage"] = dict(usage)

@@ -23,6 +23,7 @@ WON_FROM = FULL_SCORE / 2
 
 Plays = dict[str, dict[str, Any]]
 """By the name of a game, its line of plays.jsonl."""
+PLAYS = "plays.jsonl"
 
 
 @dataclass

@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     settings = RolloutSettings(args.model, args.context, args.depth_limit, args.limit, args.seed, args.batch_size)
     windows = select_starts(args.episodes, settings)
-    depths = range(1, args.depth_limit + 1)
-    predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, depths)
+    longest = max(windows, key=lambda window: len(window["actions"]))
+    predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, _depths(longest))
     roll_out(predictor, windows, settings, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
@@ -96,6 +96,7 @@ def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutS
     folders = {way: PredictionFolder(out / way, specs[way]) for way in WAYS}
     records = {way: imagine_missing(predictors[way], windows, settings, folders[way], way) for way in WAYS}
     results = make_results(specs["latent"], windows, settings, records)
+    results["provenance"]["commits"] = {way: folders[way].commits() for way in WAYS}
     write_json(out / "results.json", results)
     plot_depths(out / "plot.png", results)
     write_atomic(out / "report.md", render_rollout(results))

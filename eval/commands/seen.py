@@ -42,7 +42,7 @@ def build_tables(suites: Sequence[Suite], paths: Iterable[Path]) -> list[Seen]:
     met: set[Place] = set()
     digest, episodes, transitions = hashlib.sha256(), 0, 0
     for episode in read_train_episodes(paths):
-        digest.update(f"{episode!r}\n".encode())
+        digest.update(episode.hashed)
         episodes, transitions = episodes + 1, transitions + len(episode.steps) - 1
         met |= wanted.keys() & set(_places(episode, starts, longest))
     seen: list[dict[str, list[int]]] = [{} for _ in suites]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from eval.models.fewshot import END, Shots, as_text, fit_history, read_continuation
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
+from loopwm.records.files import sha256_of_files
 from loopwm.records.template import Context, FormatError, Regime, window_context
 from loopwm.records.windows import Window
 
@@ -30,7 +30,7 @@ class CausalLMPredictor:
 
     def __init__(self, folder: Path, shots: Shots) -> None:
         self._shots = shots
-        self._hash = _folder_hash(folder)
+        self._hash = sha256_of_files(folder, _WEIGHTS_AND_TEXT)
         transformers_logging.disable_progress_bar()
         # What the checkpoint holds, but on a processor float32: many have no fast bfloat16.
         dtype = "auto" if torch.cuda.is_available() else torch.float32
@@ -110,13 +110,3 @@ class CausalLMPredictor:
         )
         new = tokens[:, batch["input_ids"].shape[1] :]
         return [read_continuation(text) for text in self._tokenizer.batch_decode(new, skip_special_tokens=True)]
-
-
-def _folder_hash(folder: Path) -> str:
-    """SHA-256 over names and contents of the files that decide what is predicted."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS_AND_TEXT):
-        digest.update(f"{path.name}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

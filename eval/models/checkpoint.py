@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from eval.models.imagination import Imagination, begin
 from eval.scores.predictions import Prediction
 from loopwm.core import ExitRule, format_rule, parse_rule
 from loopwm.records.errors import InputError
+from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
 from loopwm.records.windows import Window
 from loopwm.text.world import WorldModel
@@ -98,8 +98,4 @@ def read_depth(text: str) -> ExitRule:
 
 def checkpoint_hash(folder: Path) -> str:
     """SHA-256 over names and contents of the files that decide what a checkpoint predicts."""
-    digest = sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors")):
-        digest.update(f"{path.name}\0".encode())
-        digest.update(sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    return sha256_of_files(folder, (".json", ".safetensors"))

@@ -77,10 +77,20 @@ def load_shots(
         if len(chosen) < shots:
             raise InputError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
         for window in chosen:
-            if window["split"] not in TRAIN_SPLITS:
-                raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
+            _check_example(window, max(horizons))
         check_runnable(chosen, regime, horizons)
     return Shots(found, shots, sha256(" ".join(suite.sha256 for suite in suites)))
+
+
+def _check_example(window: Window, longest: int) -> None:
+    """longest: horizon. Raises InputError for an example of another split, or one too short to be shown at it."""
+    if window["split"] not in TRAIN_SPLITS:
+        raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
+    if (length := len(window["actions"])) < longest:
+        raise InputError(
+            f"--shots: example {window['id']} has {length} actions, {longest} are asked about; ask about as many "
+            "(--horizons, of rollouts --depth-limit), take --shots 0 or other --examples"
+        )
 
 
 def examples_path(env: str) -> Path:

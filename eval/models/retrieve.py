@@ -108,8 +108,7 @@ class Retrieval(ABC):
 
     @cached_property
     def identity(self) -> Mapping[str, str | int]:
-        """The hash does not depend on the files that the episodes were read from."""
-        return {"episodes_sha256": sha256("\n".join(repr(episode) for episode in self._episodes))}
+        return {"episodes_sha256": sha256(b"".join(episode.hashed for episode in self._episodes))}
 
     def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
         predictions = [Prediction({}) for _ in windows]

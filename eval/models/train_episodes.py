@@ -24,6 +24,11 @@ class TrainEpisode:
     goal: str
     steps: tuple[tuple[str, str], ...]
 
+    @property
+    def hashed(self) -> bytes:
+        """What it adds to the SHA-256 of episodes (`episodes_sha256`), which does not depend on their files."""
+        return f"{self!r}\n".encode()
+
 
 def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
     """The episodes of files and folders. Raises InputError for one that is not of the train split."""

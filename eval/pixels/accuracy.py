@@ -38,6 +38,12 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.creature)
 
+    @property
+    def episode(self) -> NDArray[np.int64]:
+        """The number of the episode that each transition is of, (B * T,): one episode may fill several runs."""
+        number: NDArray[np.int64] = self.batch.first.flatten().cumsum(0).numpy()
+        return number
+
 
 def held_out(folder: Path, system: TwistedSystem, frames: int, transitions: int) -> HeldOut:
     """The first `transitions` of a folder's play in runs of `frames`. Raises InputError naming folder or field."""

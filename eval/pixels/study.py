@@ -1,11 +1,13 @@
 """The accuracy study: every arm with every seed is trained, and every decoder judged on what it predicts.
 
 Everything that is finished lies in the study's folder: OUT/ARM/seed-N holds a training run and `accuracy.npz`, whether
-each held-out transition was predicted right.
+each held-out transition was predicted right, with what the protocol asked: a run that was asked something else is
+scored again. Transitions of one episode are alike, so intervals draw episodes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -47,7 +49,7 @@ class AccuracyRow:
 
 @dataclass(frozen=True)
 class AccuracyDifference(SeedDifference):
-    """ours - theirs over the same transitions."""
+    """ours - theirs over the same transitions; bounds over their episodes, NaN where there is one alone."""
 
     ours: str
     theirs: str
@@ -60,18 +62,26 @@ BySeed = list[Hits]
 """One for each seed."""
 
 
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What held-out transitions (N,) are: which start with a creature, and the number of the episode of each."""
+
+    creature: NDArray[np.bool_]
+    episode: NDArray[np.int64]
+
+
 def run_accuracy_study(protocol: AccuracyProtocol, out: Path, workers: int) -> None:
     """Does what is not done yet, then writes results.json, report.md and plot.png to `out`."""
     runs = [make_run(protocol, out, arm, seed) for arm in protocol.arms for seed in protocol.seeds]
     in_processes(partial(complete, protocol), runs, workers)
-    found, creature = read_hits(runs)
-    rows = [row for arm in found for row in _rows(arm, found[arm], creature)]
-    compared = _compared(protocol, found, creature)
+    found, asked = read_hits(runs)
+    rows = [row for arm in found for row in _rows(arm, found[arm], asked.creature)]
+    compared = _compared(protocol, found, asked)
     results = {
         "study": "twisted accuracy",
         "protocol": asdict(protocol),
-        "transitions": len(creature),
-        "with_creatures": int(creature.sum()),
+        "transitions": len(asked.creature),
+        "with_creatures": int(asked.creature.sum()),
         "rows": [asdict(row) for row in rows],
         "differences": [asdict(difference) for difference in compared],
         "provenance": provenance("eval"),
@@ -81,34 +91,53 @@ def run_accuracy_study(protocol: AccuracyProtocol, out: Path, workers: int) -> N
     plot(out / "plot.png", compared)
 
 
+SCORED_BY = (
+    "frames", "transitions", "run_frames", "centre", "decoders", "compared_decoder", "reference", "grid_c_d",
+    "grid_c_w",
+)  # fmt: skip
+"""Keys of a protocol that decide what `accuracy.npz` of a trained run holds."""
+
+
 def complete(protocol: AccuracyProtocol, run: TrainingRun) -> None:
-    """Trains and scores; what is done already is skipped."""
+    """Trains and scores; what is done already by these settings is skipped."""
     train(run)
+    settings = json.dumps({key: asdict(protocol)[key] for key in SCORED_BY})
     with locked(run):
-        if not _file_of(run).exists():
-            system = load_checkpoint(run.model, TwistedSystem.name)
-            assert isinstance(system, TwistedSystem)
-            data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
-            hits = _all_hits(protocol, run, system, data)
-            arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
-            with atomic_write(_file_of(run)) as file:
-                np.savez_compressed(file, creature=data.creature.flatten(), **arrays)
+        if not _file_of(run).exists() or _scored_by(run) != settings:
+            _write_hits(protocol, run, settings)
+
+
+def _scored_by(run: TrainingRun) -> str | None:
+    """The settings that a run was scored by; None if it does not say."""
+    with np.load(_file_of(run)) as arrays:
+        return str(arrays["settings"]) if "settings" in arrays else None
+
+
+def _write_hits(protocol: AccuracyProtocol, run: TrainingRun, settings: str) -> None:
+    system = load_checkpoint(run.model, TwistedSystem.name)
+    assert isinstance(system, TwistedSystem)
+    data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
+    hits = _all_hits(protocol, run, system, data)
+    arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
+    arrays |= {"creature": data.creature.flatten(), "episode": data.episode, "settings": np.array(settings)}
+    with atomic_write(_file_of(run)) as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _file_of(run: TrainingRun) -> Path:
     return run.folder / "accuracy.npz"
 
 
-def read_hits(runs: Sequence[TrainingRun]) -> tuple[dict[str, dict[str, BySeed]], NDArray[np.bool_]]:
-    """Hits of trained runs by arm and decoder, and which transitions start with a creature."""
+def read_hits(runs: Sequence[TrainingRun]) -> tuple[dict[str, dict[str, BySeed]], Asked]:
+    """Hits of trained runs by arm and decoder, and what all of them were asked."""
     found: dict[str, dict[str, BySeed]] = {}
     for run in runs:
         with np.load(_file_of(run)) as arrays:
             for name in dict.fromkeys(name.rpartition("/")[0] for name in arrays if "/" in name):
                 hits = Hits(arrays[f"{name}/frame"], arrays[f"{name}/centre"])
                 found.setdefault(run.arm, {}).setdefault(name, []).append(hits)
-            creature = arrays["creature"]
-    return found, creature
+            asked = Asked(arrays["creature"], arrays["episode"])
+    return found, asked
 
 
 def _decoders(protocol: AccuracyProtocol, arm: str, grid: tuple[int, int]) -> dict[str, Decoder]:
@@ -149,7 +178,7 @@ def _rows(arm: str, found: Mapping[str, BySeed], creature: NDArray[np.bool_]) ->
 
 
 def _compared(
-    protocol: AccuracyProtocol, found: Mapping[str, Mapping[str, BySeed]], creature: NDArray[np.bool_]
+    protocol: AccuracyProtocol, found: Mapping[str, Mapping[str, BySeed]], asked: Asked
 ) -> list[AccuracyDifference]:
     """Compares every decoder with the reference decoder, on the reference arm, and every arm with the reference arm, by
     the compared decoder."""
@@ -160,21 +189,20 @@ def _compared(
         for sides, reference in ((decoders, protocol.reference_decoder), (arms, protocol.reference))
         for name in sides
         if name != reference
-        for difference in _differences((name, reference), sides[name], sides[reference], creature)
+        for difference in _differences((name, reference), sides[name], sides[reference], asked)
     ]
 
 
-def _differences(
-    names: tuple[str, str], ours: BySeed, theirs: BySeed, creature: NDArray[np.bool_]
-) -> list[AccuracyDifference]:
-    subsets = {"all": np.ones_like(creature), "with": creature, "without": ~creature}
+def _differences(names: tuple[str, str], ours: BySeed, theirs: BySeed, asked: Asked) -> list[AccuracyDifference]:
+    subsets = {"all": np.ones_like(asked.creature), "with": asked.creature, "without": ~asked.creature}
     found = []
     for part in PARTS:
         for label, chosen in subsets.items():
             if chosen.any():
                 a, b = (np.stack([getattr(hits, part)[chosen] for hits in side]) for side in (ours, theirs))
                 compared = {"ours": names[0], "theirs": names[1], "part": part, "creatures": label}
-                found.append(AccuracyDifference.of(a.astype(float), b.astype(float), range(a.shape[1]), **compared))
+                episodes = asked.episode[chosen].astype(str).tolist()
+                found.append(AccuracyDifference.of(a.astype(float), b.astype(float), episodes, **compared))
     return found
 
 

@@ -130,7 +130,7 @@ def keep(folder: Path, data: Path) -> None:
     if kind is None:
         raise InputError(f"{path}: of no kind that is kept: no suite, {', '.join(mark for mark, _ in KINDS.values())}")
     name, kept = KINDS[kind][1](results)
-    known = ("command", "commit", "model_sha256")
+    known = ("command", "commit", "commits", "model_sha256")
     source = {name: results["provenance"][name] for name in known if name in results["provenance"]}
     write_json(data / kind / f"{name}.json", _rounded({**kept, **source}))
 

@@ -27,7 +27,7 @@ PAPER = (
 
 def paper_lines(group: Group, metric: str) -> list[Line]:
     """The paper's own model, where it prints every horizon."""
-    environment = papers.paper_rows()["suites"].get(group.suite)
+    environment = papers.environment_beside(group.suite)
     if environment is None:
         return []
     name = next(paper for paper, ours in OURS.items() if ours == metric)
@@ -38,7 +38,7 @@ def paper_lines(group: Group, metric: str) -> list[Line]:
 
 
 def paper(group: Group) -> list[Block]:
-    environment = papers.paper_rows()["suites"].get(group.suite)
+    environment = papers.environment_beside(group.suite)
     if environment is None:
         return []
     horizon = papers.paper_rows()["horizon"]

@@ -84,7 +84,7 @@ def _lines(runs: Sequence[Kept], suite: str, name: str) -> dict[str, list[tuple[
 
 
 def _paper_line(axes: Axes, suite: str) -> None:
-    environment = papers.paper_rows()["suites"].get(suite)
+    environment = papers.environment_beside(suite)
     found = {k: papers.printed(environment, "LoopWM", k, OVERALL) for k in range(1, 6)} if environment else {}
     points = [(k, rows[0].figures["em"]) for k, rows in found.items() if rows]
     if points:
@@ -175,6 +175,7 @@ def _forest(shelf: Shelf) -> tuple[Figure, str] | None:
     canvas, (axes,) = make_canvas(9, 0.8 + 0.19 * len(rows), 1, 1)
     sure = 0
     for y, (_, d) in enumerate(rows):
+        # Kept figures are rounded: what is left of a small negative one is -0.0, whose sign still tells its side.
         clear = (d["low"] > 0 or d["high"] < 0) and len({math.copysign(1, v) for v in d["by_seed"]}) <= 1
         sure += clear
         color = COLORS[0] if clear else INK

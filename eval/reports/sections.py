@@ -103,7 +103,7 @@ def _runs_table(groups: Sequence[Group]) -> Table:
     for group in groups:
         for name, run in zip(group.names, group.runs, strict=True):
             state = "finished" if run.finished else f"partial: {run.windows} of {run.asked} windows"
-            code = str(run.provenance.get("commit", "-"))[:10]
+            code = _commits(run.provenance)
             model = str(run.spec.get("model_sha256", "-"))[:10]
             depth = str(run.spec.get("depth", "-"))
             cells = [str(run.windows), str(len(run.refused)), state, percent(run.cut_share), depth, model, code]
@@ -120,6 +120,12 @@ def _runs_table(groups: Sequence[Group]) -> Table:
         "Commit",
     ]
     return Table(header, rows)
+
+
+def _commits(provenance: Mapping[str, Any]) -> str:
+    """Those that predictions were made by; of results that do not say, that of the call which wrote them."""
+    made_by = provenance.get("commits", [provenance])
+    return ", ".join(str(made.get("commit", "-"))[:10] for made in made_by)
 
 
 def _chapter(group: Group, anchor: str) -> list[Section]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,13 +30,11 @@ def paper_rows() -> dict[str, Any]:
     return rows
 
 
-def environment_of_families(families: Iterable[str]) -> str | None:
-    """The environment whose families in the paper these are, if any."""
-    wanted = set(families)
-    for name, systems in paper_rows()["tables"].items():
-        if wanted and any(wanted <= by_family.keys() for by_family in systems.values()):
-            return str(name)
-    return None
+def environment_beside(suite: str) -> str | None:
+    """The environment whose printed rows stand beside a suite's. None where they do not: the paper's windows are of an
+    expert's path, in a mix of families that a suite has to share."""
+    environment: str | None = paper_rows()["suites"].get(suite)
+    return environment
 
 
 def systems(environment: str) -> list[str]:

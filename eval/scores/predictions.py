@@ -1,4 +1,5 @@
-"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, `refused.jsonl`, results.
+"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, `refused.jsonl`,
+`commits.json` (what code they were made by), results.
 
 Predictions are appended in whole batches and synced, so a run that is killed loses at most the batch it was in: a
 torn last line is dropped, and the rest of its batch is predicted again.
@@ -15,6 +16,7 @@ from typing import Any, TypedDict
 
 from loopwm.records.errors import InputError
 from loopwm.records.files import parse_json_lines, read_json, read_json_lines, write_json
+from loopwm.records.provenance import checkout
 
 
 class _Predicted(TypedDict):
@@ -57,6 +59,26 @@ class PredictionFolder:
             raise InputError(f"--out: {path} exists and is no run folder; choose another")
         else:
             write_json(path / "run.json", spec)
+        self._noted = False
+
+    def commits(self) -> list[dict[str, Any]]:
+        """What `checkout` said in the calls that added lines, each once, in order: {} is a commit that is not known."""
+        path = self.path / "commits.json"
+        if path.is_file():
+            known: list[dict[str, Any]] = read_json(path)
+            return known
+        return [{}] if any(self.path.glob("*.jsonl")) else []  # lines of before commits were kept
+
+    def add_lines(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Appends one JSON object a line to a file of the folder, and syncs."""
+        self._note_commit()
+        append_lines(self.path / name, records)
+
+    def _note_commit(self) -> None:
+        """Before the first lines of a call: one that is killed between leaves a commit too many, never one too few."""
+        if not self._noted and (now := checkout()) not in (known := self.commits()):
+            write_json(self.path / "commits.json", [*known, now])
+        self._noted = True
 
     def read(self) -> dict[Key, Record]:
         """The answers so far; what a kill left behind the last full line is cut off."""
@@ -67,7 +89,7 @@ class PredictionFolder:
         return {key: record for key, record in records.items() if "unanswered" not in record}
 
     def append(self, records: Sequence[Record]) -> None:
-        append_lines(self._predictions, records)
+        self.add_lines(self._predictions.name, records)
 
     def read_refusals(self) -> Refusals:
         if self._refused.exists():
@@ -75,7 +97,7 @@ class PredictionFolder:
         return read_refusals(self.path)
 
     def append_refusals(self, refusals: Refusals) -> None:
-        append_lines(self._refused, [{"id": name, "reason": reason} for name, reason in refusals.items()])
+        self.add_lines(self._refused.name, [{"id": name, "reason": reason} for name, reason in refusals.items()])
 
 
 def read_refusals(folder: Path) -> Refusals:

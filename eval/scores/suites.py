@@ -31,12 +31,6 @@ SELECTIONS = {
 }
 
 
-def is_selection(suite: str) -> bool:
-    """Whether a suite's name is `NAME:SELECTION`."""
-    _, colon, selection = suite.rpartition(":")
-    return bool(colon) and selection in SELECTIONS
-
-
 FOLDER = Path(__file__).parents[1] / "suites"
 
 

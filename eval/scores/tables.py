@@ -8,14 +8,14 @@ from typing import Any
 
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.metrics import HEADLINE, METRICS
-from eval.scores.papers import environment_of_families, paper_rows
+from eval.scores.papers import environment_beside, paper_rows
 from eval.scores.rows import OVERALL
-from eval.scores.suites import is_selection
 
 DETECTION = ("precision", "recall", "f1")
+_FIGURES = "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall."
 _CAVEAT = (
-    "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall. The paper's windows and metric definitions are not "
-    "published, so its rows stand beside ours for orientation; they are not measured on the same windows."
+    f"{_FIGURES} The paper's windows and metric definitions are not published, so its rows stand beside ours for "
+    "orientation; they are not measured on the same windows."
 )
 
 
@@ -31,8 +31,8 @@ def render_report(results: Mapping[str, Any]) -> str:
     parts += [f"## Wrong predictions by kind\n\n{_errors_table(overall)}", _judgements(overall)]
     horizon = paper_rows()["horizon"]
     at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
-    environment = _paper_environment(results["suite"], at_horizon)
-    if environment is not None:
+    environment = environment_beside(results["suite"])
+    if environment is not None and at_horizon:
         title = f"## Horizon {horizon} by family, beside the paper\n\n{_CAVEAT}\n\n"
         parts.append(title + _paper_table(at_horizon, paper_rows()["tables"][environment]))
     else:
@@ -98,11 +98,6 @@ def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(header, lines)
 
 
-def _paper_environment(suite: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The environment whose rows of the paper stand beside these; a selection's overall figure is of other families."""
-    return None if is_selection(suite) else environment_of_families(_families(rows))
-
-
 def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         [str(row["horizon"]), str(sum(row["errors"].values())), *(str(row["errors"][kind]) for kind in ERROR_KINDS)]
@@ -130,10 +125,6 @@ def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*parts, table(header, lines)] if rewards else parts)
 
 
-def _families(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {row["family"] for row in rows} - {OVERALL}
-
-
 def _paper_table(rows: Sequence[Mapping[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
@@ -151,12 +142,14 @@ def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
         cells = [four_cell(by_horizon[k]) if k in by_horizon else "-" for k in horizons]
         scored = str(results["windows"]["scored"])
         lines.append([results["model"], results["suite"], results["context"], scored, *cells])
-    environment = _paper_environment(runs[0]["suite"], runs[0]["rows"])
+    environment = environment_beside(runs[0]["suite"])
+    note = _FIGURES
     if environment in paper_rows()["by_horizon"]:
+        note = _CAVEAT
         for name, by_k in paper_rows()["by_horizon"][environment].items():
             cells = [paper_cell(by_k.get(str(k), {}).get(OVERALL)) for k in horizons]
             lines.append([f"paper: {name}", "unpublished", "-", "-", *cells])
-    return f"{_CAVEAT}\n\n" + table(["Model", "Suite", "Context", "n", *(f"horizon {k}" for k in horizons)], lines)
+    return f"{note}\n\n" + table(["Model", "Suite", "Context", "n", *(f"horizon {k}" for k in horizons)], lines)
 
 
 def percent(fraction: float | None) -> str:

@@ -35,11 +35,11 @@ import torch
 from tqdm import tqdm
 
 from eval.commands.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
-from eval.commands.play import play_real, read_plays, won
+from eval.commands.play import PLAYS, play_real, read_plays, won
 from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.intervals import estimate
-from eval.scores.predictions import PredictionFolder, append_lines
+from eval.scores.predictions import PredictionFolder
 from eval.scores.tables import table
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.files import write_atomic, write_json
@@ -208,13 +208,14 @@ def measure(
     """Plays what `out` lacks, writes the results there and returns them. spec: what else decides them."""
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
     spec = {**asdict(settings), "tasks": list(settings.tasks), **agent.identity, **spec}
-    path = PredictionFolder(out, spec).path / "plays.jsonl"
-    plays = read_plays(path, arms)
+    folder = PredictionFolder(out, spec)
+    plays = read_plays(folder.path / PLAYS, arms)
     for game in tqdm(games, unit="game", desc=f"{len(arms)} arms"):
         if game.name not in plays:
             plays[game.name] = play_game(agent, arms, world, game, settings)
-            append_lines(path, [plays[game.name]])
+            folder.add_lines(PLAYS, [plays[game.name]])
     results = make_results([plays[game.name] for game in games], list(arms), spec)
+    results["provenance"]["commits"] = folder.commits()
     write_json(out / "results.json", results)
     write_atomic(out / "report.md", render(results))
     return results

@@ -24,8 +24,8 @@ from loopwm.records.windows import Window
 
 NATS = "nats.jsonl"
 Scores = dict[str, Values]
-"""By metric, (windows, horizons), windows in the order given: `em`, `f1`, `nats` (of an observation with its end,
-teacher-forced) and `tokens` (of it). The last two are absent where no such loss is defined."""
+"""By metric, (windows, horizons), windows in the order given: `em`, `f1` and `nats` (of an observation with its end,
+teacher-forced). The last is absent where no such loss is defined."""
 
 
 def score(predictor: Predictor, suite: Suite, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
@@ -45,9 +45,8 @@ def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -
         name: np.array([[metric(*pair) for pair in row] for row in pairs])
         for name, metric in (("em", exact_match), ("f1", token_f1))
     }
-    losses = _read_losses(out / NATS)
-    if losses:
-        scores |= {name: np.array([losses[w["id"]][name] for w in windows]) for name in ("nats", "tokens")}
+    if losses := _read_losses(out / NATS):
+        scores["nats"] = np.array([losses[w["id"]]["nats"] for w in windows])
     return scores
 
 

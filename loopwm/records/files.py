@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -182,3 +182,13 @@ def read_json(path: Path) -> Any:
 
 def sha256(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def sha256_of_files(folder: Path, suffixes: Sequence[str]) -> str:
+    """SHA-256 over names and contents of the files of these suffixes that lie in a folder itself, by name."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
+        digest.update(f"{path.name}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
-from loopwm.records.template import RowRegime
+from loopwm.records.template import Regime
 
 FORMAT = "loopwm-shards-v2"
 INDEX = "index.json"
@@ -68,7 +68,7 @@ class TokenEpisode:
     task: str = ""
     policy: str = ""
 
-    def head(self, step: int, regime: RowRegime) -> dict[str, Tokens | None]:
+    def head(self, step: int, regime: Regime) -> dict[str, Tokens | None]:
         """The texts that open a context at `step` before its observation, by the name of their mark."""
         texts: dict[str, Tokens | None] = {"goal": self.goal}
         if regime in ("briefed", "full"):

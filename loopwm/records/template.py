@@ -61,6 +61,8 @@ class StateSlots:
 
 
 Regime = Literal["observed", "snapshot", "full", "briefed"]
+"""What a model is shown of a window, or at the head of a training row, beside goal and observation: nothing; look and
+inventory now; these and the hidden state now; the hidden state of the start."""
 REGIMES: tuple[Regime, ...] = ("observed", "snapshot", "full", "briefed")
 
 _NEEDED: dict[Regime, tuple[str, ...]] = {
@@ -70,10 +72,6 @@ _NEEDED: dict[Regime, tuple[str, ...]] = {
     "briefed": ("hidden_state_start",),
 }
 """Fields of a window that may be null, by the regimes that show them."""
-
-RowRegime = Literal["observed", "briefed", "snapshot", "full"]
-"""What the head of a training row shows beside goal and observation: nothing; the hidden state of the start; look and
-inventory now; these and the hidden state now."""
 
 
 class FormatError(InputError):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwm.records.shards import TokenEpisode
-from loopwm.records.template import STEP_MARKS, RowRegime, StateSlots
+from loopwm.records.template import STEP_MARKS, Regime, StateSlots
 from loopwm.text.training_config import DataConfig, ObjectiveConfig
 from loopwm.text.tree import Branch, RowPlan
 
@@ -54,7 +54,7 @@ class MeasuredEpisode:
         self._repeats = np.array([a == b for a, b in zip(texts[1:], texts[:-1], strict=True)])
         self._equal_before = _equal_before([np.asarray(text).tobytes() for text in episode.observations])
 
-    def head_length(self, step: int, regime: RowRegime) -> int | None:
+    def head_length(self, step: int, regime: Regime) -> int | None:
         """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
         texts = list(self.episode.head(step, regime).values())
         if any(text is None for text in texts):
@@ -110,7 +110,7 @@ class EpochPlanner:
         """Target tokens of all transitions."""
         return sum(int(measured.targets[1:].sum()) for measured in self.episodes)
 
-    def offers(self, regime: RowRegime) -> bool:
+    def offers(self, regime: Regime) -> bool:
         """Whether some row can be of this regime."""
         return any(
             self._allowed(measured, step, regime)
@@ -130,18 +130,19 @@ class EpochPlanner:
         return [rows[i] for i in rng.permutation(len(rows))]
 
     def _taken(
-        self, measured: MeasuredEpisode, regimes: Quota[RowRegime], horizons: Quota[int], rng: np.random.Generator
+        self, measured: MeasuredEpisode, regimes: Quota[Regime], horizons: Quota[int], rng: np.random.Generator
     ) -> list[RowPlan]:
         """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
         rows, most = list(self._rows(measured, regimes, horizons, rng)), self.config.episode_steps
         if not most or measured.episode.last_step <= most:
             return rows
         order = rng.permutation(len(rows))
-        steps = np.cumsum([rows[i].last - (rows[i].targets_from or rows[i].first) + 1 for i in order])
+        new = np.diff([0, *(row.last for row in rows)])  # steps: each window begins after the one before
+        steps = np.cumsum(new[order])
         return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
 
     def _rows(
-        self, measured: MeasuredEpisode, regimes: Quota[RowRegime], horizons: Quota[int], rng: np.random.Generator
+        self, measured: MeasuredEpisode, regimes: Quota[Regime], horizons: Quota[int], rng: np.random.Generator
     ) -> Iterator[RowPlan]:
         """The windows of an episode: each begins after the last step of the one before."""
         start = 0
@@ -150,17 +151,17 @@ class EpochPlanner:
             regime = regimes.next(allowed) if allowed else "observed"
             head, first, last = self._window(measured, start, regime, rng)
             last = self._end_where_due(measured, start, last, regimes)
-            targets = int(measured.targets[start + 1 : last + 1].sum())
+            targets_from = start + 1 if self.supervise == "every" else None
+            targets = int(measured.targets[targets_from : last + 1].sum()) if targets_from is not None else 0
             if self.trunk_is_served:
                 horizons.give(1, targets)
             branches = self._branches(measured, start, last, horizons, rng)
             deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
             regimes.give(regime, targets + deferred)
-            targets_from = start + 1 if self.supervise == "every" else None
             yield RowPlan(head, regime, first, last, branches, targets_from)
             start = last
 
-    def _allowed(self, measured: MeasuredEpisode, start: int, regime: RowRegime) -> bool:
+    def _allowed(self, measured: MeasuredEpisode, start: int, regime: Regime) -> bool:
         """Whether what the regime shows is recorded and leaves room for a step."""
         head, before = (0, max(0, start - 1)) if regime in ("observed", "briefed") else (start, start)
         length = measured.head_length(head, regime)
@@ -168,7 +169,7 @@ class EpochPlanner:
         return length is not None and length + steps <= self.config.trunk_tokens_max
 
     def _window(
-        self, measured: MeasuredEpisode, start: int, regime: RowRegime, rng: np.random.Generator
+        self, measured: MeasuredEpisode, start: int, regime: Regime, rng: np.random.Generator
     ) -> tuple[int, int, int]:
         """The head of a row whose first target is step start + 1, and its first and last trunk step.
 
@@ -189,7 +190,7 @@ class EpochPlanner:
         last = min(measured.reach(start, max(0, room)), longest, measured.episode.last_step)
         return head, first, max(last, start + 1)
 
-    def _end_where_due(self, measured: MeasuredEpisode, start: int, last: int, regimes: Quota[RowRegime]) -> int:
+    def _end_where_due(self, measured: MeasuredEpisode, start: int, last: int, regimes: Quota[Regime]) -> int:
         """An earlier end of a window, where the regime that has least can begin, if it can not at `last`."""
         due = regimes.next(list(regimes.shares))
         if last == measured.episode.last_step or self._allowed(measured, last, due):

@@ -13,6 +13,7 @@ Shape suffixes: B rows, L columns, N decisions, T loops, D width.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -103,10 +104,23 @@ def _transitions(batch: TreeBatch, states: Sequence[Tensor], loss_NT: Tensor) ->
     return Decisions(state, loss)
 
 
-def gate_loss(gate: ExitGate, kinds: Sequence[Decisions]) -> Tensor:
-    """Mean over the kinds of decisions that there are of their mean loss."""
-    losses = [continue_loss(gate(kind.states), kind.loss)[0] for kind in kinds if len(kind.loss)]
-    return torch.stack(losses).mean()
+def gate_loss(gate: ExitGate, batches: Sequence[tuple[Decisions, ...]]) -> Tensor:
+    """Mean over the kinds of decisions that there are of their mean loss in all batches, however rows are cut into
+    these. batches: the kinds of each."""
+    kinds = [[part for part in kind if len(part.loss)] for kind in zip(*batches, strict=True)]
+    return torch.stack([_mean_loss(gate, parts) for parts in kinds if parts]).mean()
+
+
+def _mean_loss(gate: ExitGate, parts: Sequence[Decisions]) -> Tensor:
+    """Of all decisions of the parts, none of which is empty."""
+    decided = sum(len(part.loss) for part in parts)
+    return torch.stack([continue_loss(gate(p.states), p.loss)[0] * (len(p.loss) / decided) for p in parts]).sum()
+
+
+def _rms(states: Sequence[Tensor]) -> float:
+    """Root of the mean square of all their elements."""
+    squares = sum(state.double().square().sum().item() for state in states)
+    return math.sqrt(squares / sum(state.numel() for state in states))
 
 
 def fit_gate(
@@ -128,10 +142,10 @@ def fit_gate(
     for step in bar:
         kinds_by_batch = [decisions(model, batch.to(model.device), limit) for batch in next(batches)]
         if step == 0:
-            units = (1 / kinds_by_batch[0][0].states.square().mean().sqrt().item(), 1.0)
+            units = (1 / _rms([tokens.states for tokens, _ in kinds_by_batch]), 1.0)
         for group, unit in zip(optimizer.param_groups, units, strict=True):
             group["lr"] = rate * unit * (1 - step / steps)
-        loss = torch.stack([gate_loss(gate, kinds) for kinds in kinds_by_batch]).mean()
+        loss = gate_loss(gate, kinds_by_batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

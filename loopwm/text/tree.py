@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from loopwm.records.shards import TokenEpisode
-from loopwm.records.template import RowRegime, StateSlots
+from loopwm.records.template import Regime, StateSlots
 
 IGNORED = -100
 """Label of a position without a target."""
@@ -71,7 +71,7 @@ class RowPlan:
     """
 
     head: int
-    regime: RowRegime
+    regime: Regime
     first: int
     last: int
     branches: tuple[Branch, ...]
@@ -193,7 +193,7 @@ class RowBuilder:
     def _weights(self, episode: TokenEpisode) -> TargetWeights:
         return self.weights.get(episode.env, TargetWeights())
 
-    def head(self, episode: TokenEpisode, step: int, regime: RowRegime) -> list[int]:
+    def head(self, episode: TokenEpisode, step: int, regime: Regime) -> list[int]:
         """Tokens up to the end of the first shown observation. Raises ValueError if what it shows is not recorded."""
         tokens: list[int] = []
         for mark, text in episode.head(step, regime).items():

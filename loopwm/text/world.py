@@ -117,7 +117,7 @@ class WorldModel:
         state, *rest = at_slots
         latent, loop_state = (x[None].clone() for x in rest)
         state = history if self.slots.in_trunk else state
-        return World(history, state, latent, loop_state, depth, 0, (cut,), (False,), ((),))
+        return World.at_h_0(history, state, latent, loop_state, depth, (cut,))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -349,11 +349,7 @@ class WorldModel:
         """The world of a history: the slots of h_0 run after it, in a fork, which is kept if steps see them."""
         state = history.fork()
         out = self._feed(state, [self.slots.after_action] * len(cut), Fixed(depth.limit))
-        latent, loop_state = self._slots(out)
-        if self.slots.in_trunk:
-            state = history
-        nothing = ((),) * len(cut)
-        return World(history, state, latent, loop_state, depth, 0, cut, (False,) * len(cut), nothing)
+        return World.at_h_0(history, history if self.slots.in_trunk else state, *self._slots(out), depth, cut)
 
     def _slots(self, out: _Pass) -> tuple[Tensor, Tensor]:
         """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""

@@ -33,6 +33,20 @@ class World:
     ended: tuple[bool, ...]
     loops: tuple[tuple[int, ...], ...]
 
+    @classmethod
+    def at_h_0(
+        cls,
+        history: CoreState,
+        state: CoreState,
+        latent: Tensor,
+        loop_state: Tensor,
+        depth: ExitRule,
+        steps_cut: tuple[int, ...],
+    ) -> World:
+        """Worlds in which nothing is imagined yet."""
+        rows = len(steps_cut)
+        return cls(history, state, latent, loop_state, depth, 0, steps_cut, (False,) * rows, ((),) * rows)
+
     def __len__(self) -> int:
         return len(self.latent)
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from data_prep.__main__ import main
 from data_prep.export import STEP_FIELDS, to_row
-from data_prep.stats import Counter, count_groups
+from data_prep.stats import Counter, count_groups, token_counter
+from data_prep.tokenize import TOKENIZER_FILE
 from loopwm.records.episodes import format_episode, write_episodes
-from loopwm.records.template import CONTEXT_LIMIT
+from loopwm.records.template import CONTEXT_LIMIT, Context, StateSlots, Transition, render_context
 
 from .conftest import make_episode
 
@@ -28,6 +30,16 @@ def test_counts_of_a_hand_counted_episode() -> None:
     assert (group.episodes, group.transitions, group.tokens) == (1, 2, 2 * (2 + 4))
     assert group.contexts == [4 + 3 + 3, 4 + 3 + 3 + (2 + 4 + 3)]
     assert (group.repeated_episodes, group.repeated_transitions, group.cut_share) == (0, 0, 0.0)
+
+
+def test_a_context_is_as_long_as_what_is_rendered_without_state_slots() -> None:
+    episode = make_episode(length=3)
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    history = [Transition(str(step.action), step.observation) for step in episode.steps[1:]]
+    begun = Context(episode.goal, episode.steps[0].observation)
+    seen = [render_context(replace(begun, history=tuple(history[:k])), StateSlots(in_trunk=False)) for k in range(3)]
+    counted = Counter(token_counter(TOKENIZER_FILE)).count(episode).contexts
+    assert counted == [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in seen]
 
 
 def test_repetitions_are_those_of_the_same_variation() -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,15 @@ def test_bytes_depend_on_episodes_and_seed_alone(tmp_path: Path) -> None:
     first = _cut(out, [one], "--count", "20")
     assert _cut(out, [two], "--count", "20") == first
     assert _cut(out, [one], "--count", "20", "--seed", "1") != first
+
+
+def test_windows_carry_every_hidden_state_that_their_episodes_recorded(tmp_path: Path) -> None:
+    played = make_episode(length=9, hidden_state="0")
+    steps = tuple(replace(s, hidden_state="3") if i == 3 else s for i, s in enumerate(played.steps))
+    write_episodes(tmp_path / "e.jsonl", [replace(played, steps=steps)])
+    _cut(tmp_path / "w.jsonl.gz", [tmp_path / "e.jsonl"], "--count", "5")
+    windows = {len(w["history"]) - 1: w["hidden_state"] for w in read_windows(tmp_path / "w.jsonl.gz")}
+    assert windows == {0: "0", 1: None, 2: None, 3: "3", 4: None}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
+from eval.commands import rollout
 from eval.commands.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
 from eval.models.checkpoint import CheckpointPredictor
+from eval.models.floors import Copy
 from eval.models.imagination import FedBack, Imagination, PredictorWorlds
 from eval.models.options import fed_back
 from eval.scores.predictions import Prediction, read_records
@@ -184,6 +186,11 @@ def test_the_command_writes_results_table_and_plot(
             ("--context", "snapshot"),
             "--context: 'copy' imagines step by step from what was",
         ),
+        (
+            [episode(1, 7)],
+            ("--model", "openai:http://127.0.0.1:9#none"),
+            "--shots: example fewshot-scienceworld/0006 has 5 actions, 7 are asked about; ask about as many",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -200,6 +207,21 @@ def test_bad_input_is_one_line(
     assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_asked_no_deeper_than_the_episodes_go(
+    episodes_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[int]] = []
+
+    def make(*args: Any) -> Copy:
+        asked.append(list(args[-1]))
+        return Copy()
+
+    monkeypatch.setattr(rollout, "make_predictor", make)
+    for limit in ("30", "4"):
+        assert main(command(episodes_file, tmp_path / limit, "--depth-limit", limit)) == 0
+    assert asked == [list(range(1, max(LENGTHS) + 1)), [1, 2, 3, 4]]
 
 
 def test_a_line_that_is_no_episode_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

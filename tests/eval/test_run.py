@@ -18,6 +18,7 @@ from eval.commands.compare import compare_runs
 from eval.models.base import Predictor
 from eval.models.floors import Copy
 from eval.models.options import FLOORS, Floor
+from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
 from loopwm.records.template import FormatError, Regime
@@ -66,18 +67,21 @@ def test_a_run_writes_results_predictions_and_report(suite_path: Path, tmp_path:
     records = read_records(out / "predictions.jsonl")
     assert len(records) == 40 * 2
     assert records["w1", 5]["target"] == "You move to the kitchen."
-    report = (out / "report.md").read_text()
-    assert "| Melt | 13 | 0.0 / " in report
-    assert "73.0 / 91.9 / 85.7 / 91.6" in report  # the paper's row for Melt
+    assert "| Melt | 13 | 0.0 / " in (out / "report.md").read_text()
 
 
-def test_the_papers_rows_do_not_stand_beside_a_selection(
+def test_the_papers_rows_stand_beside_its_mix_of_experts_windows_alone(
     suite_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for suite, stand in ((suite_path, True), (f"{suite_path}:word2world", False)):
-        assert run(suite, tmp_path / str(stand)) == 0
-        shown = (capsys.readouterr().out, (tmp_path / str(stand) / "report.md").read_text())
+    named = {name: suite_path.with_name(f"{name}.jsonl") for name in ("scienceworld-500", "scienceworld-500-noisy")}
+    for path in named.values():
+        path.write_bytes(suite_path.read_bytes())
+    suites = [*named.values(), suite_path, f"{named['scienceworld-500']}:word2world"]
+    for i, (suite, stand) in enumerate(zip(suites, (True, False, False, False), strict=True)):
+        assert run(suite, tmp_path / str(i)) == 0
+        shown = (capsys.readouterr().out, (tmp_path / str(i) / "report.md").read_text())
         assert ["paper: LoopWM" in text for text in shown] == [stand] * 2
+    assert "73.0 / 91.9 / 85.7 / 91.6" in (tmp_path / "0" / "report.md").read_text()  # the paper's row for Melt
 
 
 def test_a_killed_run_goes_on_to_identical_files(suite_path: Path, tmp_path: Path) -> None:
@@ -91,6 +95,28 @@ def test_a_killed_run_goes_on_to_identical_files(suite_path: Path, tmp_path: Pat
     assert run(suite_path, killed) == 0
     assert (killed / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert results(killed)["rows"] == results(whole)["rows"]
+
+
+def test_results_name_every_commit_that_predictions_are_of(
+    suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_at(commit: str) -> list[dict[str, Any]]:
+        monkeypatch.setattr(predictions, "checkout", lambda: {"commit": commit})
+        assert run(suite_path, out) == 0
+        commits: list[dict[str, Any]] = results(out)["provenance"]["commits"]
+        return commits
+
+    out = tmp_path / "out"
+    assert run_at("first") == [{"commit": "first"}]
+    assert run_at("nothing was lacking") == [{"commit": "first"}]
+    lines = (out / "predictions.jsonl").read_text().splitlines(keepends=True)
+    (out / "predictions.jsonl").write_text("".join(lines[:-40]))
+    assert run_at("second") == [{"commit": "first"}, {"commit": "second"}]
+    (out / "predictions.jsonl").write_text("".join(lines[:-40]))
+    (out / "commits.json").unlink()  # as in a folder of before commits were kept
+    assert run_at("third") == [{}, {"commit": "third"}]
+    assert main(["report", str(out), "--suites", str(suite_path), "--out", str(tmp_path / "page")]) == 0
+    assert "| -, third |" in (tmp_path / "page/report.md").read_text()
 
 
 def test_a_finished_run_predicts_nothing_again(

@@ -10,6 +10,7 @@ import pytest
 
 from eval.__main__ import main
 from eval.commands.seen import build_tables
+from eval.models.retrieve import load_retrieve
 from eval.scores.entities import DATA
 from eval.scores.seen import find_seen, load_table
 from eval.scores.suites import load_suite, suite_names
@@ -52,6 +53,16 @@ def test_a_window_is_seen_where_a_search_through_every_episode_finds_it(
     assert found == {(w["id"], k): stands_in(w, k, episodes) for w in suite.windows for k in range(1, 6)}
     assert set(found.values()) == {True, False}
     assert (table.episodes, table.transitions) == (6, 48)
+
+
+def test_a_table_and_a_floor_name_the_same_episodes_by_one_hash(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(episode(("a", "x"), ("b", name)) for name in "yz"))
+    suite = load_suite(str(write_suite([make_window("w")])))
+    (table,) = build_tables([suite], [train])
+    assert load_retrieve(suite.windows, [train]).identity == {"episodes_sha256": table.episodes_sha256}
 
 
 def test_other_environments_do_not_make_a_window_seen(

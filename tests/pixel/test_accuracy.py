@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from eval.__main__ import main as evaluate
-from eval.pixels.accuracy import accuracy, held_out, permuted_actions, score
-from loopwm.pixel.checkpoint import load_checkpoint
+from eval.pixels import study
+from eval.pixels.accuracy import Hits, accuracy, held_out, permuted_actions, score
+from eval.pixels.protocol import AccuracyProtocol
+from eval.pixels.study import Asked, _differences
+from eval.studies.protocol import Arm
+from eval.studies.training import make_run
+from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import make_system
-from loopwm.pixel.twisted.decoding import Argmax, Copy
+from loopwm.pixel.twisted.decoding import Argmax, Copy, DecoderConfig
 from loopwm.pixel.twisted.model import TwistedConfig
 from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.errors import InputError
@@ -41,7 +47,9 @@ def test_held_out_runs_are_the_play_in_order(frames, checkpoint):
     creature = np.concatenate([episode.extras["creature"][:-1] for episode in episodes])[:20]
     assert data.batch.action.flatten().tolist() == action.tolist()
     assert data.creature.flatten().tolist() == creature.tolist()
-    starts = np.cumsum([0] + [len(episode) for episode in episodes])
+    lengths = [len(episode) for episode in episodes]
+    assert data.episode.tolist() == np.repeat(np.arange(len(lengths)) + 1, lengths)[:20].tolist()
+    starts = np.cumsum([0, *lengths])
     assert data.batch.first.flatten().nonzero()[:, 0].tolist() == [start for start in starts if start < 20]
     shown = checkpoint.tokenizer.decode(data.batch.next_tokens.flatten(0, 1))
     truth = np.concatenate([episode.obs[1:] for episode in episodes])[:20]
@@ -65,6 +73,18 @@ def test_accuracy_is_told_with_and_without_creatures():
     assert np.isnan(accuracy(np.array([True]), np.array([[True]])).without_creatures)
 
 
+def test_bounds_of_a_difference_are_over_episodes_whose_transitions_are_alike():
+    """Forty transitions of one outcome each, in four episodes: drawn one by one they would look like forty facts."""
+    episode = np.repeat(np.arange(4), 10)
+    ours, theirs = (np.isin(episode, better) for better in ((0, 1, 2), (3,)))
+    asked = Asked(creature=np.zeros(40, dtype=bool), episode=episode)
+    sides = ([Hits(side, side)] for side in (ours, theirs))
+    difference = _differences(("ours", "theirs"), *sides, asked)[0]
+    assert (difference.difference, difference.creatures) == (0.5, "all")
+    assert difference.low <= -0.5  # three of four draws may be of the episode where theirs is right
+    assert not difference.counts
+
+
 def test_permuted_actions_are_the_same_ones_elsewhere(frames, checkpoint):
     data = held_out(frames / "test", checkpoint, 5, 20)
     other = permuted_actions(data, 0)
@@ -81,6 +101,33 @@ def test_too_little_play_and_play_of_another_environment_are_refused(frames, che
         held_out(frames / "test", other, 5, 20)
     with pytest.raises(InputError, match="/nowhere"):
         held_out(frames / "nowhere", checkpoint, 5, 20)
+
+
+def test_a_run_is_scored_again_where_the_protocol_asks_something_else(
+    frames, checkpoint, twisted_config, tmp_path, monkeypatch
+):
+    decoders = {"copy": DecoderConfig("copy"), "argmax": DecoderConfig("argmax")}
+    protocol = AccuracyProtocol(
+        question="which blocks move?", base=str(twisted_config), frames=str(frames / "test"), transitions=60,
+        run_frames=6, arms={"twisted": Arm()}, reference="twisted", seeds=(0,), decoders=decoders,
+        reference_decoder="argmax", compared_decoder="argmax",
+    )  # fmt: skip
+    run = make_run(protocol, tmp_path, "twisted", 0)
+    save_checkpoint(checkpoint, run.model)
+    monkeypatch.setattr(study, "train", lambda run: None)
+
+    def scored(**changes):
+        study.complete(replace(protocol, **changes), run)
+        return study.read_hits([run])
+
+    hits, asked = scored()
+    assert (list(hits["twisted"]), len(asked.creature)) == (["copy", "argmax", study.PERMUTED], 60)
+    assert len(scored(transitions=48)[1].creature) == 48
+    assert list(scored(decoders={"argmax": DecoderConfig("argmax")})[0]["twisted"]) == ["argmax", study.PERMUTED]
+    assert "sticky" in scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)})[0]["twisted"]
+    before = (run.folder / "accuracy.npz").stat().st_mtime_ns
+    scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)}, question="another one?")
+    assert (run.folder / "accuracy.npz").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from loopwm.core import Gate
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
 from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.fit_gate import decisions, judge, main, with_gate
+from loopwm.text.fit_gate import Decisions, decisions, gate_loss, judge, main, with_gate
 from loopwm.text.rows import Cursor
 from loopwm.text.tokenizer import load_tokenizer
 from loopwm.text.training import TextProgram
@@ -114,6 +114,25 @@ def test_decisions_are_scored_by_the_pass_that_ends_there_and_transitions_by_the
     assert 0 < len(batch.steps.row[batch.steps.supervised]) < len(expected_losses)
     torch.testing.assert_close(transitions.loss, torch.tensor(expected_losses), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(transitions.states, torch.stack(expected_states), atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_does_not_depend_on_how_rows_are_cut_into_batches():
+    generator = torch.Generator().manual_seed(0)
+    _, gate = with_gate(random_model(state_slots=SLOTS))
+    torch.nn.init.normal_(gate.linear.weight, generator=generator)
+
+    def drawn(count: int) -> Decisions:
+        states = torch.randn(count, LIMIT, gate.linear.in_features, generator=generator)
+        return Decisions(states, torch.rand(count, LIMIT, generator=generator))
+
+    def part(whole: Decisions, start: int, end: int) -> Decisions:
+        return Decisions(whole.states[start:end], whole.loss[start:end])
+
+    tokens, transitions = drawn(40), drawn(7)
+    cut = [(part(tokens, 0, 4), part(transitions, 0, 6)), (part(tokens, 4, 40), part(transitions, 6, 7))]
+    torch.testing.assert_close(gate_loss(gate, cut), gate_loss(gate, [(tokens, transitions)]))
+    lone = [(part(tokens, 0, 4), transitions), (part(tokens, 4, 40), part(transitions, 0, 0))]
+    torch.testing.assert_close(gate_loss(gate, lone), gate_loss(gate, [(tokens, transitions)]))
 
 
 def command(source: Path, config: Path, out: Path, *more: str) -> list[str]:

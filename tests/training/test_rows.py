@@ -118,6 +118,25 @@ def test_quotas_of_regimes_and_horizons_are_reached_within_two_points(episodes):
     assert by_horizon == pytest.approx(dict(enumerate(DATA.horizon_shares, start=1)), abs=0.02)
 
 
+@pytest.mark.parametrize("supervise", ["terminal", "all"])
+def test_quotas_of_regimes_count_no_trunk_that_is_not_supervised(episodes, supervise):
+    planner = EpochPlanner(episodes, DATA, ObjectiveConfig(supervise=supervise), StateSlots(), True)
+    plans = planner.plan(np.random.default_rng(RNG_SEED))
+    rows = [(episodes[i], plan, BUILDER.build(episodes[i], plan)) for i, plan in plans]
+    assert shares(rows, lambda _, plan, __: plan.regime) == pytest.approx(DATA.regimes, abs=0.02)
+
+
+def test_an_epoch_takes_the_same_windows_of_long_episodes_whatever_is_supervised(episodes):
+    """Steps that a window shows again are none of its own, where it has no targets either."""
+    data = replace(DATA, episode_steps=12, regimes={"observed": 1.0}, trunk_tokens_max=256)
+    windows = []
+    for supervise in ("every", "all", "terminal"):
+        planner = EpochPlanner(episodes, data, ObjectiveConfig(supervise=supervise), StateSlots(), True)
+        plans = planner.plan(np.random.default_rng(RNG_SEED))
+        windows.append([(index, plan.first, plan.last) for index, plan in plans])
+    assert windows[0] == windows[1] == windows[2]
+
+
 def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
     groups = [("scienceworld", "gold", 40), ("scienceworld", "fork", 10), ("alfworld", "expert", 5)]
     many = [made_up(100 * g + i, env, policy) for g, (env, policy, n) in enumerate(groups) for i in range(n)]

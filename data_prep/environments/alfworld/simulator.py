@@ -1,7 +1,7 @@
 """ALFWorld's game engine, TextWorld with Fast Downward, as a program that reads and writes lines of JSON.
 
     {"call": "load", "arguments": [game]}       -> {"result": step}      game: the fields of a `game.tw-pddl`
-    {"call": "step", "arguments": ["look"]}     -> {"result": step}      step: observation, won, look, inventory, at
+    {"call": "step", "arguments": ["look"]}     -> {"result": step}      step: observation, won, look, inventory
     {"call": "commands" | "facts", "arguments": []} -> {"result": [...]}    what makes sense now; [predicate, name, ...]
 
 A failed call replies {"error": "one line"}. The engine runs apart because it may hang, end the process, print, and
@@ -126,7 +126,6 @@ class Simulator:
             "won": bool(state["won"]),
             "look": "\n".join([self.engine.derive("look"), *views]) if here else self.room,
             "inventory": self.engine.derive("inventory"),
-            "at": [self.engine.names[receptacle] for receptacle in here],
         }
 
 
