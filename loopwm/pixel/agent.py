@@ -285,8 +285,8 @@ class AgentTrainer:
         self.files.go_on_from(self.iteration)
 
     def _take_demonstrations(self, folder: Path) -> None:
-        """Each a stream of its own, behind those of real play (STORM, table 10). Raises InputError for a file of another
-        environment, and for more than the replay keeps."""
+        """Each a stream of its own, behind those of real play (STORM, table 10). Raises InputError for a file of
+        another environment, and for more than the replay keeps."""
         for number, path in enumerate(episode_files(folder)):
             episode = read_episode(path)
             self.replay.space.require(episode.space, str(path))
