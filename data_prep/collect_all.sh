@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All episodes to train and to tune on, in the folder named: about 2.4 million transitions of ScienceWorld and 0.35 million
+# All episodes to train and to tune on, in the folder named: about 3.3 million transitions of ScienceWorld and 0.35 million
 # of ALFWorld, some hours on two cores. Killed and started again, it goes on. What comes packed with the project is
 # unpacked first. ALFWorld's original games are played where ALFWORLD_DATA has them. A shard I/N is this machine's part.
 set -euo pipefail
@@ -23,6 +23,7 @@ again noisy-paints chemistry-mix-paint-secondary-color chemistry-mix-paint-terti
 again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
 collect scienceworld omission --split train --policy omission --episodes-per-task 20 --max-steps 120 --seed 11
+collect scienceworld omission-again --split train --policy omission --episodes-per-task 480 --max-steps 220 --seed 12
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
   collect alfworld dev-expert --split dev --policy expert --episodes-per-task 30 --max-steps 120

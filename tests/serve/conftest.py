@@ -13,8 +13,11 @@ import httpx
 import pytest
 
 from loopwm.core import CoreState, Fixed
+from loopwm.core.buffers import SLACK
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Engine, Limits
+from serve.engine.requests import Request
+from serve.engine.sampling import Sampling
 from serve.http.app import create_app
 from serve.http.keys import KeyRing
 from serve.http.server import Server
@@ -25,6 +28,7 @@ from serve.words.service import ModelCard, Service
 from serve.words.sessions import Sessions
 from serve.words.store import WorldLimits, WorldStore
 from serve.words.world_file import WorldFile
+from tests.serve.in_the_engine import DEPTH, random_prompt
 
 NEVER = -1
 """An end token that is never generated: completions are as long as max_tokens says."""
@@ -122,3 +126,16 @@ def assert_alike(one: Any, other: Any) -> None:
             assert_alike(*pair)
     else:
         assert one == other
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """Greedy and sampled ones of different lengths; two share their first 20 tokens."""
+    shared = random_prompt(20, 9)
+    return [
+        Request(shared + random_prompt(5, 1), 9, Sampling(), DEPTH),
+        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3), DEPTH),
+        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4), DEPTH),
+        Request(random_prompt(3, 4), SLACK + 9, Sampling(), DEPTH),
+        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5), DEPTH),
+    ]

@@ -7,7 +7,7 @@ import torch
 from loopwm.core import CoreState, allocated_bytes
 from loopwm.core.buffers import SLACK
 from serve.engine.kv_cache import BLOCK, KVCache
-from tests.serve.test_engine import random_prompt
+from tests.serve.in_the_engine import random_prompt
 
 
 def state_of(length: int) -> CoreState:

@@ -22,7 +22,7 @@ from serve.engine.requests import Event, Request
 from serve.engine.requests import Sequence as Row
 from serve.engine.sampling import Sampling, choose
 from tests.serve.conftest import live_states
-from tests.serve.test_engine import run
+from tests.serve.in_the_engine import run
 from tests.text.conftest import random_model
 
 SCHEDULES = 300

@@ -1,0 +1,204 @@
+"""The engine as its callers have it: queues, deadlines, keys side by side, faults and the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopwm.core import CoreState, SharedState
+from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
+from serve.engine.passes import Forward
+from serve.engine.prefill import score
+from serve.engine.requests import Caller, Request
+from serve.engine.sampling import Sampling
+from tests.serve.in_the_engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
+
+
+def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):
+    with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
+        one, two = engine.enter(), engine.enter()
+        with pytest.raises(QueueFullError) as refused:
+            engine.enter()
+        assert refused.value.retry_after >= 1
+        heard = [Collector(requests[0]) for _ in range(5)]
+        for collector in heard:
+            engine.submit(requests[0], collector, one)
+        assert all(collector.over.wait(30) for collector in heard)
+        assert all(len(collector.tokens) == requests[0].max_tokens for collector in heard)
+        engine.leave(two)
+        engine.leave(engine.enter())
+
+
+def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
+    request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
+    with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
+        running, waiting, after = (Collector(request) for _ in range(3))
+        engine.submit(request, running, engine.enter(seconds=0.5))
+        engine.submit(request, waiting, engine.enter(seconds=0.1))
+        engine.submit(requests[0], after, engine.enter())
+        assert all(collector.over.wait(30) for collector in (running, waiting, after))
+    assert isinstance(running.last.error, DeadlineError)
+    assert isinstance(waiting.last.error, DeadlineError)
+    assert running.tokens
+    assert not waiting.tokens
+    assert len(after.tokens) == requests[0].max_tokens
+
+
+def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
+    """A hundred long prompts of one key are in before one of another."""
+    order: list[str] = []
+    prompts = [random_prompt(300, seed) for seed in range(20)]
+    with Engine(tiny_model, NEVER, Limits(max_batch=2)) as engine:
+        over = threading.Event()
+        for i, prompt in enumerate([*prompts, random_prompt(300, 99)]):
+            name = "much" if i < len(prompts) else "little"
+            work = score(engine.forward, prompt, DEPTH, 1)
+
+            def deliver(_: Any, name: str = name) -> None:
+                order.append(name)
+                if len(order) > len(prompts):
+                    over.set()
+
+            engine.work(work, deliver, Caller(name))
+        assert over.wait(60)
+    assert order.index("little") <= 4
+
+
+def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
+    """Between two tokens of a row there are never more tokens of others than the budget."""
+    sizes = counted(tiny_model, monkeypatch)
+    with Engine(tiny_model, NEVER, Limits(tokens_beside=32)) as engine:
+        row, long = (
+            Collector(Request((9, 9), 60, Sampling(), DEPTH)),
+            Collector(Request(random_prompt(1000, 1), 1, Sampling(), DEPTH)),
+        )
+        engine.submit(row.row.request, row)
+        while not row.tokens:
+            time.sleep(0.001)
+        engine.submit(long.row.request, long)
+        assert row.over.wait(60)
+        assert long.over.wait(60)
+    assert sum(sizes) >= 1059
+    assert max(sizes) == 32
+
+
+@pytest.mark.parametrize("goes_on_from_a_world", [False, True])
+def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
+    tiny_model, requests, monkeypatch, goes_on_from_a_world
+):
+    seen = CoreState(1, torch.device("cpu"))
+    Forward(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
+    request = replace(requests[0], start=SharedState(seen, 1)) if goes_on_from_a_world else requests[0]
+    with Engine(tiny_model, NEVER) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tiny_model.model), "forward", fail)
+            broken = Collector(request)
+            engine.submit(request, broken)
+            assert broken.over.wait(30)
+        assert isinstance(broken.last.error, MemoryError)
+        healthy = Collector(requests[0])
+        engine.submit(requests[0], healthy)
+        assert healthy.over.wait(30)
+        assert healthy.tokens == alone(tiny_model, requests[0]).tokens
+
+
+def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests):
+    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling(), DEPTH)) for _ in range(3)]
+    with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
+        for collector in collectors:
+            engine.submit(collector.row.request, collector)
+    assert all(isinstance(collector.last.error, EngineStoppedError) for collector in collectors)
+    with pytest.raises(EngineStoppedError):
+        engine.submit(requests[0], collectors[0])
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A pass that adds its number to those of the others; some numbers cannot be added."""
+
+    key: str
+    number: int
+    taken: list[int]
+    tokens: int = 1
+
+    def within(self, tokens: int) -> Sum:
+        return self
+
+    def run(self, others: Sequence[Sum]) -> list[int]:
+        numbers = [self.number, *(other.number for other in others)]
+        self.taken.append(len(numbers))
+        if -1 in numbers:
+            raise ArithmeticError("no such number")
+        return [sum(numbers) + number for number in numbers]
+
+
+def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_error(tiny_model):
+    taken: list[int] = []
+    blocked, results, over = threading.Event(), [], threading.Event()
+
+    def block():
+        blocked.wait(30)
+        yield Sum("block", 0, [])
+
+    def work(key: str, *numbers: int):
+        heard = []
+        for number in numbers:
+            heard.append((yield Sum(key, number, taken)))
+        return key, heard
+
+    def deliver(result):
+        results.append(result)
+        if len(results) == 5:
+            over.set()
+
+    with Engine(tiny_model, NEVER) as engine:
+        engine.work(block(), lambda result: None)
+        for key, *numbers in (("a", 1, 10), ("b", 5), ("a", 2), ("c", 1), ("c", -1)):
+            engine.work(work(key, *numbers), deliver)
+        engine.work(work("a", 4), deliver).cancel()
+        blocked.set()
+        assert over.wait(30)
+    assert sorted(taken) == [1, 1, 1, 1, 2, 2]  # those of c once more, each by itself
+    assert sorted(result for result in results if isinstance(result, tuple)) == [
+        ("a", [4, 20]),
+        ("a", [5]),
+        ("b", [10]),
+        ("c", [2]),
+    ]
+    assert [str(result) for result in results if not isinstance(result, tuple)] == ["no such number"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, and only glibc keeps it")
+def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
+    monkeypatch.setattr("serve.engine.engine.IDLE", 0.05)
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
+
+    def hold():
+        yield Sum("hold", 0, [])
+        held = [torch.ones(1 << 14) for _ in range(5000)]  # 64 KiB each: below what goes back by itself
+        held_mib.append(resident())
+        del held[1:]
+        return held[0]
+
+    held_mib: list[int] = []
+    kept: list[torch.Tensor] = []
+    over = threading.Event()
+    with Engine(tiny_model, NEVER) as engine:
+        engine.work(hold(), lambda result: (kept.append(result), over.set()))
+        assert over.wait(30)
+        for _ in range(200):
+            if resident() < held_mib[0] - 200:
+                break
+            time.sleep(0.05)
+        assert resident() < held_mib[0] - 200
