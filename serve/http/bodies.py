@@ -109,10 +109,10 @@ class GenerationBody(Body):
         """For each prompt."""
         return self.n or 1
 
-    def way(self, choice: int, depth: Any) -> Generation:
-        """One of the `n` choices of a prompt: each draws by itself. depth: the rule that the service made of it."""
+    def way(self, choice: int) -> Generation:
+        """One of the `n` choices of a prompt: each draws by itself."""
         return Generation(
-            depth,
+            depth_of(self.depth),
             temperature=self.temperature or 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=None if self.seed is None else self.seed + choice,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,12 @@ from fastapi.responses import JSONResponse, Response
 from loopwm.records.template import FormatError
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
 from serve.http.echo import echo_reply
-from serve.http.events import EventStream
 from serve.http.openai_replies import ChatCompletion, Completion, ModelList, ModelTold, told_in_events
-from serve.http.replies import ChatReply, CompletionReply, Reply
+from serve.http.replies import ChatReply, CompletionReply, answer
 from serve.http.routes import CancelledWithClient, Entered, Serving
 from serve.words.prompts import Prompt, PromptReader
 from serve.words.service import Caller, Service
-from serve.words.streams import Piece, TextStream, interleaved, together
+from serve.words.streams import TextStream, cancel
 
 router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
 
@@ -46,7 +45,7 @@ async def completions(body: CompletionBody, service: Serving, caller: Entered) -
     prompts = await service.read(lambda: _read(service.prompts, body))
     streams = _start(service, caller, prompts, body)
     scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
-    return await _answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
+    return await answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
 
 
 @router.post(
@@ -58,7 +57,7 @@ async def chat_completions(body: ChatBody, service: Serving, caller: Entered) ->
     prompt = await service.read(lambda: service.prompts.chat(read_messages(body.messages)))
     streams = _start(service, caller, [prompt], body)
     scored, ids = body.top is not None, bool(body.return_token_ids)
-    return await _answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
+    return await answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
 
 
 def _model_object(service: Service) -> dict[str, Any]:
@@ -86,46 +85,12 @@ def _start(service: Service, caller: Caller, prompts: Sequence[Prompt], body: Ge
     most, asked = service.max_choices, len(prompts) * body.choices
     if asked > most:
         raise FormatError("n", f"{asked} choices asked for, expected at most {most}")
-    depth = service.rule(depth_of(body.depth))
-    ways = [body.way(choice, depth) for choice in range(body.choices)]
+    ways = [body.way(choice) for choice in range(body.choices)]
     streams: list[TextStream] = []
     try:
         for prompt in prompts:
             streams += service.start(caller, prompt, ways)
     except Exception:
-        _cancel(streams)
+        cancel(streams)
         raise
     return streams
-
-
-def _cancel(streams: Sequence[TextStream]) -> None:
-    for stream in streams:
-        stream.cancel()
-
-
-async def _answer(reply: Reply, body: GenerationBody) -> Response:
-    if body.stream:
-        return EventStream(_events(reply, body), lambda: _cancel(reply.streams))
-    try:
-        pieces = await together([stream.pieces() for stream in reply.streams])
-    finally:
-        _cancel(reply.streams)
-    return JSONResponse(reply.whole(pieces))
-
-
-async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[dict[str, Any]]:
-    async for chunk in _chunks(reply):
-        told = {"usage": reply.usage_so_far()} if body.continuous_usage else {}
-        yield {**chunk, **told}
-    if body.include_usage:
-        yield reply.usage_chunk()
-
-
-async def _chunks(reply: Reply) -> AsyncIterator[dict[str, Any]]:
-    for chunk in reply.opening():
-        yield chunk
-    async for index, piece in interleaved(reply.streams):
-        if piece is None:
-            yield reply.chunk(index, Piece("", ()), reply.streams[index].finish)
-        elif piece.text or piece.tokens:
-            yield reply.chunk(index, piece)

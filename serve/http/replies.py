@@ -1,16 +1,20 @@
-"""Response bodies in OpenAI's shapes, whole and in chunks."""
+"""Response bodies in OpenAI's shapes, whole and in chunks, and how they are sent."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
+from fastapi.responses import JSONResponse, Response
+
+from serve.http.bodies import GenerationBody
+from serve.http.events import EventStream
 from serve.words.prompts import Prompt
 from serve.words.service import Service
-from serve.words.streams import Piece, Scores, TextStream, Token
+from serve.words.streams import Piece, Scores, TextStream, Token, cancel, interleaved, together
 
 Json = dict[str, Any]
 
@@ -219,3 +223,32 @@ def _top_texts(service: Service, top: Sequence[tuple[int, float]]) -> dict[str, 
 def _scores(token: Token) -> Scores:
     assert token.scores is not None
     return token.scores
+
+
+async def answer(reply: Reply, body: GenerationBody) -> Response:
+    """The reply as its request asks for it: whole, or in events as it comes."""
+    if body.stream:
+        return EventStream(_events(reply, body), lambda: cancel(reply.streams))
+    try:
+        pieces = await together([stream.pieces() for stream in reply.streams])
+    finally:
+        cancel(reply.streams)
+    return JSONResponse(reply.whole(pieces))
+
+
+async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[Json]:
+    async for chunk in _chunks(reply):
+        told = {"usage": reply.usage_so_far()} if body.continuous_usage else {}
+        yield {**chunk, **told}
+    if body.include_usage:
+        yield reply.usage_chunk()
+
+
+async def _chunks(reply: Reply) -> AsyncIterator[Json]:
+    for chunk in reply.opening():
+        yield chunk
+    async for index, piece in interleaved(reply.streams):
+        if piece is None:
+            yield reply.chunk(index, Piece("", ()), reply.streams[index].finish)
+        elif piece.text or piece.tokens:
+            yield reply.chunk(index, piece)

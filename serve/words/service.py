@@ -76,10 +76,11 @@ class Generation:
     """How a prompt is to be continued; the fields are those of serve.engine.requests.Request and
     serve.engine.sampling.Sampling.
 
-    max_tokens: None for as many as there is room for, up to DEFAULT_MAX_TOKENS. stops: strings that end the text.
+    depth: None for the service's own. max_tokens: None for as many as there is room for, up to DEFAULT_MAX_TOKENS.
+    stops: strings that end the text.
     """
 
-    depth: ExitRule
+    depth: Depth | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -91,8 +92,9 @@ class Generation:
     ignore_end: bool = False
     top: int | None = None
 
-    def request(self, prompt: Prompt, max_length: int) -> Request:
-        """Raises CompletionTooLongError, and FormatError for more least tokens than most tokens."""
+    def request(self, prompt: Prompt, max_length: int, rule: ExitRule) -> Request:
+        """rule: what `depth` stands for. Raises CompletionTooLongError, and FormatError for more least tokens than most
+        tokens."""
         room = max_length - len(prompt.ids)
         wanted = min(DEFAULT_MAX_TOKENS, room) if self.max_tokens is None else self.max_tokens
         if wanted > room:
@@ -107,7 +109,7 @@ class Generation:
             prompt.ids,
             wanted,
             sampling,
-            self.depth,
+            rule,
             min_tokens=self.min_tokens,
             ignore_end=self.ignore_end,
             top=self.top,
@@ -195,8 +197,8 @@ class Service:
             raise FormatError("depth", str(error).removeprefix("depth: ")) from error
 
     def start(self, caller: Caller, prompt: Prompt, ways: Sequence[Generation]) -> list[TextStream]:
-        """Queues the continuations of a prompt. Raises as `Generation.request` does, or EngineStoppedError."""
-        requests = [way.request(prompt, self.card.max_length) for way in ways]
+        """Queues the continuations of a prompt. Raises as `rule` and `Generation.request` do, or EngineStoppedError."""
+        requests = [way.request(prompt, self.card.max_length, self.rule(way.depth)) for way in ways]
         return self.streams(caller, requests, [way.stops for way in ways])
 
     def streams(

@@ -147,6 +147,11 @@ def _delivery(events: asyncio.Queue[Event], meter: Meter, outputs: OutputQueue) 
     return deliver
 
 
+def cancel(streams: Sequence[TextStream]) -> None:
+    for stream in streams:
+        stream.cancel()
+
+
 async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
     """Pieces with the numbers of their streams, as they come; None behind the last of each. Raises what one raises."""
     heard: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
