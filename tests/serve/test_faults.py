@@ -32,7 +32,7 @@ BODY = '{"model": "tiny", "prompt": "boil", "max_tokens": 3, %s}'
         ((BODY % '"temperature": Infinity').encode(), "temperature"),
         ((BODY % '"top_p": NaN').encode(), "top_p"),
         ((BODY % '"min_p": NaN').encode(), "min_p"),
-        ((BODY % '"depth": {"rule": "convergence", "eps": NaN, "limit": 2}').encode(), "depth.convergence.eps"),
+        ((BODY % '"depth": {"rule": "convergence", "eps": NaN, "limit": 2}').encode(), "depth.eps"),
         ((BODY % '"seed": 1e400').encode(), "seed"),
         ((BODY % '"user": "\xff"').encode("latin-1"), None),
         ((BODY % ('"n": ' + "9" * 5000)).encode(), None),
