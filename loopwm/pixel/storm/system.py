@@ -255,9 +255,11 @@ class StormWorld:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Batch norm by its moving statistics and no dropout, in a model that may be in training."""
-    training = module.training
+    if not module.training:
+        yield
+        return
     module.eval()
     try:
         yield
     finally:
-        module.train(training)
+        module.train()
