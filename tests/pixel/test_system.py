@@ -150,10 +150,12 @@ def test_a_checkpoint_of_another_system_is_refused(still, tmp_path):
 
 STUDIES = {
     "eval/pixels/accuracy.py",
+    "eval/pixels/claims.py",
+    "eval/pixels/claims_study.py",
     "eval/pixels/protocol.py",
     "eval/pixels/study.py",
 }
-"""Of one system alone: the decoders of TWISTED."""
+"""Of one system alone: the decoders of TWISTED, what STORM's latents know."""
 
 
 @pytest.mark.parametrize("name", registry.SYSTEMS)
