@@ -14,6 +14,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=["serve"])
     parser.parse_args(arguments[:1])
 
-    from serve.start import main as serve  # brings torch, which takes seconds
+    from serve.__main__ import main as serve  # brings torch, which takes seconds
 
     return serve(arguments[1:])

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwm.pixel.storm.images import as_pixels
 from loopwm.pixel.storm.model import draw, kl_divergence
 from loopwm.pixel.storm.system import StormSystem, evaluating
 from loopwm.records.errors import InputError
@@ -82,7 +81,9 @@ def measure(system: StormSystem, play: Play, context: int, columns: Sequence[int
     """columns: of the frame, where what the agent moves is."""
     generator = torch.Generator().manual_seed(seed)
     truth = play.obs.float() / 255
-    dealt = torch.randperm(len(truth), generator=generator)
+    order = torch.randperm(len(truth), generator=generator)
+    dealt = torch.empty_like(order)
+    dealt[order] = order.roll(1)  # nobody's own
     with evaluating(system):
         latents = _latents(system, play, truth, dealt, generator)
         imagined = _imagined(system, play, context, play.action, seed)
@@ -131,9 +132,9 @@ def entropy(p: Tensor) -> Tensor:
 
 
 def _error(system: StormSystem, z: Tensor, obs: Tensor) -> float:
-    pairs = zip(z.split(32), obs.split(32), strict=True)
-    parts = [(system.network.decode(some).clamp(0, 1) - as_pixels(of)).square().sum((1, 2, 3)) for some, of in pairs]
-    return float(torch.cat(parts).mean())
+    pairs, images = zip(z.split(32), obs.split(32), strict=True), system.network.images
+    frames = torch.cat([images.frames(system.network.decode(some)).reshape(of.shape) for some, of in pairs])
+    return float(((frames.float() - obs.float()) / 255).square().sum((2, 3, 4)).mean())
 
 
 def _imagined(system: StormSystem, play: Play, context: int, action: Tensor, seed: int) -> Tensor:

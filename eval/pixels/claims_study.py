@@ -18,7 +18,11 @@ from loopwm.pixel.storm.system import StormSystem
 from loopwm.pixel.training_config import PixelTrainingConfig, training_config
 from loopwm.records.config import read_sections
 from loopwm.records.files import read_json, write_atomic, write_json
+from loopwm.records.frames import count_steps, episode_files
 from loopwm.records.provenance import provenance
+
+FROM_HORIZON = 4
+"""The first horizon at which open-loop frames have to beat the last frame seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +42,20 @@ class ClaimsProtocol(Protocol):
         super().__post_init__()
         for key in ("sequences", "context", "steps"):
             check(getattr(self, key) > 0, key, f"{getattr(self, key)} is not above zero")
+        check(self.sequences > 1, "sequences", "actions of another sequence need two")
+        check(self.steps >= FROM_HORIZON, "steps", f"claims are about horizons from {FROM_HORIZON} on")
         first, last = self.columns
         check(0 <= first <= last, "columns", f"{first} to {last} are none")
 
     def config(self, arm: str, seed: int, rate: float | None = None) -> PixelTrainingConfig:
-        return training_config(read_sections(Path(self.base), self.overrides(arm, seed, rate)))
-
-
-FROM_HORIZON = 4
-"""The first horizon at which open-loop frames have to beat the last frame seen."""
+        """Raises InputError for a model that cannot be asked so far ahead, too."""
+        found = training_config(read_sections(Path(self.base), self.overrides(arm, seed, rate)))
+        check(
+            found.system == StormSystem.name, "base", f"{found.system} has no latents to ask of, {StormSystem.name} has"
+        )
+        most, asked = found.model.positions, self.context + self.steps
+        check(asked <= most, "steps", f"{asked} frames with the context are more than model.positions, {most}")
+        return found
 
 
 def worst_of_copy(found: Found) -> float:
@@ -104,7 +113,8 @@ def complete(protocol: ClaimsProtocol, run: TrainingRun) -> None:
     """Trains and measures; what is done already by these settings is skipped."""
     train(run)
     asked = {key: getattr(protocol, key) for key in ("frames", "sequences", "context", "steps")}
-    asked |= {"columns": list(protocol.columns)}
+    play = {path.name: count_steps(path) for path in episode_files(Path(protocol.frames))}
+    asked |= {"columns": list(protocol.columns), "play": play}
     with locked(run):
         if not _file_of(run).exists() or read_json(_file_of(run))["asked"] != asked:
             write_json(_file_of(run), {"asked": asked, "found": asdict(_measured(protocol, run))})

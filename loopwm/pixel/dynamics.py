@@ -328,8 +328,9 @@ def scan(
 
 
 def episodes_of(first: Tensor, before: Tensor) -> Tensor:
-    """The episode that each frame (B, frames) belongs to, those `before` included."""
-    last = before[:, -1:] if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
+    """The episode that each frame (B, frames) belongs to, those `before` included; never NO_EPISODE, which stands in a
+    cache for its shape alone."""
+    last = before[:, -1:].clamp(min=0) if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
     return torch.cat((before, last + first.long().cumsum(1)), 1)
 
 

@@ -76,7 +76,7 @@ class Learner(Protocol):
 
 
 def a_step(found: Rollout) -> Numbers:
-    """Reward of a step in the mean, and how many end an episode: where imagination differs from the real environment,
-    policies learn what does not hold."""
+    """Reward of a step in the mean, and how many end an episode or a life: where imagination differs from the real
+    environment, policies learn what does not hold."""
     s = as_learned(found.segments)
     return {"reward": float(s.reward.mean()), "ends": float(s.terminated.mean())}

@@ -189,9 +189,18 @@ def _of_validation(error: RequestValidationError) -> Problem:
     first = next((fault for fault in same_field if not fault["type"].endswith("_type")), faults[0])
     if first["type"] == "json_invalid":
         return Problem(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    param = _path(first["loc"][1:])
+    param = _field(first)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     return Problem(400, f"{param or 'body'}: {_message(first)}", param=param, code=code)
+
+
+def _field(fault: Mapping[str, Any]) -> str | None:
+    """The field at fault. One that is missing, or unknown, is named as it is, whatever its name looks like."""
+    place = fault["loc"][1:]
+    if not place or fault["type"] not in ("missing", "extra_forbidden"):
+        return _path(place)
+    inside = _path(place[:-1])
+    return f"{inside}.{place[-1]}" if inside else str(place[-1])
 
 
 def _message(fault: Mapping[str, Any]) -> str:

@@ -160,8 +160,15 @@ def test_the_study_trains_measures_and_goes_on_where_it_was(protocol, tmp_path, 
 
 def test_bad_protocols_and_play_are_named(protocol, folder, tmp_path, capsys):
     out = ["--out", str(tmp_path / "study")]
-    assert main(["pixels", "claims", "--protocol", str(protocol), *out, "columns=[3, 1]"]) == 2
-    assert "columns: 3 to 1 are none" in capsys.readouterr().err
+    told = {
+        "columns=[3, 1]": "columns: 3 to 1 are none",
+        "steps=3": "steps: claims are about horizons from 4 on",
+        "steps=14": "steps: 17 frames with the context are more than model.positions, 16",
+        "sequences=1": "sequences: actions of another sequence need two",
+    }
+    for change, message in told.items():
+        assert main(["pixels", "claims", "--protocol", str(protocol), *out, change]) == 2
+        assert message in capsys.readouterr().err
     torch.manual_seed(0)
     system = StormSystem(TINY, StormObjective(), SPACE)
     with pytest.raises(InputError, match="holds 60 sequences of 7 frames, 61 are asked for"):

@@ -278,6 +278,19 @@ def test_states_are_not_changed_by_what_is_imagined_from_them_and_rows_are_repla
         assert torch.allclose(found[t].h[2], expected[1][t], atol=1e-4)
 
 
+@BOTH_SEQUENCES
+def test_a_world_begun_on_one_frame_sees_nothing_of_the_rows_that_it_joins(config: StormConfig) -> None:
+    """In the middle of an episode, so that nothing but its place says that there is nothing before it."""
+    world, data = system(config).world(MODE), batch(steps=5)
+    nowhere = torch.zeros(3, 5, dtype=torch.bool)
+    at = world.start(data.obs, data.action[:, :-1], nowhere, generator())
+    other = world.start(data.obs[1:2, 4:], data.action[1:2, :0], nowhere[1:2, 4:], generator())
+    actions = torch.randint(3, (3, 4))
+    alone = imagined(world, other, actions[2:])
+    for ours, theirs in zip(imagined(world, world.replace(at, torch.tensor([2]), other), actions), alone, strict=True):
+        assert torch.allclose(ours.h[2], theirs.h[0], atol=1e-4)
+
+
 def test_frames_are_shown_of_latents_in_training_too_as_in_evaluation() -> None:
     made, data = system(), batch(steps=5)
     world = made.world(MODE)

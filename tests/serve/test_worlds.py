@@ -292,6 +292,8 @@ def test_a_deleted_world_is_gone_and_says_so(client):
         ("/NAME/step", {"actions": ["wait"] * 10_000}, 400, "actions"),
         ("/NAME/step", {"actions": "wait", "decode": "all"}, 400, "decode"),
         ("/NAME/step", {"actions": "wait", "decod": "each"}, 400, "decod"),
+        ("/NAME/step", {"actions": "wait", "max-tokens": 3}, 400, "max-tokens"),
+        ("/NAME/step", {"actions": "wait", "observe": True}, 400, "observe"),
         ("", {"model": "tiny", "goal": GOAL, "observation": SEEN, "depth": {"rule": "gate", "limit": 2}}, 400,
          "depth.tau"),
         ("/NAME/observe", {"action": "wait"}, 400, "observation"),
