@@ -49,8 +49,8 @@ class FrameOrder:
             raise InputError(f"--seed: {self.seed} is not within 0 and {RANGE - 1}")
         if self.policy not in POLICIES:
             raise InputError(f"--policy: {self.policy!r}: frames are played by one of {', '.join(POLICIES)}")
-        if self.policy == "look-back" and not self.env.startswith("minigrid/"):
-            raise InputError(f"--policy: look-back plays minigrid, not {self.env}")
+        if self.policy != "random" and not self.env.startswith("minigrid/"):
+            raise InputError(f"--policy: {self.policy} plays minigrid, not {self.env}")
 
     def episode_seed(self, index: int) -> int:
         return (SPLITS.index(self.split) * RANGE + self.seed) * RANGE + index
@@ -76,7 +76,26 @@ def look_back(actions: int, rng: np.random.Generator) -> Iterator[int]:
             yield from [FORWARD] * int(rng.integers(1, 5))
 
 
-POLICIES = {"random": at_random, "look-back": look_back}
+def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
+    """Looks around and waits, one to three times, walks to the end of the corridor, turns left or right and goes on: by
+    chance to the object that was seen, or to the other. For MiniGrid's Memory mazes, which begin along the corridor."""
+    turned = 0
+    for _ in range(int(rng.integers(1, 4))):
+        turn, times = (LEFT, RIGHT)[int(rng.integers(2))], int(rng.integers(1, 5))
+        yield from [turn] * times
+        yield from [STAY] * int(rng.integers(17))
+        turned += times if turn == LEFT else -times
+    yield from [RIGHT] * (turned % 4)
+    yield from [FORWARD] * CORRIDOR
+    while True:
+        yield int(rng.choice((LEFT, RIGHT)))
+        yield FORWARD
+
+
+CORRIDOR = 8
+"""Steps to the end of the longest corridor that is played, S9's: a wall stops those that are too many."""
+
+POLICIES = {"random": at_random, "look-back": look_back, "choose": choose}
 
 
 def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:

@@ -58,6 +58,13 @@ def _add_studies(tasks: Tasks) -> None:
     recall.add_argument("--environment", default="minigrid/MemoryS7@pixels=32", help="default: %(default)s")
     recall.add_argument("--mazes", type=positive, default=500, help="valid ones (default: %(default)s)")
     recall.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    purpose = "whether it is known at a corridor's end which way pays (MiniGrid's Memory mazes)"
+    choice = _task(tasks, "choice", _choice, purpose, "folder of the study")
+    choice.add_argument("models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoints and what to call them")
+    choice.add_argument("--frames", type=Path, required=True, help="held-out episodes of the policy choose")
+    choice.add_argument("--episodes", type=positive, default=500, help="that end in a choice (default: %(default)s)")
+    choice.add_argument("--futures", type=positive, default=8, help="imagined of each (default: %(default)s)")
+    choice.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
     coin = _task(tasks, "coin", _coin, purpose, "file of results")
     coin.add_argument("--model", type=Path, required=True, help="checkpoint folder")
@@ -189,6 +196,13 @@ def _recall(args: argparse.Namespace) -> None:
     from eval.pixels.recall import run_study
 
     run_study(dict(args.models), args.environment, args.mazes, args.seed, args.out)
+    print((args.out / "report.md").read_text(encoding="utf-8"), end="")
+
+
+def _choice(args: argparse.Namespace) -> None:
+    from eval.pixels.choice import run_study
+
+    run_study(dict(args.models), args.frames, args.episodes, args.futures, args.seed, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.edeline_config import EdelineConfig, EdelineLoss, EdelineSampling
+from loopwm.pixel.foresight import LEVELS, Contrast, Preview, different, novelty, to_signed
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.memory import Memory, MemoryState
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
@@ -32,7 +33,6 @@ from loopwm.pixel.unet import FourierFeatures, UNet, UNetConfig
 from loopwm.records.frames import FrameSpace
 
 SIGMA_DATA = 0.5
-LEVELS = 255
 REGRESSED_SIGMA = 1e4
 """Of the noise level told to a network that regresses: nothing of the noised frame is left."""
 
@@ -115,6 +115,7 @@ class Edeline(PixelSystem):
         self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
         self.memory_map = _map(config.unet, dim, space.frame_shape)
         self.preview = _preview(config.unet, objective.preview, colours)
+        self.contrast = Contrast(dim, self.encoder.width) if objective.contrast else None
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
         """Of the frame's loss and the reward's."""
@@ -203,7 +204,7 @@ class Edeline(PixelSystem):
         kinds = (batch.reward[..., None] - self.rewards).abs().argmin(-1)
         reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
         end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
-        preview = self._preview_loss(batch, chances, h)
+        foresight = self._foresight(batch, chances, h)
         parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
         count = batch.action.numel()
         diagnostics = {
@@ -212,9 +213,12 @@ class Edeline(PixelSystem):
             "done_loss": mean_of(end, count),
             "mean_depth": mean_of(loops.float().mean(), count),
         }
-        if self.preview is not None:
-            diagnostics["preview_loss"] = mean_of(preview, count)
-        return parts[0] + parts[1] + end + o.preview * preview, diagnostics
+        weighted = h.new_zeros(())
+        for weight, name in ((o.preview, "preview"), (o.contrast, "contrast")):
+            if name in foresight:
+                diagnostics[f"{name}_loss"] = mean_of(foresight[name], count)
+                weighted = weighted + weight * foresight[name]
+        return parts[0] + parts[1] + end + weighted, diagnostics
 
     def _chances(self, batch: FrameBatch) -> Tensor:
         """(B, steps after the burn-in): how likely the frame that each leads to is drawn as a target."""
@@ -233,14 +237,17 @@ class Edeline(PixelSystem):
         found = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
         return self.config.burn_in - 1 + found.clamp(max=chances.shape[1] - 1).flatten()
 
-    def _preview_loss(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> Tensor:
-        """Squared error of the linear pictures of the frames that steps after the burn-in lead to."""
-        if self.preview is None or self.memory_map is None:
-            return h.new_zeros(())
+    def _foresight(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> dict[str, Tensor]:
+        """What the memory is told of the frames that steps after the burn-in lead to, by the name of its weight."""
         steps = slice(self.config.burn_in - 1, self.config.burn_in - 1 + chances.shape[1])
-        found = self.preview(self.memory_map(h[:, steps].flatten(0, 1))).unflatten(0, chances.shape)
-        each = (found - to_signed(batch.next_obs[:, steps])).square().mean((2, 3, 4))
-        return (chances * each).sum(1).mean()
+        memories, frames = h[:, steps].flatten(0, 1), batch.next_obs[:, steps].flatten(0, 1)
+        errors = {}
+        if self.preview is not None and self.memory_map is not None:
+            errors["preview"] = self.preview.error(self.memory_map(memories), to_signed(frames))
+        if self.contrast is not None:
+            candidates, which = different(frames)
+            errors["contrast"] = self.contrast.error(memories, self.encoder(to_signed(candidates)), which)
+        return {name: (chances * each.view(chances.shape)).sum(1).mean() for name, each in errors.items()}
 
     def _target_loss(
         self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
@@ -317,21 +324,6 @@ class EdelineWorld:
         return EdelineState(state.memory.replace(rows, fresh.memory), frames, first)
 
 
-def to_signed(frames: Tensor) -> Tensor:
-    """uint8 (..., H, W, C) as (..., C, H, W) in -1 .. 1."""
-    return frames.movedim(-1, -3).float() / LEVELS * 2 - 1
-
-
-def novelty(batch: FrameBatch, length: int) -> Tensor:
-    """(B, T): how far the frame that each step leads to is from the nearest of the `length` frames before it."""
-    after, before = (to_signed(frames).flatten(2) for frames in (batch.next_obs, batch.obs))
-    steps = torch.arange(before.shape[1], device=before.device)
-    age = steps[:, None] - steps
-    episode = batch.first.long().cumsum(1)
-    seen = (age >= 0) & (age < length) & (episode[:, :, None] == episode[:, None])
-    return torch.cdist(after, before).masked_fill(~seen, torch.inf).amin(2)
-
-
 def same_episode(begins: Tensor) -> Tensor:
     """Which of frames, bool (B, L) with True where an episode begins, belong to that of the last: bool (B, L)."""
     later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()
@@ -362,10 +354,10 @@ def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.
     return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))
 
 
-def _preview(config: UNetConfig, weight: float, colours: int) -> nn.Module | None:
-    """From a memory laid out to a frame, place by place. Raises ValueError where it is not laid out."""
+def _preview(config: UNetConfig, weight: float, colours: int) -> Preview | None:
+    """Raises ValueError where no memory is laid out."""
     if not weight:
         return None
     if not config.memory_map:
         raise ValueError("unet.memory_map: objective.preview wants at least one channel")
-    return nn.Sequential(nn.Conv2d(config.memory_map, colours * config.stem**2, 1), nn.PixelShuffle(config.stem))
+    return Preview(config.memory_map, colours, config.stem)

@@ -75,12 +75,15 @@ class EdelineLoss:
     """Weight of a linear picture of every step's next frame out of the memory laid out (`unet.memory_map`); 0: none, as
     in the paper. All steps then teach the memory what comes, not the few whose frame is drawn; new ones more, by
     `novelty`."""
+    contrast: float = 0.0
+    """Weight of telling every step's next frame from the other frames of the batch; 0: none, as in the paper."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.novelty <= 1:
             raise ValueError(f"novelty: {self.novelty} is not within 0 and 1")
-        if self.preview < 0:
-            raise ValueError(f"preview: {self.preview} is below zero")
+        for name in ("preview", "contrast"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is below zero")
         if self.targets < 1:
             raise ValueError(f"targets: {self.targets} is below 1")
 

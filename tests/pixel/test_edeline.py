@@ -11,15 +11,9 @@ import torch
 from torch import nn
 
 from loopwm.core import DepthPlan
-from loopwm.pixel.edeline import (
-    Edeline,
-    harmonised,
-    novelty,
-    preconditioners,
-    same_episode,
-    to_signed,
-)
+from loopwm.pixel.edeline import Edeline, harmonised, preconditioners, same_episode
 from loopwm.pixel.edeline_config import EdelineConfig, EdelineLoss, EdelineSampling
+from loopwm.pixel.foresight import novelty, to_signed
 from loopwm.pixel.memory import MemoryConfig
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import FrameBatch
@@ -219,17 +213,23 @@ def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
 
 
 @torch.no_grad()
-def test_a_linear_picture_is_learned_of_every_step_after_the_burn_in():
-    """Evenly, or, by novelty, of the one step that shows something new."""
+@pytest.mark.parametrize(("share", "chosen"), [(0.0, range(2, 8)), (1.0, [5])])
+def test_the_next_frame_is_foreseen_at_every_step_after_the_burn_in(share, chosen):
+    """Evenly, or, by novelty, at the one step that shows something new."""
     steps, config = still_but_for_a_flash(), replace(SMALL, unet=replace(SMALL.unet, memory_map=2))
-    for share, chosen in ((0.0, range(2, 8)), (1.0, [5])):
-        system = made(config, EdelineLoss(own_frame=False, preview=1.0, novelty=share))
-        h, _ = system.remember(steps.obs, steps.action, steps.first, 1)
-        pictures = system.preview(system.memory_map(h[0]))
-        each = (pictures - to_signed(steps.next_obs[0])).square().mean((1, 2, 3))
-        found = system._preview_loss(steps, system._chances(steps), h)
-        assert found.item() == pytest.approx(each[list(chosen)].mean().item(), rel=1e-4)
-        assert system.loss(steps, 1, seeded())[1]["preview_loss"][0].item() == pytest.approx(8 * found.item(), rel=1e-4)
+    system = made(config, EdelineLoss(own_frame=False, preview=1.0, contrast=2.0, novelty=share))
+    h, _ = system.remember(steps.obs, steps.action, steps.first, 1)
+    frames = to_signed(steps.next_obs[0])
+    # Steps 2 .. 7 lead to two different frames.
+    logits = system.contrast(h[0], system.encoder(torch.stack((frames[2], frames[5]))))
+    missed = torch.nn.functional.cross_entropy(logits, (torch.arange(8) == 5).long(), reduction="none")
+    expected = {"preview": system.preview.error(system.memory_map(h[0]), frames), "contrast": missed}
+    total, measured = system.loss(steps, 1, seeded())
+    for name, each in expected.items():
+        wanted = each[list(chosen)].mean().item()
+        assert measured[f"{name}_loss"][0].item() == pytest.approx(8 * wanted, rel=1e-4), name
+    without, _ = made(config, EdelineLoss(own_frame=False, novelty=share)).loss(steps, 1, seeded())
+    assert total.item() > without.item()
 
 
 def test_where_nothing_is_new_targets_are_drawn_evenly():
@@ -301,13 +301,17 @@ def test_imagination_follows_its_generator_alone():
     assert set(one.reward.tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize(("predict", "channels"), [("diffusion", 0), ("diffusion", 2), ("regression", 0)])
-def test_the_loss_reaches_every_parameter(predict, channels):
+@pytest.mark.parametrize(
+    ("predict", "channels", "foresight"),
+    [("diffusion", 0, {}), ("diffusion", 2, {"preview": 1.0, "contrast": 1.0}), ("regression", 0, {})],
+)
+def test_the_loss_reaches_every_parameter(predict, channels, foresight):
     memory, unet = replace(SMALL.memory, kind="recurrence", max_loops=4), replace(SMALL.unet, memory_map=channels)
-    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet))
+    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet), EdelineLoss(**foresight))
     loss, measured = system.loss(batch(), DepthPlan((2,) * 4, 2, (0, 1, 2, 3)), seeded())
     loss.backward()
     without = {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
     # Queries and keys of a step that sees itself alone decide nothing.
     assert all(part in name for name in without for part in ("attention",)), without
-    assert set(measured) == {"loss", "reward_loss", "done_loss", "mean_depth"}
+    foreseen = {f"{name}_loss" for name in foresight}
+    assert set(measured) == {"loss", "reward_loss", "done_loss", "mean_depth", *foreseen}

@@ -74,6 +74,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.memory.kind=mamba", "model.memory.kind: 'mamba' is not one of recurrence"),
         ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
         ("objective.novelty=2", "objective.novelty: 2"),
+        ("objective.contrast=-1", "objective.contrast: -1"),
         ("objective.preview=1", "model.unet.memory_map: objective.preview wants at least one channel"),
         ("model.unet.memory_map=-1", "model.unet.memory_map: -1 is below zero"),
     ],
