@@ -47,8 +47,8 @@ class MiniGrid:
         for unknown in sorted(set(tasks) - set(known)):
             raise InputError(f"minigrid: unknown task {unknown!r}, expected one of {', '.join(sorted(known))}")
         made = (gymnasium.make(f"MiniGrid-{name}-v0") for name in tasks)
-        self._envs = [ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES)) for env in made]
-        self._env: Any = self._envs[0]
+        self._envs: list[Any] = [ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES)) for env in made]
+        self._env = self._envs[0]
         self._pixels, self._has_cue = pixels, all(name.startswith("Memory") for name in tasks)
         name = f"minigrid/{task}" if pixels == PIXELS else f"minigrid/{task}@pixels={pixels}"
         version = installed("minigrid", *(() if pixels == PIXELS else (f"pixels={pixels}",)))
