@@ -26,6 +26,7 @@ class CoreState:
         self._buffers: dict[int, Buffer] = {}
         self._lengths: dict[int, int] = {}
         self._allocated: set[int] = set()
+        self._reserved = 0
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         self.next_position = torch.zeros(batch, dtype=torch.long, device=device)
 
@@ -55,6 +56,10 @@ class CoreState:
         new = own & valid_BL[:, None, :] | torch.eye(length, dtype=torch.bool, device=valid_BL.device)
         return torch.cat((self.valid[:, None, :].expand(-1, length, -1), new), dim=2)[:, None]
 
+    def reserve(self, columns: int) -> None:
+        """So many columns will come: who has to allocate memory does so for all of them at once."""
+        self._reserved = columns
+
     def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         """Appends (B, H, L, E) keys and values to a slot and returns all of the slot's.
 
@@ -63,6 +68,8 @@ class CoreState:
         start = self._lengths.get(slot, 0)
         end = start + key.shape[2]
         if slot not in self._buffers:
+            if end < self._reserved and not key.requires_grad:
+                key, value = (with_room(new, self._reserved, len(new)) for new in (key, value))
             self._buffers[slot] = Buffer(key, value, end)
         elif key.requires_grad:
             old_key, old_value = self.columns(slot)
@@ -109,7 +116,8 @@ class CoreState:
         """The slot's buffer, or a larger copy where others have gone on in it or room is short."""
         buffer = self._buffers[slot]
         if not buffer.claim(start, end):
-            key, value = (with_room(old, end, len(buffer.key)) for old in buffer.columns(start))
+            length = max(end, self._reserved)
+            key, value = (with_room(old, length, len(buffer.key)) for old in buffer.columns(start))
             buffer = self._buffers[slot] = Buffer(key, value, end, buffer.rows)
             self._allocated.add(slot)
         return buffer
@@ -120,7 +128,7 @@ class CoreState:
     def fork(self) -> CoreState:
         """An independent state that shares the buffers: changing one never changes the other."""
         other = self._empty()
-        other._buffers, other._lengths = dict(self._buffers), dict(self._lengths)
+        other._buffers, other._lengths, other._reserved = dict(self._buffers), dict(self._lengths), self._reserved
         other.valid, other.next_position = self.valid, self.next_position
         return other
 

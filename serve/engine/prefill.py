@@ -17,6 +17,7 @@ def prefill(forward: Forward, cache: KVCache, ids: tuple[int, ...], loops: int) 
     again."""
     state = cache.prompt(ids, loops) or CoreState(1, forward.device)
     known = state.length
+    state.reserve(len(ids))
     while state.length < len(ids):
         appended: Appended = yield Chunk(forward, state, ids[state.length :], loops)
         state = appended.state
@@ -45,6 +46,7 @@ class TokenScores:
 def score(forward: Forward, prompt: tuple[int, ...], depth: Fixed, top: int) -> Steps[TokenScores]:
     """top: how many of the most probable tokens to tell at each place."""
     state = CoreState(1, forward.device)
+    state.reserve(len(prompt))
     chosen: list[float] = []
     tops: list[tuple[tuple[int, float], ...]] = []
     while state.length < len(prompt):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from loopwm.core import SharedState
 from loopwm.records import template
@@ -14,6 +15,9 @@ from serve.engine.passes import PADDING, Appended, Chunk, Steps
 from serve.engine.prefill import prefill
 from serve.words.prompts import PromptTooLongError
 from serve.words.world_log import WorldLog
+
+Path = tuple[str, ...]
+"""Actions, one after another."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,36 @@ class Advance:
         return self.model.advance_each([each.world for each in every], [each.action for each in every])
 
 
+@dataclass(frozen=True, eq=False)
+class AdvanceRows:
+    """One imagined step of the first rows of a batch, as many as fit. Its result is the world of those."""
+
+    model: WorldModel
+    world: World
+    actions: tuple[str, ...]
+
+    @property
+    def key(self) -> Hashable:
+        return AdvanceRows, id(self.world)
+
+    @cached_property
+    def _tokens(self) -> tuple[int, ...]:
+        return tuple(self.model.count(template.render_step(action, self.model.slots)) for action in self.actions)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self._tokens)
+
+    def within(self, tokens: int) -> AdvanceRows:
+        fitting = sum(total <= tokens for total in accumulate(self._tokens))
+        return self if fitting == len(self.actions) else replace(self, actions=self.actions[: max(fitting, 1)])
+
+    def run(self, others: Sequence[AdvanceRows]) -> list[World]:
+        count = len(self.actions)
+        world = self.world if count == len(self.world) else self.world.select(range(count))
+        return [self.model.advance(world, self.actions)]
+
+
 def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> Steps[World]:
     """The world of a log. ids: of its context. Worlds of one context share what they have seen."""
     begun = ids, log.depth
@@ -99,6 +133,47 @@ def advance(
         check_length(model, world, field)
         steps.append(_step(model, world, monitor))
     return steps
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a path of actions came to: a row of a world, the expected reward in points of its last step, and the chance
+    that the world goes on."""
+
+    world: World
+    row: int
+    reward: float
+    continuation: float
+
+
+def explore(model: WorldModel, world: World, paths: Sequence[Path]) -> Steps[dict[Path, Planned]]:
+    """Paths of actions from a world of one row, each of which comes after the one that it goes on from; what several
+    begin with is given once. Raises PromptTooLongError where the world grows too long, ValueError without prediction
+    heads."""
+    found: dict[Path, Planned] = {}
+    level: list[tuple[World, Sequence[Path]]] = [(world, [()])]
+    while level:
+        reached: list[tuple[World, Sequence[Path]]] = []
+        for before, ends in level:
+            row_of = {path: row for row, path in enumerate(ends)}
+            left = [path for path in paths if path and path[:-1] in row_of]
+            rows = [row_of[path[:-1]] for path in left]
+            batch = before if rows == list(range(len(before))) or not rows else before.select(rows)
+            while left:
+                after: World = yield AdvanceRows(model, batch, tuple(path[-1] for path in left))
+                check_length(model, after, "candidates")
+                done, left = left[: len(after)], left[len(after) :]
+                found |= _planned(model, after, done)
+                reached.append((after, done))
+                batch = batch.select(range(len(after), len(batch))) if left else batch
+        level = reached
+    return found
+
+
+def _planned(model: WorldModel, world: World, paths: Sequence[Path]) -> dict[Path, Planned]:
+    told = model.predictions(world)
+    rewards, continuations = told.expected_reward.tolist(), told.continuation.tolist()
+    return {path: Planned(world, row, rewards[row], continuations[row]) for row, path in enumerate(paths)}
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:

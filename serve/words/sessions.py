@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -16,7 +15,7 @@ from loopwm.text.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Caller, Finish, Request
 from serve.engine.sampling import Sampling
-from serve.words.imagining import Candidate, Step, advance, build, length_of
+from serve.words.imagining import Candidate, Path, Planned, Step, advance, build, explore, length_of
 from serve.words.prompts import PromptTooLongError
 from serve.words.service import Depth, Service
 from serve.words.store import Session, WorldStore
@@ -247,36 +246,22 @@ class Sessions:
         """Scores of the candidates, the best one's number, and the observation it ends with. The world stays."""
         if not self._model.model.config.prediction_heads:
             raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
-        tree = {tuple(actions[:end]) for actions in candidates for end in range(1, len(actions) + 1)}
-        planned = await self._size([path[-1] for path in tree])
+        paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
+        planned = await self._size([path[-1] for path in paths])
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
         session = self.store.get(name, caller.key)
         self.service.charge(caller, planned)
         world = await self._world(caller, session)
-        steps = await self._explore(caller, world, tree)
-        found = [_candidate(steps, tuple(actions)) for actions in candidates]
+        reached = await self.service.work(caller, explore(self._model, world, paths))
+        found = [_candidate(reached, tuple(actions)) for actions in candidates]
         best = max(range(len(found)), key=lambda i: found[i].score)
-        end = steps[tuple(candidates[best])].world
         text = None
         if decode:
+            end = reached[tuple(candidates[best])]
             asked = StepRequest((), "last", max_tokens)
-            text = await self._stream(caller, end, asked, 0).text()
+            text = await self._stream(caller, end.world.select([end.row]), asked, 0).text()
         return found, best, text
-
-    async def _explore(self, caller: Caller, world: World, tree: set[tuple[str, ...]]) -> dict[tuple[str, ...], Step]:
-        """The steps of all paths, side by side; what several begin with is imagined once."""
-        steps: dict[tuple[str, ...], Step] = {}
-        for length in range(1, max(map(len, tree)) + 1):
-            paths = [path for path in tree if len(path) == length]
-            before = [world if length == 1 else steps[path[:-1]].world for path in paths]
-            works = [
-                self.service.work(caller, advance(self._model, start, path[-1:], ["candidates"]))
-                for start, path in zip(before, paths, strict=True)
-            ]
-            taken = await asyncio.gather(*works)
-            steps |= {path: one for path, (one,) in zip(paths, taken, strict=True)}
-        return steps
 
     async def _world(self, caller: Caller, session: Session) -> World:
         """As it is now; computed again where its keys and values had to go."""
@@ -334,7 +319,6 @@ class Sessions:
         return stream
 
 
-def _candidate(steps: Mapping[tuple[str, ...], Step], actions: tuple[str, ...]) -> Candidate:
-    path = [steps[actions[:end]] for end in range(1, len(actions) + 1)]
-    rewards = [step.expected_reward for step in path if step.expected_reward is not None]
-    return Candidate(rewards, [step.continuation for step in path if step.continuation is not None])
+def _candidate(reached: Mapping[Path, Planned], actions: Path) -> Candidate:
+    steps = [reached[actions[:end]] for end in range(1, len(actions) + 1)]
+    return Candidate([step.reward for step in steps], [step.continuation for step in steps])

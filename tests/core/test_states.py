@@ -53,6 +53,27 @@ def test_states_that_share_a_buffer_never_see_each_others_columns():
         assert state.valid.shape[1] == len(expected)
 
 
+def test_reserved_columns_are_allocated_once_and_hold_the_same():
+    reserved, plain = CoreState(1, torch.device("cpu")), CoreState(1, torch.device("cpu"))
+    reserved.reserve(300)
+    for number in range(150):
+        column = torch.full((1, 1, 1, 1), float(number))
+        reserved.update(column, column, 0)
+        plain.update(column, column, 0)
+    late = plain.fork()
+    plain.update(column + 9, column + 9, 0)  # so that the fork has to copy
+    late.reserve(300)
+    buffers = [reserved._buffers[0]]
+    for number in range(150, 300):
+        column = torch.full((1, 1, 1, 1), float(number))
+        for state in (reserved, late):
+            state.update(column, column, 0)
+            buffers.append(state._buffers[0])
+    assert len(set(map(id, buffers))) == 2
+    for state in (reserved, late):
+        assert keys(state).flatten().tolist() == list(map(float, range(300)))
+
+
 def test_gradients_flow_through_a_state():
     state = CoreState(1, torch.device("cpu"))
     first, second = (torch.ones(1, 1, 1, 2, requires_grad=True) for _ in range(2))

@@ -12,12 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from loopwm.core import Gate
 from loopwm.records.template import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
+from serve.words.imagining import explore
 from serve.words.sessions import Sessions
 from tests.serve.conftest import assert_alike, live_states, wait_until
+from tests.serve.in_the_engine import run
 from tests.serve.test_http import events
 from tests.text.conftest import random_model
 
@@ -181,6 +184,26 @@ def test_forks_go_their_own_ways(client, library):
     for world, action in ways.items():
         expected = texts(library, Context(GOAL, SEEN), ["open the oven", action])[-1]
         assert step(client, world, action)["steps"][0]["observation"] == expected
+
+
+def test_a_plans_passes_may_be_cut_anywhere(library):
+    """Each level is one pass where there is room, and as many as it takes where there is less."""
+    world = library.encode([Context(GOAL, SEEN)])
+    firsts, seconds = ("wait", "open the oven", "pick up pot"), ("look around", "wait")
+    paths = [(one,) for one in firsts] + [(one, two) for two in seconds for one in firsts]
+    whole, in_parts = (run(explore(library, world, paths), most) for most in (1 << 20, 7))
+    assert set(whole) == set(in_parts) == set(paths)
+    assert len({id(end.world) for end in whole.values()}) == 2
+    assert len({id(end.world) for end in in_parts.values()}) > 4
+    for path in paths:
+        alone = world
+        for action in path:
+            alone = library.advance(alone, [action])
+        predictions = library.predictions(alone)
+        for found in (whole[path], in_parts[path]):
+            assert found.reward == pytest.approx(predictions.expected_reward.item(), rel=1e-4)
+            assert found.continuation == pytest.approx(predictions.continuation.item(), rel=1e-4)
+            torch.testing.assert_close(found.world.select([found.row]).latent, alone.latent, rtol=1e-4, atol=1e-5)
 
 
 def test_a_plan_scores_candidates_as_single_rollouts_do_and_leaves_the_world(client, library):
