@@ -58,7 +58,8 @@ class DeadlineError(TimeoutError):
 class Limits:
     """max_batch: rows that decode together. max_queue: requests that may wait beside them.
 
-    tokens_beside: of passes between two tokens of those who decode; tokens_alone: where nobody does.
+    tokens_beside: of passes between two tokens of those who decode; twice as many where twice as many wait as decode,
+    and so on. tokens_alone: where nobody decodes, and at most.
     cache_bytes: keys and values of all that runs and is kept. Who would not fit waits; what runs already may outgrow it
     by the tokens that it decodes.
     """
@@ -252,7 +253,7 @@ class Engine:
 
     def _work(self) -> None:
         """Passes of as many tokens as may come between two tokens of those who decode; one for each task."""
-        budget = self.limits.tokens_beside if len(self._batch) else self.limits.tokens_alone
+        budget = self._budget()
         served: set[Task] = set()
         self._begin(served)
         while budget > 0:
@@ -266,6 +267,15 @@ class Engine:
                     self._scheduler.charge([task.caller.key], asked.tokens)
                 served.add(task)
                 self._go_on(task, result)
+
+    def _budget(self) -> int:
+        decoding, most = len(self._batch), self.limits.tokens_alone
+        if not decoding:
+            return most
+        with self._changed:
+            waiting = len(self._scheduler.tasks)
+        beside = self.limits.tokens_beside
+        return max(beside, min(most, beside * waiting // decoding))
 
     def _begin(self, served: set[Task]) -> None:
         """Those whose turn it is say which pass they need first. Who waits for a row holds those up who want one, too,

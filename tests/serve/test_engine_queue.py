@@ -90,6 +90,29 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
     assert max(sizes) == 32
 
 
+def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch):
+    """Twice the tokens between two of theirs where two wait for each; never more than where nobody decodes."""
+    sizes = counted(tiny_model, monkeypatch)
+    with Engine(tiny_model, NEVER, Limits(tokens_beside=32, tokens_alone=80)) as engine:
+        row = Collector(Request((9, 9), 90, Sampling(), DEPTH))
+        engine.submit(row.row.request, row)
+        while not row.tokens:
+            time.sleep(0.001)
+        prompts = [Collector(Request(random_prompt(1000, seed), 1, Sampling(), DEPTH)) for seed in range(4)]
+        with engine._changed:
+            for one in prompts[:2]:
+                engine.submit(one.row.request, one)
+        assert all(one.over.wait(60) for one in prompts[:2])
+        assert 32 < max(sizes) <= 64
+        assert 64 in sizes
+        with engine._changed:
+            for one in prompts:
+                engine.submit(one.row.request, one)
+        assert all(one.over.wait(60) for one in prompts)
+        assert max(sizes) == 80
+        row.row.cancelled = True
+
+
 @pytest.mark.parametrize("goes_on_from_a_world", [False, True])
 def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
     tiny_model, requests, monkeypatch, goes_on_from_a_world
