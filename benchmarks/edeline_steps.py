@@ -84,7 +84,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_everything()  # as training does
-    modules = [(kind, 0) for kind in ("attention", "recurrence", "gru", "lstm")] + [("attention", 4), ("gru", 4)]
+    modules = [(kind, 0) for kind in ("attention", "recurrence", "gru", "lstm", "mamba")] + [
+        ("attention", 4),
+        ("gru", 4),
+    ]
     systems = {f"{kind}{' of four' if frames else ''}": remembering(kind, frames) for kind, frames in modules}
     small, paper = systems["attention"], Edeline(PAPER.model, PAPER.objective, space(64))
     worlds = {"one world": (small, made_up(1, 40)), "16 worlds": (small, made_up(16, 40))}

@@ -20,6 +20,7 @@ from loopwm.pixel.memory import Memory, MemoryConfig
 MODULES = {
     "gru": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128),
     "lstm": MemoryConfig(kind="lstm", dim=64, heads=4, mlp_dim=128),
+    "mamba": MemoryConfig(kind="mamba", dim=64, heads=4, mlp_dim=128),
     "recurrence, 2 loops": MemoryConfig(
         kind="recurrence", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
     ),

@@ -39,6 +39,7 @@ MODULES = {
     "looped attention": _config(kind="attention"),
     "GRU": _config(kind="gru"),
     "LSTM": _config(kind="lstm"),
+    "Mamba": _config(kind="mamba"),
     "GRU of the last four": _config(kind="gru", frames=4),
 }
 

@@ -97,7 +97,7 @@ def render(record: dict[str, Any], count: int) -> str:
 
 def _shown(r: dict[str, float]) -> list[str]:
     probe = (f"{100 * r[name]:.1f}" if name in r else "" for name in ("drawn", "held"))
-    return [_percent(r["right"], r["low"], r["high"]), f"{100 * r['definite']:.1f}", f"{r['error']:.4f}", *probe]
+    return [_percent(r["right"], r["low"], r["high"]), f"{100 * r['definite']:.1f}", f"{r['error']:.1e}", *probe]
 
 
 def _percent(share: float, low: float, high: float) -> str:

@@ -5,7 +5,7 @@
     o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that takes noise away in a few steps
     r_t, d_t            ~ p(. | h_t)
 
-Departures from the paper: the looped core, a GRU or an LSTM in the place of Mamba; equation 5 is unbounded below, so
+Departures from the paper: the looped core, a GRU or an LSTM beside Mamba; equation 5 is unbounded below, so
 harmonisers are log(1 + exp(s)); memory and noise level are separate keys of the cross-attention, which over one key
 would ignore its query. What the published code adds is switched in `EdelineLoss` and `EdelineSampling`.
 

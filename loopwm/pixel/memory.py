@@ -1,7 +1,8 @@
 """What a world remembers of its frames, by one key: recurrent modules behind one interface, a vector a step in and out.
 
-The looped core as recurrence or attention, GRU and LSTM keep the promises of `Dynamics`: stepping equals the whole,
-`first` begins anew, nothing leaks from later steps. `frames` above zero makes any of them forget what is older.
+The looped core as recurrence or attention, GRU, LSTM and selective state spaces (Mamba) keep the promises of
+`Dynamics`: stepping equals the whole, `first` begins anew, nothing leaks from later steps. `frames` above zero makes any
+of them forget what is older.
 
 Shape suffixes: B batch, T environment steps, D width, S vectors of a state.
 """
@@ -28,13 +29,14 @@ from loopwm.pixel.dynamics import (
     require_positive_sizes,
 )
 from loopwm.pixel.positions import Rotary1D
+from loopwm.pixel.selective import SelectiveStateSpace
 
-Kind = Literal["recurrence", "attention", "gru", "lstm"]
+Kind = Literal["recurrence", "attention", "gru", "lstm", "mamba"]
 
 
 @dataclass(frozen=True)
 class MemoryConfig(LoopedConfig):
-    """Sizes. Those of the loop are for the two looped kinds alone."""
+    """Sizes. Those of the loop are for the two looped kinds alone; mamba has a layer for each of theirs."""
 
     kind: Kind = "recurrence"
     max_loops: int = 2
@@ -150,6 +152,8 @@ def _module(config: MemoryConfig) -> Dynamics[FrameCache] | Dynamics[Tensor]:
             return Gated(nn.GRU(config.dim, config.dim, batch_first=True), 1)
         case "lstm":
             return Gated(nn.LSTM(config.dim, config.dim, batch_first=True), 2)
+        case "mamba":
+            return SelectiveStateSpace(config.dim, config.prelude_layers + config.block_layers + config.coda_layers)
 
 
 class Gated(nn.Module):
