@@ -1,8 +1,8 @@
 """What a world remembers of its frames, by one key: recurrent modules behind one interface, a vector a step in and out.
 
 The looped core as recurrence or attention, GRU, LSTM and selective state spaces (Mamba) keep the promises of
-`Dynamics`: stepping equals the whole, `first` begins anew, nothing leaks from later steps. `frames` above zero makes any
-of them forget what is older.
+`Dynamics`: stepping equals the whole, `first` begins anew, nothing leaks from later steps. `frames` above zero makes
+any of them forget what is older.
 
 Shape suffixes: B batch, T environment steps, D width, S vectors of a state.
 """
