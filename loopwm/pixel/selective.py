@@ -53,11 +53,11 @@ class SelectiveLayer(nn.Module):
         delta = F.softplus(self.delta(low))
         kept = (delta[..., None] * -self.log_a.exp()).exp() * (age > 0)[..., None, None]
         new = (delta * u)[..., None] * b[..., None, :]
-        s, found = state[:, TAPS - 1 :].mT, []
-        for t in range(x.shape[1]):
-            s = kept[:, t] * s + new[:, t]
-            found.append((s @ c[:, t, :, None])[..., 0])
-        y = torch.stack(found, 1) + self.skip * u
+        s, reached = state[:, TAPS - 1 :].mT, []
+        for decay, brought in zip(kept.unbind(1), new.unbind(1), strict=True):
+            s = torch.addcmul(brought, decay, s)
+            reached.append(s)
+        y = (torch.stack(reached, 1) @ c[..., None])[..., 0] + self.skip * u
         recent = before[:, -(TAPS - 1) :]
         lag = torch.arange(TAPS - 2, -1, -1, device=x.device)
         recent = recent * (age[:, -1:] >= lag)[..., None]
