@@ -41,7 +41,7 @@ class Preview(nn.Module):
 
 
 class Contrast(nn.Module):
-    """Which of several frames comes next (van den Oord et al., 2018, equation 4), cosines over a temperature."""
+    """Which of several frames comes next (van den Oord et al. 2018), by cosines over a temperature."""
 
     def __init__(self, dim: int, encoded: int) -> None:
         super().__init__()

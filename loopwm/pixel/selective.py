@@ -1,4 +1,4 @@
-"""Selective state spaces (Mamba; Gu and Dao, 2023, section 3), plainly written: the memory that EDELINE's paper has.
+"""Selective state spaces (Mamba; Gu and Dao 2023, section 3), plainly written: the memory that EDELINE's paper has.
 
     u, z   = W_in norm(x)                    u by a causal convolution over four steps, then SiLU
     s_t    = exp(Delta_t A) s_{t-1} + Delta_t B_t u_t        Delta, B and C are read from u_t
