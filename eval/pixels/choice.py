@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from data_prep.collect_frames import FORWARD, LEFT, RIGHT
+from eval.pixels.mazes import FORWARD, LEFT, RIGHT
 from eval.scores.tables import table
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld

@@ -18,7 +18,8 @@ from eval.scores.intervals import interval95
 from loopwm.records.errors import InputError
 from loopwm.training.real_world import real_environment
 
-LEFT, STAY = 0, 6
+LEFT, RIGHT, FORWARD, STAY = 0, 1, 2, 6
+"""Actions of MiniGrid."""
 SEEN, BACK = 4, 2
 Frames = NDArray[np.uint8]
 
