@@ -26,6 +26,8 @@ SLOWEST, FASTEST = 1e-3, 1e-1
 
 
 class SelectiveLayer(nn.Module):
+    """A residual layer, (B, T, D) in and out, as the module's equations have it."""
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         inner, self.rank = EXPAND * dim, math.ceil(dim / 16)
