@@ -104,7 +104,7 @@ def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
     path = folder / LEARNER
     if not path.is_file():
         raise InputError(f"{path}: no such file; the run has not ended")
-    system = load_checkpoint(folder / "model", config.of_system) if config.world.updates else None
+    system = load_checkpoint(folder / "model", config.of_system) if config.has_world else None
     learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, system.width if system else 0)
     learner.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
     return Trained(config, learner, system.world(config.sampling) if system else None)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ from torch import nn
 from tqdm import tqdm
 
 from loopwm.pixel.agent_config import AgentConfig
-from loopwm.pixel.checkpoint import save_checkpoint
+from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Rollout
 from loopwm.pixel.learner import Chance, Dream, Learner, Numbers, a_step
 from loopwm.pixel.oracle import Oracle, in_unit
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, Segments, prune, rewarded
-from loopwm.pixel.system import FrameBatch, make_system
+from loopwm.pixel.system import FrameBatch, PixelSystem, make_system
 from loopwm.pixel.trust import stretches
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
@@ -61,7 +61,7 @@ class WorldLearner:
 
     def __init__(self, config: AgentConfig, space: FrameSpace, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.system = make_system(config.of_system, config.model, config.objective, space).to(device)
+        self.system = begun(config, space).to(device)
         if config.world.steps < self.system.shortest:
             raise InputError(f"world.steps: {config.world.steps} are fewer than {self.system.shortest}")
         self.optimizer = torch.optim.AdamW(
@@ -109,6 +109,33 @@ class WorldLearner:
         self.updates = state["updates"]
 
 
+def begun(config: AgentConfig, space: FrameSpace) -> PixelSystem:
+    """The system untrained, or as `world.start_from` has it.
+
+    Raises InputError for a checkpoint of another system, model, objective or space.
+    """
+    fresh = make_system(config.of_system, config.model, config.objective, space)
+    if not config.world.start_from:
+        return fresh
+    folder = Path(config.world.start_from)
+    trained = load_checkpoint(folder, config.of_system)
+    trained.space.require(space, "real.environment")
+    for section, ours, theirs in (
+        ("model", fresh.config, trained.config),
+        ("objective", fresh.objective, trained.objective),
+    ):
+        require_same(section, ours, theirs, folder)
+    return trained.train()
+
+
+def require_same(section: str, ours: Any, theirs: Any, folder: Path) -> None:
+    """Raises InputError naming the first key of two sections of configuration that differs."""
+    for field in fields(ours):
+        here, there = getattr(ours, field.name), getattr(theirs, field.name)
+        if here != there:
+            raise InputError(f"{section}.{field.name}: {here!r}, but {folder}, world.start_from, has {there!r}")
+
+
 class AgentTrainer:
     """The five steps, again and again, in a run folder."""
 
@@ -128,7 +155,7 @@ class AgentTrainer:
         self.files = RunFolder(folder, "iteration", KEPT)
         torch.manual_seed(config.run.seed)
         self.chance, self.device = Chance.of(config.run.seed), device_of(config.run.device)
-        self.world = WorldLearner(config, space, self.device) if config.world.updates else None
+        self.world = WorldLearner(config, space, self.device) if config.has_world else None
         width = self.world.system.width if self.world else 0
         self.learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, width)
         self.learner.to(self.device)

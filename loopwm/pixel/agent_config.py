@@ -38,7 +38,9 @@ class WorldConfig:
     """The world model's training in an iteration."""
 
     updates: int = 500
-    """U_WM; 0 learns no model: the learner has its real play alone."""
+    """U_WM; 0 learns no model: the learner has its real play alone, or the world that is begun with as it is."""
+    start_from: str = ""
+    """A checkpoint of this system, model and objective that the world begins with, if any."""
     rows: int = 48
     steps: int = 20
     """T_WM."""
@@ -117,8 +119,8 @@ class AgentConfig:
             if parts > rows:
                 raise InputError(f"{section}.minibatches: {parts} are more than {rows} rows")
         c = self.imagination
-        if c.updates and c.world == "learned" and not self.world.updates:
-            raise InputError("imagination.updates: there is no world without world.updates")
+        if c.updates and c.world == "learned" and not self.has_world:
+            raise InputError("imagination.updates: there is no world without world.updates or world.start_from")
         if c.trust.asks and c.world == "learned" and self.real.count < 2:
             raise InputError("imagination.trust: one real environment is held out, so real.count must be above 1")
 
@@ -126,6 +128,10 @@ class AgentConfig:
     def of_system(self) -> str:
         """The system's name."""
         return AGENTS[self.system]
+
+    @property
+    def has_world(self) -> bool:
+        return bool(self.world.updates or self.world.start_from)
 
 
 def agent_config(sections: dict[str, Any]) -> AgentConfig:

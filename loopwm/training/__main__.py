@@ -52,7 +52,7 @@ def _pixels(sections: Sections, folder: Path, start_from: Path | None) -> Traini
 
 def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     if start_from is not None:
-        raise InputError("--start-from: an agent starts with its world alone")
+        raise InputError("--start-from: of an agent, world.start_from names the checkpoint of its world")
     from loopwm.pixel.agent import AgentTrainer
     from loopwm.pixel.agent_config import agent_config
     from loopwm.training.real_world import real_environments

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from safetensors.torch import load_file
 
+from eval.pixels.playing import load_agent
 from loopwm.pixel.acting import Player, play
 from loopwm.pixel.agent import AgentTrainer, WorldLearner
 from loopwm.pixel.agent_config import agent_config
+from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
 from loopwm.pixel.oracle import in_unit
 from loopwm.pixel.policy import ActorCritic, PolicyConfig
@@ -261,6 +264,34 @@ def test_a_demonstration_of_another_environment_and_more_than_are_kept_are_refus
     good = shown(tmp_path / "good")
     with pytest.raises(InputError, match=r"world.replay: 3 transitions do not hold those of"):
         AgentTrainer(config(world={"demonstrations": good, "replay": 3}), blocks(4), SPACE, tmp_path / "full")
+
+
+def test_a_world_that_is_begun_with_and_not_updated_is_imagined_in_as_it_is(finished, tmp_path):
+    model = finished / "model"
+    AgentTrainer(config(world={"updates": 0, "start_from": str(model)}), blocks(4), SPACE, tmp_path).run()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert ["imagined_reward" in record for record in records] == [False, True, True, True]
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path, finished))
+    names = [name for name in theirs if not name.startswith("prepared.")]
+    assert names
+    assert all(torch.equal(ours[name], theirs[name]) for name in names)
+    assert load_agent(tmp_path, SPACE, config(world={"updates": 0, "start_from": str(model)})).world is not None
+
+
+def test_a_world_that_is_begun_with_is_updated_from_where_it_was(finished, tmp_path):
+    settings = config(world={"start_from": str(finished / "model")})
+    trained = load_checkpoint(finished / "model").state_dict()
+    begun = AgentTrainer(settings, blocks(4), SPACE, tmp_path).world
+    assert all(torch.equal(value, trained[name]) for name, value in begun.system.state_dict().items())
+    assert begun.system.training
+
+
+def test_a_world_of_another_model_or_environment_is_refused_by_the_key_that_differs(finished, tmp_path):
+    begun = {"world": {"start_from": str(finished / "model")}}
+    with pytest.raises(InputError, match=r"model.dim: 64, but .*model, world.start_from, has 32"):
+        AgentTrainer(config(model={"dim": 64}, **begun), blocks(4), SPACE, tmp_path)
+    with pytest.raises(InputError, match="real.environment: env is 'other', expected"):
+        AgentTrainer(config(**begun), blocks(4), replace(SPACE, env="other"), tmp_path)
 
 
 def test_a_part_of_the_rows_is_an_optimiser_step(tmp_path):
