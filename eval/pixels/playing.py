@@ -26,7 +26,9 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, FrameSpace
 from loopwm.training.real_world import real_environments
 
-ACHIEVEMENTS = "achievements"
+ACHIEVEMENTS, METRIC = "achievements", "metric"
+"""What some environments tell of an episode: what it has reached, and the figure that it is judged by."""
+
 STEPS = 64
 """Of each environment between looks at how many episodes have ended."""
 
@@ -49,6 +51,8 @@ class Played:
     score: float | None
     achievements: tuple[float, ...]
     """Share of episodes that reached each."""
+    metric: float | None = None
+    """Mean over episodes of the figure that the environment judges them by, if it has one."""
 
 
 def crafter_score(rates: Sequence[float]) -> float:
@@ -63,6 +67,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
     begun, order = env.num_envs, np.arange(env.num_envs)
     returns: dict[int, float] = {}
     reached: dict[int, NDArray[np.bool_]] = {}
+    judged: dict[int, float] = {}
     with tqdm(total=episodes, unit="episode", desc="real") as bar:
         while any(number not in returns for number in range(episodes)):
             found = rollout(env, policy, STEPS, moment)
@@ -77,14 +82,17 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
                     returns[number] = float(running[row])
                     if ACHIEVEMENTS in infos[row, step]:
                         reached[number] = np.asarray(infos[row, step][ACHIEVEMENTS]) > 0
+                    if METRIC in infos[row, step]:
+                        judged[number] = float(infos[row, step][METRIC])
                     running[row], order[row], begun = 0, begun, begun + 1
                     bar.update(number < episodes)
     values = np.array([returns[number] for number in range(episodes)])
     low, high = interval95(values[:, None])[:, 0].tolist()
     rates = np.mean([reached[n] for n in range(episodes)], 0).tolist() if reached else []
     score = crafter_score(rates) if rates else None
+    metric = float(np.mean([judged[n] for n in range(episodes)])) if judged else None
     reward, ends_a_step = rewards / count, ends / count
-    return Played(episodes, count, float(values.mean()), low, high, reward, ends_a_step, score, tuple(rates))
+    return Played(episodes, count, float(values.mean()), low, high, reward, ends_a_step, score, tuple(rates), metric)
 
 
 @dataclass(frozen=True)

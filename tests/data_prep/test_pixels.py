@@ -260,7 +260,7 @@ def test_without_sticky_actions_what_happens_is_what_was_asked_and_ends_after_10
 
 def test_of_joined_tasks_the_seed_decides_which_is_played() -> None:
     pytest.importorskip("minigrid")
-    from data_prep.environments.pixels.gymnasium import MiniGrid
+    from data_prep.environments.pixels.minigrid import MiniGrid
 
     one, other, both = (MiniGrid(task, 32) for task in ("MemoryS7", "MemoryS9", "MemoryS7+MemoryS9"))
     assert both.space.env == "minigrid/MemoryS7+MemoryS9@pixels=32"

@@ -290,7 +290,7 @@ def test_a_world_of_another_model_or_environment_is_refused_by_the_key_that_diff
     begun = {"world": {"start_from": str(finished / "model")}}
     with pytest.raises(InputError, match=r"model.dim: 64, but .*model, world.start_from, has 32"):
         AgentTrainer(config(model={"dim": 64}, **begun), blocks(4), SPACE, tmp_path)
-    with pytest.raises(InputError, match="real.environment: env is 'other', expected"):
+    with pytest.raises(InputError, match=r"real\.environment: env is 'other', expected"):
         AgentTrainer(config(**begun), blocks(4), replace(SPACE, env="other"), tmp_path)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
 from eval.__main__ import main
@@ -19,7 +20,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files, read_episode
 from loopwm.training.__main__ import main as train
 from tests.pixel.blocks import SPACE
-from tests.pixel.test_agent import blocks, config
+from tests.pixel.test_agent import Blocks, blocks, config
 
 
 def test_the_score_is_crafters():
@@ -55,6 +56,18 @@ def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeyp
     for name in ("agent_stretch", "random_stretch"):
         assert all(0 <= results[name][where]["ended"] <= 1 for where in ("real", "imagined"))
     assert results["agent"]["score"] is None
+
+
+def test_an_environment_s_own_metric_is_the_mean_over_episodes_of_what_it_told_last():
+    class Judged(Blocks):
+        def step(self, action):
+            frame, reward, _, _, info = super().step(action)
+            return frame, reward, False, self.age >= 7, info | {"metric": 10.0 * self.age}
+
+    env = SyncVectorEnv([Judged] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    chance = RandomPolicy(SPACE.actions, np.random.default_rng(0))
+    assert play_real(env, chance, 8, 0).metric == 70
+    assert play_real(blocks(2), chance, 2, 0).metric is None
 
 
 def test_a_recorded_episode_is_one_from_its_beginning_to_its_end(tmp_path, monkeypatch):

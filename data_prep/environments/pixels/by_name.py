@@ -52,13 +52,13 @@ def _atari(game: str) -> Simulator:
 
 
 def _minigrid(task: str, pixels: str = "64") -> Simulator:
-    from data_prep.environments.pixels.gymnasium import MiniGrid
+    from data_prep.environments.pixels.minigrid import MiniGrid
 
     return MiniGrid(task, int(number("minigrid", "pixels", pixels, (32, 64))))
 
 
 def _vizdoom(scenario: str) -> Simulator:
-    from data_prep.environments.pixels.gymnasium import VizDoom
+    from data_prep.environments.pixels.vizdoom import VizDoom
 
     return VizDoom(scenario)
 

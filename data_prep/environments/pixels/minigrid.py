@@ -1,4 +1,4 @@
-"""Simulators that come as Gymnasium environments: MiniGrid and ViZDoom, 64 x 64 pixels unless a setting says else."""
+"""MiniGrid, 64 x 64 pixels unless a setting says else."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing, resize
+from data_prep.environments.pixels.base import Frame, Outcome, installed, missing
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
 PIXELS = 64
 TILES = 8
 """MiniGrid's 7 of each side that are seen, and a border."""
-
-SKIP = 4
-SCENARIOS = {
-    "basic": "VizdoomBasic-v1",
-    "deadly_corridor": "VizdoomDeadlyCorridor-v1",
-    "defend_the_center": "VizdoomDefendCenter-v1",
-    "health_gathering": "VizdoomHealthGathering-v1",
-    "predict_position": "VizdoomPredictPosition-v1",
-}
 
 
 class MiniGrid:
@@ -79,34 +70,3 @@ class MiniGrid:
     def close(self) -> None:
         for env in self._envs:
             env.close()
-
-
-class VizDoom:
-    """A scenario with its own rewards, four tics an action, one button at a time or none. The simulator shows no frame
-    at the end of an episode: the one before stands again."""
-
-    def __init__(self, scenario: str) -> None:
-        """Raises InputError for an unknown scenario."""
-        try:
-            import vizdoom.gymnasium_wrapper  # noqa: F401 - registers the environments
-        except ModuleNotFoundError as error:
-            raise missing("vizdoom", error) from error
-        if scenario not in SCENARIOS:
-            raise InputError(f"vizdoom: unknown scenario {scenario!r}, expected one of {', '.join(SCENARIOS)}")
-        self._env = gymnasium.make(SCENARIOS[scenario], frame_skip=SKIP, max_buttons_pressed=1)
-        self._frame = np.zeros((PIXELS, PIXELS, 3), np.uint8)
-        version, actions = installed("vizdoom", f"skip={SKIP}"), int(self._env.action_space.n)  # type: ignore[attr-defined]
-        self.space = FrameSpace(f"vizdoom/{scenario}", version, self._frame.shape, actions)
-
-    def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
-        self._frame = resize(self._env.reset(seed=seed)[0]["screen"], PIXELS, PIXELS)
-        return self._frame, {}
-
-    def act(self, action: int) -> Outcome:
-        seen, reward, terminated, truncated, _ = self._env.step(action)
-        if not (terminated or truncated):
-            self._frame = resize(seen["screen"], PIXELS, PIXELS)
-        return Outcome(self._frame, float(reward), terminated and not truncated, truncated)
-
-    def close(self) -> None:
-        self._env.close()
