@@ -93,10 +93,10 @@ def test_frames_and_actions_are_those_of_the_space(name: str) -> None:
 
 def test_crafter_removes_the_same_creatures_in_whatever_order_a_set_has_them() -> None:
     make("crafter")
-    from data_prep.environments.pixels.crafter import _make
+    from data_prep.environments.pixels.crafter import PIXELS, _make
 
     def places(backwards: bool) -> list[tuple[int, ...]]:
-        env = _make()
+        env = _make(PIXELS)
         env._seed = 1
         env.reset()
         world = env._world
@@ -256,6 +256,21 @@ def test_without_sticky_actions_what_happens_is_what_was_asked_and_ends_after_10
             steps += 1
         assert steps <= 1000
         assert truncated == (steps == 1000 and not over)
+
+
+def test_crafter_at_64_is_the_same_game_with_a_black_border() -> None:
+    small, large = make("crafter"), make_frame_environment("crafter@pixels=64")
+    assert (large.space.env, large.space.frame_shape) == ("crafter@pixels=64", (64, 64, 3))
+    for (seen, *_), (wide, *_) in zip(play(small, 5), play(large, 5), strict=True):
+        assert np.array_equal(wide[:63, :63], seen)
+        assert not wide[63:].any()
+        assert not wide[:, 63:].any()
+    for text, message in (
+        ("@pixels=32", "crafter: pixels: '32' is not one of 63, 64"),
+        ("@size=9", "'size', expected"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_frame_environment(f"crafter{text}")
 
 
 def test_of_joined_tasks_the_seed_decides_which_is_played() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from data_prep.environments.pixels.base import FrameEnvironment, Simulator
 
 
-def _crafter() -> Simulator:
+def _crafter(pixels: str = "63") -> Simulator:
     from data_prep.environments.pixels.crafter import Crafter
 
-    return Crafter()
+    return Crafter(int(number("crafter", "pixels", pixels, (63, 64))))
 
 
 def _craftax(classic: bool) -> Simulator:
@@ -63,7 +63,7 @@ def _vizdoom(scenario: str) -> Simulator:
     return VizDoom(scenario)
 
 
-SINGLE: dict[str, Callable[[], Simulator]] = {
+SINGLE: dict[str, Callable[..., Simulator]] = {
     "catch": _catch,
     "catch-drift": _catch_drift,
     "crafter": _crafter,
@@ -76,7 +76,7 @@ FAMILIES: dict[str, Callable[..., Simulator]] = {
     "minigrid": _minigrid,
     "vizdoom": _vizdoom,
 }
-"""Environments named FAMILY/GAME, some with settings: minigrid/MemoryS7@pixels=32, minatar/breakout@sticky=0."""
+"""Environments named FAMILY/GAME. Some have settings, as have single ones: minatar/GAME@sticky=0, crafter@pixels=64."""
 
 FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
 """Examples for messages and help."""
@@ -84,7 +84,7 @@ FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", 
 
 def is_frame_environment(name: str) -> bool:
     """Whether a name is that of an environment of frames, be its simulator installed or not."""
-    return name in SINGLE or name.partition("/")[0] in FAMILIES
+    return name.partition("@")[0] in SINGLE or name.partition("/")[0] in FAMILIES
 
 
 def make_frame_environment(name: str) -> FrameEnvironment:
@@ -96,19 +96,19 @@ def make_frame_environment(name: str) -> FrameEnvironment:
         from data_prep.environments.pixels.base import FrameEnvironment
     except ModuleNotFoundError as error:
         raise InputError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
-    if name in SINGLE:
-        return FrameEnvironment(SINGLE[name]())
-    family, _, rest = name.partition("/")
-    game, _, settings = rest.partition("@")
+    plain, _, settings = name.partition("@")
+    if maker := SINGLE.get(plain):
+        return FrameEnvironment(maker(**_settings(signature(maker).parameters, name, settings)))
+    family, _, game = plain.partition("/")
     if family not in FAMILIES:
         expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
         raise InputError(f"environment: unknown {name!r}, expected one of {expected}")
-    return FrameEnvironment(FAMILIES[family](game, **_settings(FAMILIES[family], name, settings)))
+    _, *known = signature(FAMILIES[family]).parameters
+    return FrameEnvironment(FAMILIES[family](game, **_settings(known, name, settings)))
 
 
-def _settings(maker: Callable[..., Simulator], name: str, text: str) -> dict[str, str]:
-    """KEY=VALUE,KEY=VALUE of a family that has these keys."""
-    known = list(signature(maker).parameters)[1:]
+def _settings(known: Collection[str], name: str, text: str) -> dict[str, str]:
+    """KEY=VALUE,KEY=VALUE of these keys."""
     pairs = dict(part.partition("=")[::2] for part in text.split(",") if text)
     for key in pairs:
         if key not in known:

@@ -1,4 +1,5 @@
-"""Crafter at 63 x 63: a grid of 9 x 9 tiles of 7 x 7 pixels, the map in the upper 7 rows, the inventory below.
+"""Crafter, 63 x 63 pixels unless a setting says else: 9 x 9 tiles of 7 x 7, the map in the upper 7 rows, the inventory
+below.
 
 At night the simulator draws noise over the map from the same random numbers that move its creatures: night frames
 cannot be predicted pixel by pixel.
@@ -14,6 +15,8 @@ from data_prep.environments.pixels.base import Frame, Outcome, installed, missin
 from loopwm.records.frames import FrameSpace
 
 PIXELS = 63
+"""Of each side; at 64, Crafter's own size, a row and a column are left black behind tiles of 7."""
+
 MAP_TILES = np.array((9, 7))
 """Columns and rows of the map that are seen; the player stands in the middle."""
 
@@ -22,14 +25,15 @@ class Crafter:
     """One world. Told of each frame: `creature`, whether a cow, zombie or skeleton is in sight; `achievements`, how
     often each of the 22 has been reached in the episode so far (uint16, in the simulator's order)."""
 
-    def __init__(self) -> None:
+    def __init__(self, pixels: int = PIXELS) -> None:
         try:
             from crafter import constants, objects
         except ModuleNotFoundError as error:
             raise missing("crafter", error) from error
         self._creatures = (objects.Cow, objects.Zombie, objects.Skeleton)
-        self._env = _make()
-        self.space = FrameSpace("crafter", installed("crafter"), (PIXELS, PIXELS, 3), len(constants.actions))
+        self._env = _make(pixels)
+        name = "crafter" if pixels == PIXELS else f"crafter@pixels={pixels}"
+        self.space = FrameSpace(name, installed("crafter"), (pixels, pixels, 3), len(constants.actions))
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         self._env._seed, self._env._episode = seed, 0
@@ -60,7 +64,7 @@ def achievements() -> list[str]:
     return list(constants.achievements)
 
 
-def _make() -> Any:
+def _make(pixels: int) -> Any:
     """The simulator, made repeatable: it picks creatures to remove out of sets, whose order is that of addresses."""
     import crafter
 
@@ -69,4 +73,4 @@ def _make() -> Any:
             numbers = self._world._obj_map
             super()._balance_chunk(chunk, sorted(objs, key=lambda thing: numbers[tuple(thing.pos)]))
 
-    return Repeatable(size=(PIXELS, PIXELS))
+    return Repeatable(size=(pixels, pixels))
