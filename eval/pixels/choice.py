@@ -9,7 +9,7 @@ Shape suffixes: B episodes, T steps, N futures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.pixels.mazes import FORWARD, LEFT, RIGHT
+from eval.pixels.sheet import world_of
 from eval.scores.tables import table
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld
@@ -106,8 +107,16 @@ def measured(score: NDArray[np.float64], paid: NDArray[np.bool_]) -> Choice:
     return Choice(len(paid), area(score, paid), low, high, float(paid.mean()))
 
 
-def run_study(models: dict[str, Path], frames: Path, count: int, futures: int, seed: int, out: Path) -> None:
-    """Writes results.json and report.md to the folder `out`."""
+def run_study(
+    models: dict[str, Path],
+    frames: Path,
+    count: int,
+    futures: int,
+    seed: int,
+    sampling: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """Writes results.json and report.md to the folder `out`. sampling: as `world_of` takes it."""
     episodes, results = choices(frames, count), {}
     paid = np.array([episode.reward[-1] > 0 for episode in episodes])
     if len(set(paid.tolist())) < 2:
@@ -116,13 +125,15 @@ def run_study(models: dict[str, Path], frames: Path, count: int, futures: int, s
         system = load_checkpoint(folder)
         episodes[0].space.require(system.space, str(folder))
         parts = tqdm(range(0, count, ROWS), unit="batch", desc=label)
-        found = [promised(system.world(), episodes[start : start + ROWS], futures, seed + start) for start in parts]
+        world = world_of(system, sampling)
+        found = [promised(world, episodes[start : start + ROWS], futures, seed + start) for start in parts]
         results[label] = measured(np.concatenate(found), paid)
     record = {
         "study": "choice at the corridor's end",
         "frames": str(frames),
         "futures": futures,
         "models": {label: str(folder) for label, folder in models.items()},
+        "sampling": dict(sampling),
         "results": {label: vars(result) for label, result in results.items()},
         "provenance": provenance("eval"),
     }

@@ -24,6 +24,7 @@ from loopwm.records.files import write_json
 EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
 CLAIMS = Path("configs/studies/storm-claims.yaml")
+SAMPLING = "section `sampling` of all models as YAML (default: the system's own)"
 
 Work = Callable[[argparse.Namespace], None]
 Tasks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -58,6 +59,7 @@ def _add_studies(tasks: Tasks) -> None:
     recall.add_argument("--environment", default="minigrid/MemoryS7@pixels=32", help="default: %(default)s")
     recall.add_argument("--mazes", type=positive, default=500, help="valid ones (default: %(default)s)")
     recall.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    recall.add_argument("--sampling", type=_section, default={}, metavar="{KEY: VALUE}", help=SAMPLING)
     purpose = "whether it is known at a corridor's end which way pays (MiniGrid's Memory mazes)"
     choice = _task(tasks, "choice", _choice, purpose, "folder of the study")
     choice.add_argument("models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoints and what to call them")
@@ -65,6 +67,7 @@ def _add_studies(tasks: Tasks) -> None:
     choice.add_argument("--episodes", type=positive, default=500, help="that end in a choice (default: %(default)s)")
     choice.add_argument("--futures", type=positive, default=8, help="imagined of each (default: %(default)s)")
     choice.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    choice.add_argument("--sampling", type=_section, default={}, metavar="{KEY: VALUE}", help=SAMPLING)
     purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
     coin = _task(tasks, "coin", _coin, purpose, "file of results")
     coin.add_argument("--model", type=Path, required=True, help="checkpoint folder")
@@ -142,13 +145,19 @@ def run(args: argparse.Namespace) -> None:
 
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
     name, _, section = text.partition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"expected NAME={{KEY: VALUE}}, got {text!r}")
+    return name, _section(section)
+
+
+def _section(text: str) -> dict[str, Any]:
     try:
-        keys = yaml.safe_load(section)
+        keys = yaml.safe_load(text)
     except yaml.YAMLError:
         keys = None
-    if not name or not isinstance(keys, dict):
-        raise argparse.ArgumentTypeError(f"expected NAME={{KEY: VALUE}}, got {text!r}")
-    return name, keys
+    if not isinstance(keys, dict):
+        raise argparse.ArgumentTypeError(f"expected {{KEY: VALUE}}, got {text!r}")
+    return keys
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -195,14 +204,14 @@ def _memory(args: argparse.Namespace) -> None:
 def _recall(args: argparse.Namespace) -> None:
     from eval.pixels.recall import run_study
 
-    run_study(dict(args.models), args.environment, args.mazes, args.seed, args.out)
+    run_study(dict(args.models), args.environment, args.mazes, args.seed, args.sampling, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
 def _choice(args: argparse.Namespace) -> None:
     from eval.pixels.choice import run_study
 
-    run_study(dict(args.models), args.frames, args.episodes, args.futures, args.seed, args.out)
+    run_study(dict(args.models), args.frames, args.episodes, args.futures, args.seed, args.sampling, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 

@@ -34,8 +34,6 @@ class Remembers(Protocol):
 
     def remember(self, obs: Tensor, action: Tensor, first: Tensor, depth: int) -> tuple[Tensor, Tensor]: ...
 
-    def world(self, sampling: Any = None) -> FrameWorld[Any]: ...
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -54,11 +52,11 @@ def shown(real: Mazes, wait: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def probed(system: Remembers, real: Mazes, wait: int, seed: int) -> Probe:
+def probed(system: Remembers, world: FrameWorld[Any], real: Mazes, wait: int, seed: int) -> Probe:
     obs, action = shown(real, wait)
     first = torch.zeros(obs.shape[:2], dtype=torch.bool)
     first[:, 0] = True
-    world, generator = system.world(), torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     memories, frames = [], []
     for start in range(0, len(obs), ROWS):
         rows = slice(start, start + ROWS)

@@ -7,7 +7,7 @@ of imagined ones, which tells a memory that has lost the cue from a picture that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from eval.pixels.mazes import BACK, LEFT, SEEN, STAY, Frames, Mazes, mazes, scored
 from eval.pixels.probe import Remembers, probed
+from eval.pixels.sheet import world_of
 from eval.scores.tables import table
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld
@@ -49,19 +50,22 @@ def imagined(world: FrameWorld[Any], seen: Frames, waits: Sequence[int], seed: i
     return found
 
 
-def run_study(models: dict[str, Path], name: str, count: int, seed: int, out: Path) -> None:
-    """Writes results.json and report.md to the folder `out`."""
+def run_study(
+    models: dict[str, Path], name: str, count: int, seed: int, sampling: Mapping[str, Any], out: Path
+) -> None:
+    """Writes results.json and report.md to the folder `out`. sampling: as `world_of` takes it."""
     real, results = mazes(name, count, 10_000_000 + seed), {}
     for label, folder in models.items():
         system = load_checkpoint(folder)
         if system.space.frame_shape != real.seen.shape[2:]:
             raise InputError(f"{folder}: imagines frames of {system.space.frame_shape}, not {real.seen.shape[2:]}")
-        results[label] = measured(system, real, seed, label)
+        results[label] = measured(system, world_of(system, sampling), real, seed, label)
     record = {
         "study": "recall in pixels",
         "environment": name,
         "tried": real.tried,
         "models": {label: str(folder) for label, folder in models.items()},
+        "sampling": dict(sampling),
         "results": results,
         "provenance": provenance("eval"),
     }
@@ -69,16 +73,18 @@ def run_study(models: dict[str, Path], name: str, count: int, seed: int, out: Pa
     write_atomic(out / "report.md", render(record, count))
 
 
-def measured(system: PixelSystem, real: Mazes, seed: int, label: str) -> dict[str, dict[str, float]]:
+def measured(
+    system: PixelSystem, world: FrameWorld[Any], real: Mazes, seed: int, label: str
+) -> dict[str, dict[str, float]]:
     """By steps of waiting: what is imagined and, of a system that has one, what its memory holds."""
     parts = [
-        imagined(system.world(), real.seen[start : start + ROWS], WAITS, seed + start)
+        imagined(world, real.seen[start : start + ROWS], WAITS, seed + start)
         for start in tqdm(range(0, len(real.kind), ROWS), unit="batch", desc=label)
     ]
     found = {str(wait): asdict(scored(np.concatenate([part[wait] for part in parts]), real)) for wait in WAITS}
     if isinstance(system, Remembers):
         for wait in WAITS:
-            found[str(wait)] |= asdict(probed(system, real, wait, seed))
+            found[str(wait)] |= asdict(probed(system, world, real, wait, seed))
     return found
 
 

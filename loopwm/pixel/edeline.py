@@ -176,11 +176,12 @@ class Edeline(PixelSystem):
         return self.network(nothing, level, before, h)
 
     def sampled(self, before: Tensor, h: Tensor, sampling: EdelineSampling, generator: torch.Generator) -> Tensor:
-        """(B, C, H, W) by Euler steps from standard normal noise."""
+        """(B, C, H, W) by Euler steps from normal noise."""
         if self.config.predict == "regression":
             return _seen(self.regressed(before, h), sampling)
         shape = before[:, 0].shape
-        x = torch.randn(shape, generator=generator, device=generator.device).to(before.device)
+        noise = torch.randn(shape, generator=generator, device=generator.device)
+        x = sampling.deviation * noise.to(before.device)
         sigmas = sampling.sigmas()
         for sigma, following in pairwise(sigmas):
             told = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)

@@ -96,6 +96,9 @@ class EdelineSampling:
     sigma_min: float = 0.002
     sigma_max: float = 5.0
     rho: float = 7.0
+    noise: Literal["unit", "sigma_max"] = "unit"
+    """Deviation of the noise that a frame is drawn from: sigma_max, as the process has it, or 1, as the published code
+    has it. The second step then finds less noise than it is told of, and draws the mean of what may come more often."""
     rounded: bool = True
     """Each denoised frame is cut to what a frame can show, and rounded to its 255 levels."""
 
@@ -104,6 +107,11 @@ class EdelineSampling:
             raise ValueError(f"steps: {self.steps} is below 1")
         if not 0 < self.sigma_min <= self.sigma_max:
             raise ValueError(f"sigma_min: {self.sigma_min} is not within 0 and sigma_max, {self.sigma_max}")
+
+    @property
+    def deviation(self) -> float:
+        """Of the noise that a frame is drawn from."""
+        return self.sigma_max if self.noise == "sigma_max" else 1.0
 
     def sigmas(self) -> list[float]:
         """From the largest to zero: steps + 1 levels, evenly spaced in sigma^(1 / rho)."""

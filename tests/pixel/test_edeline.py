@@ -97,6 +97,18 @@ def test_the_sampler_is_eulers_rule_on_a_known_denoiser(monkeypatch):
         assert torch.allclose(x, frame + (noise - frame) * sigma / 5.0, atol=1e-3)
 
 
+@torch.no_grad()
+def test_frames_are_drawn_from_as_much_noise_as_is_asked_for(monkeypatch):
+    system, seen = made(), []
+    before, h = torch.zeros(1, 3, 3, 6, 8), torch.zeros(1, 16)
+    monkeypatch.setattr(system, "denoised", lambda x, sigma, before, h: seen.append(x) or torch.zeros_like(x))
+    for sampling in (EdelineSampling(), EdelineSampling(noise="sigma_max")):
+        system.sampled(before, h, sampling, seeded())
+    unit, wide = seen[0], seen[3]
+    assert torch.equal(wide, 5 * unit)
+    assert unit.std().item() == pytest.approx(1, abs=0.15)
+
+
 def test_harmonisers_are_bounded_below_and_balance():
     loss, s = torch.tensor(0.37), torch.tensor(0.2, requires_grad=True)
     harmonised(loss, s).backward()

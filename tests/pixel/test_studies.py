@@ -139,5 +139,11 @@ def test_the_command_measures_checkpoints(real, tmp_path, capsys):
     assert main(command) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["tiny"]
     assert list(results) == ["8", "16", "32", "64"]
+    assert main([*command, "--sampling", "{steps: 1}"]) == 0
+    record = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert record["sampling"] == {"steps": 1}
+    assert record["results"]["tiny"] != results
+    assert main([*command, "--sampling", "{stairs: 1}"]) == 2
+    assert "stairs" in capsys.readouterr().err
     assert main([*command, "--environment", "minigrid/MemoryS7"]) == 2
     assert "imagines frames of (32, 32, 3), not (64, 64, 3)" in capsys.readouterr().err
