@@ -161,28 +161,32 @@ class ActorCriticNetwork(nn.Module):
         """Empty memory (B, Y): Y is 2 `memory`, hidden and cell state side by side."""
         return torch.zeros(batch, 2 * self.config.memory, device=device)
 
-    def forward(self, inputs: Tensor, first: Tensor, memory: Tensor) -> PolicyOutput:
-        """inputs: (B, T, F) or (B, T, H, W, C); first: bool (B, T), before which the memory is empty; memory: (B, Y)
-        before the first step."""
-        features, memory = self.remember(inputs, first, memory)
+    def forward(self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None) -> PolicyOutput:
+        """inputs: (B, T, F) or (B, T, H, W, C); first: bool (B, T), before which the memory is `fresh` (B, T, Y), None
+        for empty; memory: (B, Y) before the first step."""
+        features, memory = self.remember(inputs, first, memory, fresh)
         return PolicyOutput(self.actor(features), self.critic(features), memory)
 
-    def remember(self, inputs: Tensor, first: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def remember(
+        self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What the heads read, (B, T, F), and the memory (B, Y) after the last step."""
         seen = self.encoder(inputs)
         if self.memory is None:
             return seen, memory
+        if fresh is None:
+            fresh = memory.new_zeros(1, 1, 1).expand(*first.shape, memory.shape[-1])
         remembered = []
         for t in range(seen.shape[1]):
-            hidden, cell = memory.masked_fill(first[:, t, None], 0).chunk(2, -1)
+            hidden, cell = torch.where(first[:, t, None], fresh[:, t], memory).chunk(2, -1)
             hidden, cell = self.memory(seen[:, t], (hidden, cell))
             remembered.append(hidden)
             memory = torch.cat((hidden, cell), -1)
         return torch.stack(remembered, 1), memory
 
-    def step(self, inputs: Tensor, first: Tensor, memory: Tensor) -> PolicyOutput:
-        """One step: inputs (B, ...), first (B,); what comes is without T."""
-        out = self(inputs[:, None], first[:, None], memory)
+    def step(self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None) -> PolicyOutput:
+        """One step: inputs (B, ...), first (B,), fresh (B, Y); what comes is without T."""
+        out = self(inputs[:, None], first[:, None], memory, None if fresh is None else fresh[:, None])
         return PolicyOutput(out.logits[:, 0], out.critic[:, 0], out.memory)
 
     def value(self, critic: Tensor) -> Tensor:
@@ -193,7 +197,8 @@ class ActorCriticNetwork(nn.Module):
 @dataclass(frozen=True)
 class Experience:
     """What a policy did in T steps, with what it saw after the last. inputs: (B, T + 1, ...); first: bool (B, T + 1);
-    memory: (B, Y) before the first; all else (B, T).
+    memory: (B, Y) before the first; fresh: (B, T + 1, Y), the memory that an episode begins with, where one does; all
+    else (B, T).
 
     valid: False where a row is past its end. final_value: where truncated, V of what the step led to, since the input
     after it is another episode's; not read elsewhere.
@@ -202,6 +207,7 @@ class Experience:
     inputs: Tensor
     first: Tensor
     memory: Tensor
+    fresh: Tensor
     action: Tensor
     reward: Tensor
     terminated: Tensor
@@ -281,7 +287,7 @@ class ActorCriticLearner:
     def loss(self, data: Experience) -> tuple[Tensor, dict[str, float]]:
         """The loss, each term the mean over valid steps, and diagnostics. Moves the scale of returns on."""
         c, network, steps = self.config, self.network, data.action.shape[1]
-        features, _ = network.remember(data.inputs, data.first, data.memory)
+        features, _ = network.remember(data.inputs, data.first, data.memory, data.fresh)
         critic, features = network.critic(features), features[:, :steps]
         value = network.value(critic).detach()
         next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
@@ -348,6 +354,7 @@ def dream(
         inputs=torch.stack(inputs, 1),
         first=carried[:, None].expand(-1, steps + 1),
         memory=begun,
+        fresh=begun[:, None].expand(-1, steps + 1, -1),
         action=action,
         reward=reward,
         terminated=terminated,

@@ -39,6 +39,10 @@ class Sight(Protocol):
         """As `see`, of a frame on which an episode is cut off; nothing is remembered of it."""
         ...
 
+    def stretch(self, obs: Tensor) -> Tensor | None:
+        """(B, T, ...) of frames (B, T, H, W, C) of other episodes, where no memory is needed to read them."""
+        ...
+
 
 class FrameSight:
     """The frame itself."""
@@ -47,6 +51,9 @@ class FrameSight:
         return obs
 
     def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
+        return obs
+
+    def stretch(self, obs: Tensor) -> Tensor | None:
         return obs
 
 
@@ -69,6 +76,9 @@ class LatentSight:
         carried = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
         return self._world.features(self._world.observe(self._state, action, obs, carried, self._generator))
 
+    def stretch(self, obs: Tensor) -> Tensor | None:
+        return None
+
 
 class ActorCriticPlayer:
     """As `Policy`."""
@@ -83,13 +93,26 @@ class ActorCriticPlayer:
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
         return self.act(*self.look(obs, first, info))
 
-    def look(self, obs: Array, first: Array, info: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """What the policy reads, (B, ...), and where its memory is empty, bool (B,). Once for each frame: worlds take
-        every look for a step."""
+    def look(self, obs: Array, first: Array, info: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """What the policy reads, (B, ...), where an episode begins, bool (B,), and the memory that it begins with,
+        (B, Y). Once for each frame: worlds take every look for a step."""
         if self.action is None and "context_obs" in info:
-            return self._look_back(info)
+            return *self._look_back(info), self.network.initial(len(obs), self.device)
         began = torch.from_numpy(first).to(self.device)
-        return self._sight.see(self.action, torch.from_numpy(obs).to(self.device), began), began
+        seen = self._sight.see(self.action, torch.from_numpy(obs).to(self.device), began)
+        return seen, began, self._fresh(first, info)
+
+    def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
+        """(B, Y): empty, but after the frames before where a world begins in the middle of an episode."""
+        fresh, rows = self.network.initial(len(first), self.device), np.flatnonzero(first)
+        if not (len(rows) and "context_obs" in info and self.network.config.memory):
+            return fresh
+        frames, began = (torch.from_numpy(info[f"context_{name}"][rows]).to(self.device) for name in ("obs", "first"))
+        before = self._sight.stretch(frames[:, :-1])
+        if before is not None and before.shape[1]:
+            _, warmed = self.network.remember(before, began[:, :-1], self.network.initial(len(rows), self.device))
+            fresh[torch.from_numpy(rows).to(self.device)] = warmed.masked_fill(began[:, -1:], 0)
+        return fresh
 
     def _look_back(self, info: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """As `look`, where imagined worlds begin in the middle of an episode: first at the frames before."""
@@ -102,8 +125,8 @@ class ActorCriticPlayer:
             inputs = self._sight.see(action[:, t - 1], obs[:, t], first[:, t])
         return inputs, first[:, -1]
 
-    def act(self, inputs: Tensor, first: Tensor) -> Array:
-        out = self.network.step(inputs, first, self.memory)
+    def act(self, inputs: Tensor, first: Tensor, fresh: Tensor) -> Array:
+        out = self.network.step(inputs, first, self.memory, fresh)
         self.memory = out.memory
         self.action = torch.multinomial(out.logits.float().softmax(-1), 1, generator=self._generator)[:, 0]
         return self.action.cpu().numpy()
@@ -111,11 +134,13 @@ class ActorCriticPlayer:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read before a step, the memory then, and V of the frame that the step before was cut off at, (B,)."""
+    """What was read before a step, the memory then and that of episodes which begin, and V of the frame that the step
+    before was cut off at, (B,)."""
 
     inputs: Tensor
     first: Tensor
     memory: Tensor
+    fresh: Tensor
     cut_value: Tensor
 
 
@@ -131,12 +156,12 @@ class RecordingPlayer(ActorCriticPlayer):
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
         now, self._ahead = self._ahead or self._reading(obs, first, info), None
         self._read.append(now)
-        return self.act(now.inputs, now.first)
+        return self.act(now.inputs, now.first, now.fresh)
 
     def _reading(self, obs: Array, first: Array, info: dict[str, Any]) -> _Read:
         cut_value = self._cut_value(obs, info)
-        inputs, began = self.look(obs, first, info)
-        return _Read(inputs, began, self.memory, cut_value)
+        inputs, began, fresh = self.look(obs, first, info)
+        return _Read(inputs, began, self.memory, fresh, cut_value)
 
     def _cut_value(self, obs: Array, info: dict[str, Any]) -> Tensor:
         if self.action is None or "final_obs" not in info:
@@ -155,7 +180,9 @@ class RecordingPlayer(ActorCriticPlayer):
         now = found.moment
         self._ahead = self._reading(now.obs, now.first, now.info)
         read, self._read = [*self._read, self._ahead], []
-        inputs, first = (torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first"))
+        inputs, first, fresh = (
+            torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first", "fresh")
+        )
         names = ("action", "reward", "terminated", "truncated")
         learned = as_learned(found.segments)
         results = {name: torch.from_numpy(getattr(learned, name)).to(self.device) for name in names}
@@ -163,6 +190,7 @@ class RecordingPlayer(ActorCriticPlayer):
             inputs=inputs,
             first=first,
             memory=read[0].memory,
+            fresh=fresh,
             **results,
             final_value=torch.stack([r.cut_value for r in read[1:]], 1),
             valid=torch.ones_like(results["terminated"]),

@@ -150,7 +150,7 @@ class AgentTrainer:
         """env: `config.real.count` real environments of this space; oracle: `config.imagination.count` more, to imagine
         in in the place of a world. Raises InputError for a folder of another configuration."""
         unit = config.real.rewards
-        self.oracle = None if oracle is None else Oracle(in_unit(oracle, unit))
+        self.oracle = None if oracle is None else Oracle(in_unit(oracle, unit), config.imagination.burn_in)
         self.config, self.env, self.folder = config, in_unit(env, unit), folder
         self.files = RunFolder(folder, "iteration", KEPT)
         torch.manual_seed(config.run.seed)

@@ -40,6 +40,7 @@ def experience(
         inputs=torch.randn(rows, steps + 1, *inputs),
         first=torch.zeros(rows, steps + 1, dtype=torch.bool),
         memory=torch.zeros(rows, 2 * memory),
+        fresh=torch.zeros(rows, steps + 1, 2 * memory),
         action=torch.randint(3, (rows, steps)),
         reward=torch.randn(rows, steps),
         terminated=terminated,

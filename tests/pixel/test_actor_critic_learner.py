@@ -13,7 +13,7 @@ import torch
 from loopwm.pixel.actor_critic_learner import ActorCriticAgent, FrameSight, LatentSight, RecordingPlayer
 from loopwm.pixel.agent import AgentTrainer
 from loopwm.pixel.agent_config import AgentConfig, agent_config
-from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, rollout
+from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, RandomPolicy, rollout
 from loopwm.pixel.learner import Chance, Dream
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.storm.model import StormConfig
@@ -202,9 +202,34 @@ def test_imagined_worlds_that_begin_in_mid_episode_are_looked_at_with_the_frames
     obs, info = imagined.reset(seed=0)
     player = made.player(4, torch.Generator(), None)
     with torch.no_grad():
-        inputs, first = player.look(obs, np.ones(4, dtype=bool), info)
+        inputs, first, _ = player.look(obs, np.ones(4, dtype=bool), info)
         frames, began = torch.from_numpy(info["context_obs"]), torch.from_numpy(info["context_first"])
         _, memory = made.network.remember(frames[:, :-1], began[:, :-1], made.network.initial(4, torch.device("cpu")))
     assert torch.equal(inputs, frames[:, -1])
     assert torch.equal(first, began[:, -1])
     assert torch.allclose(player.memory, memory, atol=1e-5)
+
+
+def test_worlds_that_begin_anew_while_they_are_played_are_remembered_from_the_frames_before() -> None:
+    """And the network reads again what was recorded, other than with memories that are empty there."""
+    env, replay, made = blocks(4), Replay(SPACE, 1000), agent(channels=[4, 8], memory=8)
+    chance = RandomPolicy(SPACE.actions, np.random.default_rng(0))
+    replay.add_segments(rollout(env, chance, 40, Moment.begin(env, 0)).segments, "random", 0)
+    imagined = ImaginedVectorEnv(storm().world(config().sampling), replay, 4, 3, horizon=3)
+    player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
+    data, found = player.play(imagined, 9, Moment.begin(imagined, 0))
+    again = data.first[:, 1:]
+    assert again.any()
+    assert (data.fresh[:, 1:].abs().sum(-1) > 0)[again].any()
+    assert not data.fresh[:, 1:][~again].any()
+    with torch.no_grad():
+        steps = data.inputs[:, :-1], data.first[:, :-1], data.memory
+        _, memory = made.network.remember(*steps, data.fresh[:, :-1])
+        _, emptied = made.network.remember(*steps)
+    assert torch.allclose(memory, player.memory, atol=1e-5)
+    assert not torch.allclose(emptied, player.memory, atol=1e-3)
+    rows, contexts = np.flatnonzero(found.moment.first), found.moment.info
+    frames, began = (torch.from_numpy(contexts[f"context_{name}"][rows]) for name in ("obs", "first"))
+    with torch.no_grad():
+        _, warmed = made.network.remember(frames[:, :-1], began[:, :-1], torch.zeros(len(rows), 16))
+    assert torch.allclose(data.fresh[rows, -1], warmed.masked_fill(began[:, -1:], 0), atol=1e-5)

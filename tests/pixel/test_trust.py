@@ -134,7 +134,7 @@ def test_held_out_play_and_trust_are_resumed(tmp_path: Path) -> None:
 
 
 def test_an_oracle_goes_on_where_it_stands() -> None:
-    oracle, env = Oracle(blocks(4)), blocks(4)
+    oracle, env = Oracle(blocks(4), 3), blocks(4)
     policy = [RandomPolicy(SPACE.actions, np.random.default_rng(1)) for _ in range(2)]
     parts, moment = [], None
     for _ in range(3):
@@ -143,6 +143,23 @@ def test_an_oracle_goes_on_where_it_stands() -> None:
     moment = Moment.begin(env, 7)
     whole_play = rollout(env, policy[1], 12, moment).segments.obs
     assert np.array_equal(np.concatenate(parts, 1), whole_play)
+
+
+def test_an_oracle_shows_the_frames_before_as_imagined_worlds_do() -> None:
+    oracle = Oracle(blocks(4), 3)
+    obs, info = oracle.reset(seed=7)
+    assert "context_obs" not in info
+    frames, actions = [obs], [np.array(moves) for moves in ((0, 1, 2, 3), (1, 1, 0, 0), (3, 2, 1, 0))]
+    begun = [np.ones(4, bool)]
+    for move in actions:
+        obs, _, terminated, truncated, _ = oracle.step(move)
+        frames.append(obs.copy())
+        begun.append(terminated | truncated)
+    again, info = oracle.reset()
+    assert np.array_equal(again, frames[-1])
+    assert np.array_equal(info["context_obs"], np.stack(frames[-3:], 1))
+    assert np.array_equal(info["context_action"], np.stack(actions[-2:], 1))
+    assert np.array_equal(info["context_first"], np.stack(begun[-3:], 1))
 
 
 @pytest.mark.parametrize("learner", ["actor-critic", "ppo"])

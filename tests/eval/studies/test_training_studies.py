@@ -186,7 +186,7 @@ def test_without_a_protocol_key_that_must_be_there_it_is_named(tmp_path: Path) -
         load_protocol(TextProtocol, tmp_path / "short.yaml")
 
 
-@pytest.mark.parametrize("name", ["looping", "ablate", "deferral"])
+@pytest.mark.parametrize("name", ["looping", "looping-reference", "ablate", "deferral"])
 def test_committed_protocols_are_read_and_their_arms_differ(name: str) -> None:
     protocol = load_protocol(TextProtocol, Path(f"configs/studies/{name}.yaml"))
     overrides = [arm.overrides for arm in protocol.arms.values() if not arm.trained_as]
