@@ -94,6 +94,16 @@ def test_what_lies_behind_an_end_changes_nothing() -> None:
     assert made.update(changed) == pytest.approx(expected)
 
 
+def test_an_episode_that_begins_is_learned_with_the_memory_it_begins_with() -> None:
+    made, data = learner(replace(TINY, memory=4)), experience(memory=4)
+    warmed = replace(data, fresh=torch.randn_like(data.fresh))
+    assert made.loss(warmed)[0].item() == pytest.approx(made.loss(data)[0].item())
+    begun = data.first.clone()
+    begun[:, 3] = True
+    losses = [made.loss(replace(x, first=begun))[0].item() for x in (data, warmed)]
+    assert losses[0] != pytest.approx(losses[1])
+
+
 def test_the_loss_is_the_papers_sum_over_valid_steps() -> None:
     made, data = learner(replace(TINY, scale_decay=0.0)), experience()
     for parameter in made.slow_critic.parameters():
