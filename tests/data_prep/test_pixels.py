@@ -258,6 +258,17 @@ def test_without_sticky_actions_what_happens_is_what_was_asked_and_ends_after_10
         assert truncated == (steps == 1000 and not over)
 
 
+def test_a_maze_tells_that_its_task_is_done_where_it_pays(tmp_path: Path) -> None:
+    make("minigrid/MemoryS7")
+    order = ["collect", "minigrid/MemoryS7@pixels=32", "--split", "train", "--policy", "choose", "--episodes", "12"]
+    assert main([*order, "--out", str(tmp_path)]) == 0
+    played = [read_episode(path) for path in episode_files(tmp_path)]
+    for episode in played:
+        assert np.array_equal(episode.extras["metric"][1:], episode.reward > 0)
+        assert episode.extras["metric"][0] == 0
+    assert {float(episode.extras["metric"][-1]) for episode in played} == {0.0, 1.0}
+
+
 def test_crafter_at_64_is_the_same_game_with_a_black_border() -> None:
     small, large = make("crafter"), make_frame_environment("crafter@pixels=64")
     assert (large.space.env, large.space.frame_shape) == ("crafter@pixels=64", (64, 64, 3))

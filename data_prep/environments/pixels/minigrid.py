@@ -22,8 +22,9 @@ class MiniGrid:
 
     Of tasks joined by + the seed of an episode decides which is played: one world model then learns them all.
 
-    Told of each frame of a Memory environment: `cue`, where the object to remember is seen (row and column of its tile,
-    -1 where it is not), and `cue_kind`, 0 for a key and 1 for a ball.
+    Told of each frame: `metric`, 1 where the task is done, which alone is rewarded; of a Memory environment also `cue`,
+    where the object to remember is seen (row and column of its tile, -1 where it is not), and `cue_kind`, 0 for a key
+    and 1 for a ball.
     """
 
     def __init__(self, task: str, pixels: int = PIXELS) -> None:
@@ -47,25 +48,27 @@ class MiniGrid:
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         self._env = self._envs[seed % len(self._envs)]
-        return self._padded(self._env.reset(seed=seed)[0]), self._info()
+        return self._padded(self._env.reset(seed=seed)[0]), self._info(done=False)
 
     def act(self, action: int) -> Outcome:
         view, reward, terminated, truncated, _ = self._env.step(action)
-        return Outcome(self._padded(view), float(reward), terminated, truncated, self._info())
+        return Outcome(self._padded(view), float(reward), terminated, truncated, self._info(done=reward > 0))
 
     def _padded(self, view: Frame) -> Frame:
         frame = np.zeros((self._pixels, self._pixels, 3), np.uint8)
         frame[: view.shape[0], : view.shape[1]] = view
         return frame
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self, done: bool) -> dict[str, Any]:
+        metric = {"metric": np.float64(done)}
         if not self._has_cue:
-            return {}
+            return metric
         grid: Any = self._env.unwrapped
         place = 1, grid.height // 2 - 1
         seen = grid.in_view(*place) and grid.agent_sees(*place)
         column, row = grid.relative_coords(*place) if seen else (-1, -1)
-        return {"cue": np.array((row, column)), "cue_kind": int(grid.grid.get(*place).type == "ball")}
+        cue = {"cue": np.array((row, column)), "cue_kind": int(grid.grid.get(*place).type == "ball")}
+        return metric | cue
 
     def close(self) -> None:
         for env in self._envs:
