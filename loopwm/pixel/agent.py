@@ -79,7 +79,7 @@ class WorldLearner:
         totals: Numbers = {}
         bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            batch = FrameBatch.of(replay.sample(stop - start, world.steps, rng)).to(self.device)
+            batch = FrameBatch.of(replay.sample(stop - start, world.steps, rng, world.recency)).to(self.device)
             plan = self.system.plan(seed, self.updates, range(start, stop))
             loss, measured = self.system.loss(batch, plan, seeded(self.device, seed, self.updates, start))
             loss.backward()
@@ -312,14 +312,16 @@ class AgentTrainer:
         self.files.go_on_from(self.iteration)
 
     def _take_demonstrations(self, folder: Path) -> None:
-        """Each a stream of its own, behind those of real play (STORM, table 10). Raises InputError for a file of
-        another environment, and for more than the replay keeps."""
-        for number, path in enumerate(episode_files(folder)):
+        """One behind the other, in streams behind those of real play: a fresh one where an episode did not end (STORM,
+        table 10). Raises InputError for a file of another environment, and for more than the replay keeps."""
+        stream = self.config.real.count
+        for path in episode_files(folder):
             episode = read_episode(path)
             self.replay.space.require(episode.space, str(path))
             if len(self.replay) + len(episode) > self.config.world.replay:
                 raise InputError(f"world.replay: {self.config.world.replay} transitions do not hold those of {folder}")
-            self.replay.add(rewarded(episode, self.config.real.rewards), self.config.real.count + number)
+            self.replay.add(rewarded(episode, self.config.real.rewards), stream)
+            stream += int(episode.open)
             if self.world is not None:
                 self.world.system.prepare([torch.from_numpy(episode.obs).to(self.device)])
 

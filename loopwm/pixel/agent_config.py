@@ -51,6 +51,9 @@ class WorldConfig:
     clip_norm: float = 0.5
     replay: int = 128_000
     """Transitions kept."""
+    recency: tuple[float, ...] = ()
+    """Shares of the rows by age: of as many equal parts of the replay as there are, the oldest first; none: evenly.
+    EDELINE's published code has 0.1, 0.1, 0.1, 0.7."""
     demonstrations: str = ""
     """A folder of recorded episodes that the replay begins with (STORM, table 10), if any."""
     warmup: int = 0
@@ -113,6 +116,9 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, POSITIVE)
+        shares = self.world.recency
+        if shares and (min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
+            raise InputError(f"world.recency: {shares}, expected shares that sum to 1")
         rows_of = {"real": self.real.count, "world": self.world.rows, "imagination": self.imagination.count}
         for section, rows in rows_of.items():
             parts = getattr(self, section).minibatches

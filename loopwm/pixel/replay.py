@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -113,6 +113,10 @@ class _Stream:
         self.pieces.popleft()
         self.starts.popleft()
 
+    def ages(self) -> NDArray[np.int64]:
+        """Of each step the number of the addition that brought it."""
+        return np.repeat([piece.number for piece in self.pieces], [len(piece.episode) for piece in self.pieces])
+
     def cuts(self, start: int, length: int) -> Iterator[tuple[NDArray[Any], ...]]:
         """`length` steps from the `start`-th that is kept, piece by piece."""
         start += self.starts[0]
@@ -136,6 +140,8 @@ class Replay:
         self._pieces: deque[_Piece] = deque()
         self._steps, self._added = 0, 0
         self._written: tuple[Path, set[int]] | None = None
+        self._aged: tuple[int, int, NDArray[np.int64]] | None = None
+        """Of so many additions and a length: see `_by_age`."""
 
     @classmethod
     def from_folder(cls, folder: Path, capacity: int | None = None) -> Replay:
@@ -196,19 +202,31 @@ class Replay:
         """What is kept, oldest first."""
         return [piece.episode for piece in self._pieces]
 
-    def sample(self, batch: int, length: int, generator: np.random.Generator) -> Segments:
+    def sample(self, batch: int, length: int, generator: np.random.Generator, shares: Sequence[float] = ()) -> Segments:
         """`batch` segments of `length` consecutive steps; their starts are drawn uniformly from all that are possible,
-        with replacement. Raises InputError if no stream is that long."""
+        with replacement. Raises InputError if no stream is that long.
+
+        shares: of as many parts of them as there are shares, equally many starts in each and the oldest first, how much
+        is drawn from each."""
         streams = [self._streams[name] for name in sorted(self._streams)]
         ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])
         if length < 1 or not streams or ends[-1] == 0:
             longest = max(map(len, streams), default=0)
             raise InputError(f"length: {length} consecutive steps cannot be had, the longest stream has {longest}")
         drawn = generator.integers(ends[-1], size=batch)
+        if shares:
+            drawn = self._by_age(streams, length)[_in_parts(drawn / ends[-1], int(ends[-1]), shares, generator)]
         owners = np.searchsorted(ends, drawn, side="right")
         starts = drawn - np.concatenate(([0], ends))[owners]
         rows = [_row(streams[owner], int(start), length) for owner, start in zip(owners, starts, strict=True)]
         return Segments(*map(np.stack, zip(*rows, strict=True)))
+
+    def _by_age(self, streams: Sequence[_Stream], length: int) -> NDArray[np.int64]:
+        """The possible starts, as `sample` numbers them, in the order in which they were added."""
+        if self._aged is None or self._aged[:2] != (self._added, length):
+            ages = [stream.ages()[: max(0, len(stream) - length + 1)] for stream in streams]
+            self._aged = self._added, length, np.argsort(np.concatenate(ages), kind="stable")
+        return self._aged[2]
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Writes what the folder does not hold yet, a file for each added episode, and returns what `load` needs
@@ -262,6 +280,14 @@ def _episode(
     action, reward, terminated, truncated = (column[steps] for column in results)
     extras = {LOST: np.concatenate(([False], lost[steps]))} if lost[steps].any() else {}
     return FrameEpisode(space, frames, action, reward, terminated, truncated, seed, policy, extras)
+
+
+def _in_parts(
+    drawn: NDArray[np.float64], count: int, shares: Sequence[float], generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """Of `count` things numbers drawn part by part; drawn: where in its part each is, in 0 to 1."""
+    part = generator.choice(len(shares), size=len(drawn), p=shares)
+    return ((part + drawn) / len(shares) * count).astype(np.int64)
 
 
 def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:

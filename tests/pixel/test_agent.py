@@ -217,6 +217,7 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
         ({"real": {"minibatches": 5}}, "real.minibatches: 5 are more than 4 rows"),
         ({"imagination": {"burn_in": 0}}, "imagination.burn_in: 0 is not above zero"),
         ({"policy": {"channels": []}}, "policy.channels: "),
+        ({"world": {"recency": [0.5, 0.6]}}, r"world.recency: \(0.5, 0.6\), expected shares that sum to 1"),
     ],
 )
 def test_bad_configuration_names_its_key(changes, message):
@@ -255,6 +256,14 @@ def test_demonstrations_are_in_the_replay_from_the_beginning_and_once(tmp_path):
     trainer.run(max_minutes=0.0001)
     again = AgentTrainer(settings, blocks(4), SPACE, tmp_path / "run")
     assert sum((episode.reward == -1).all() for episode in again.replay.episodes()) == 1
+
+
+def test_segments_go_on_from_a_demonstration_that_ended_to_the_next(tmp_path):
+    folder = Path(shown(tmp_path / "shown"))
+    write_episode(folder / "b.npz", demonstrated(7))
+    settings = config(world={"demonstrations": str(folder)})
+    replay = AgentTrainer(settings, blocks(4), SPACE, tmp_path / "run").replay
+    assert replay.sample(20, 9, np.random.default_rng(0)).first[:, 1:].any()
 
 
 def test_a_demonstration_of_another_environment_and_more_than_are_kept_are_refused(tmp_path):

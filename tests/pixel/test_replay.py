@@ -178,3 +178,18 @@ def test_a_lost_file_of_a_replay_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "00000001.npz").unlink()
     with pytest.raises(InputError, match=rf"^{tmp_path}/00000001.npz: [^\n]*$"):
         Replay.load(tmp_path, state)
+
+
+def test_shares_are_of_parts_by_age_whatever_the_streams() -> None:
+    """Eight single steps added in turn to two streams, told apart by their reward."""
+    replay = Replay(SPACE, 100)
+    for number in range(8):
+        replay.add(make_episode(number, 1), stream=number % 2)
+    rng = np.random.default_rng(0)
+    shares = (0.1, 0.0, 0.2, 0.7)
+    drawn = replay.sample(8000, 1, rng, shares).reward[:, 0].astype(int)
+    found = np.bincount(drawn, minlength=8) / 8000
+    assert np.allclose(found, np.repeat(shares, 2) / 2, atol=0.02)
+    assert np.allclose(np.bincount(replay.sample(8000, 1, rng).reward[:, 0].astype(int)) / 8000, 1 / 8, atol=0.02)
+    replay.add(make_episode(8, 1))
+    assert 8 in replay.sample(1000, 1, rng, shares).reward
