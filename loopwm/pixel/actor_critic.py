@@ -196,17 +196,20 @@ class ActorCriticNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Experience:
-    """What a policy did in T steps, with what it saw after the last. inputs: (B, T + 1, ...); first: bool (B, T + 1);
-    memory: (B, Y) before the first; fresh: (B, T + 1, Y), the memory that an episode begins with, where one does; all
-    else (B, T).
+    """What a policy did in T steps, with what it saw after the last. before: (B, K, ...) and before_first: bool (B, K),
+    what it saw earlier, which is read again for what it remembers of it; memory: (B, Y) before all of that; inputs:
+    (B, T + 1, ...); first: bool (B, T + 1); fresh: (B, T + 1, Y), the memory that an episode begins with, where one does;
+    all else (B, T).
 
     valid: False where a row is past its end. final_value: where truncated, V of what the step led to, since the input
     after it is another episode's; not read elsewhere.
     """
 
+    before: Tensor
+    before_first: Tensor
+    memory: Tensor
     inputs: Tensor
     first: Tensor
-    memory: Tensor
     fresh: Tensor
     action: Tensor
     reward: Tensor
@@ -287,7 +290,10 @@ class ActorCriticLearner:
     def loss(self, data: Experience) -> tuple[Tensor, dict[str, float]]:
         """The loss, each term the mean over valid steps, and diagnostics. Moves the scale of returns on."""
         c, network, steps = self.config, self.network, data.action.shape[1]
-        features, _ = network.remember(data.inputs, data.first, data.memory, data.fresh)
+        memory = data.memory
+        if network.config.memory and data.before.shape[1]:
+            _, memory = network.remember(data.before, data.before_first, memory)
+        features, _ = network.remember(data.inputs, data.first, memory, data.fresh)
         critic, features = network.critic(features), features[:, :steps]
         value = network.value(critic).detach()
         next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
@@ -350,10 +356,13 @@ def dream(
         inputs.append(world.features(state))
         columns.append((action, found.reward, found.terminated))
     action, reward, terminated = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    seen = torch.stack(inputs, 1)
     return Experience(
-        inputs=torch.stack(inputs, 1),
-        first=carried[:, None].expand(-1, steps + 1),
+        before=seen[:, :0],
+        before_first=carried[:, None].expand(-1, 0),
         memory=begun,
+        inputs=seen,
+        first=carried[:, None].expand(-1, steps + 1),
         fresh=begun[:, None].expand(-1, steps + 1, -1),
         action=action,
         reward=reward,

@@ -88,6 +88,8 @@ class ActorCriticPlayer:
         self.device = next(network.parameters()).device
         self.memory = network.initial(count, self.device)
         self.action: Tensor | None = None
+        self.before: tuple[Tensor, Tensor] | None = None
+        """What was looked back at, (B, K, ...), and where episodes began, bool (B, K)."""
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
@@ -119,11 +121,12 @@ class ActorCriticPlayer:
         obs, action, first = (
             torch.from_numpy(info[f"context_{name}"]).to(self.device) for name in ("obs", "action", "first")
         )
-        inputs = self._sight.see(None, obs[:, 0], first[:, 0])
+        inputs = [self._sight.see(None, obs[:, 0], first[:, 0])]
         for t in range(1, first.shape[1]):
-            _, self.memory = self.network.remember(inputs[:, None], first[:, t - 1, None], self.memory)
-            inputs = self._sight.see(action[:, t - 1], obs[:, t], first[:, t])
-        return inputs, first[:, -1]
+            inputs.append(self._sight.see(action[:, t - 1], obs[:, t], first[:, t]))
+        self.before = torch.stack(inputs, 1)[:, :-1], first[:, :-1]
+        _, self.memory = self.network.remember(*self.before, self.memory)
+        return inputs[-1], first[:, -1]
 
     def act(self, inputs: Tensor, first: Tensor, fresh: Tensor) -> Array:
         out = self.network.step(inputs, first, self.memory, fresh)
@@ -176,6 +179,7 @@ class RecordingPlayer(ActorCriticPlayer):
     @torch.no_grad()
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> tuple[Experience, Rollout]:
         """Plays on from a moment: what there is to learn, and what happened."""
+        self.before = None
         found = rollout(env, self, steps, moment)
         now = found.moment
         self._ahead = self._reading(now.obs, now.first, now.info)
@@ -186,10 +190,15 @@ class RecordingPlayer(ActorCriticPlayer):
         names = ("action", "reward", "terminated", "truncated")
         learned = as_learned(found.segments)
         results = {name: torch.from_numpy(getattr(learned, name)).to(self.device) for name in names}
+        # What was looked back at is learned from: an action may pay for what was seen long before imagination began.
+        memory, before = read[0].memory, (inputs[:, :0], first[:, :0])
+        if self.before is not None:
+            memory, before = self.network.initial(len(inputs), self.device), self.before
         return Experience(
+            *before,
+            memory=memory,
             inputs=inputs,
             first=first,
-            memory=read[0].memory,
             fresh=fresh,
             **results,
             final_value=torch.stack([r.cut_value for r in read[1:]], 1),

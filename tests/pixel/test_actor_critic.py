@@ -37,9 +37,11 @@ def experience(
     torch.manual_seed(seed)
     terminated = torch.rand(rows, steps) < 0.2
     return Experience(
+        before=torch.zeros(rows, 0, *inputs),
+        before_first=torch.zeros(rows, 0, dtype=torch.bool),
+        memory=torch.zeros(rows, 2 * memory),
         inputs=torch.randn(rows, steps + 1, *inputs),
         first=torch.zeros(rows, steps + 1, dtype=torch.bool),
-        memory=torch.zeros(rows, 2 * memory),
         fresh=torch.zeros(rows, steps + 1, 2 * memory),
         action=torch.randint(3, (rows, steps)),
         reward=torch.randn(rows, steps),
@@ -102,6 +104,31 @@ def test_an_episode_that_begins_is_learned_with_the_memory_it_begins_with() -> N
     begun[:, 3] = True
     losses = [made.loss(replace(x, first=begun))[0].item() for x in (data, warmed)]
     assert losses[0] != pytest.approx(losses[1])
+
+
+def test_what_was_seen_before_is_read_again_and_its_gradient_reaches_what_is_remembered() -> None:
+    """As if it had been played and were not valid."""
+    made, data = learner(replace(TINY, memory=4, percentiles=())), experience(memory=4, steps=6)
+    encoder = next(made.network.encoder.parameters(), next(made.network.memory.parameters()))
+    later = replace(
+        data,
+        before=data.inputs[:, :2],
+        before_first=data.first[:, :2],
+        **{name: getattr(data, name)[:, 2:] for name in ("inputs", "first", "fresh", "action", "reward", "terminated")},
+        **{name: getattr(data, name)[:, 2:] for name in ("truncated", "final_value", "valid")},
+    )
+    whole = replace(data, valid=data.valid & (torch.arange(6) >= 2))
+    losses, gradients = [], []
+    for each in (whole, later):
+        made.network.zero_grad()
+        loss, _ = made.loss(each)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(encoder.grad.clone())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert torch.allclose(*gradients, atol=1e-5)
+    forgotten = replace(later, before=later.before[:, :0], before_first=later.before_first[:, :0])
+    assert made.loss(forgotten)[0].item() != pytest.approx(losses[0], rel=1e-4)
 
 
 def test_the_loss_is_the_papers_sum_over_valid_steps() -> None:
