@@ -198,8 +198,8 @@ class ActorCriticNetwork(nn.Module):
 class Experience:
     """What a policy did in T steps, with what it saw after the last. before: (B, K, ...) and before_first: bool (B, K),
     what it saw earlier, which is read again for what it remembers of it; memory: (B, Y) before all of that; inputs:
-    (B, T + 1, ...); first: bool (B, T + 1); fresh: (B, T + 1, Y), the memory that an episode begins with, where one does;
-    all else (B, T).
+    (B, T + 1, ...); first: bool (B, T + 1); fresh: (B, T + 1, Y), the memory that an episode begins with, where one
+    does; all else (B, T).
 
     valid: False where a row is past its end. final_value: where truncated, V of what the step led to, since the input
     after it is another episode's; not read elsewhere.
