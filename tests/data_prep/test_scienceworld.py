@@ -138,3 +138,10 @@ def test_an_episode_does_not_depend_on_what_was_played_before(simulator: Science
     replayed = [simulator.reset("test-conductivity", 33)]
     replayed += [simulator.step(step.action) for step in fresh.steps if step.action is not None]
     assert tuple(replayed) == as_answered(fresh)
+
+
+def test_a_gold_path_does_not_depend_on_those_asked_for_before(simulator: ScienceWorld) -> None:
+    """The simulator keeps the random order in which it searched rooms for the unknown substance."""
+    task = "test-conductivity-of-unknown-substances"
+    paths = [simulator.gold_actions(task, variation) for variation in (86, 99, 99, 86)]
+    assert paths == [paths[0], paths[1], paths[1], paths[0]]

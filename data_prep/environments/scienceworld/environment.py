@@ -21,10 +21,11 @@ Temperatures, in whole degrees Celsius, are of what can be moved in the agent's 
 tenth, since their states turn on them. No object tells the state of the random numbers that move animals and mix genes.
 
 The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds would differ from run to run:
-its objects hash by identity, some classes draw random numbers when they are first used, and asking for valid actions
-draws from the same random numbers that move the animals. The first is mended by `class_patch`, the second by loading a
-task twice when an environment plays it first, the third by giving the numbers back. An episode then depends on task,
-variation and actions alone.
+its objects hash by identity, some classes draw random numbers when they are first used, asking for valid actions draws
+from the same random numbers that move the animals, and an order in which a gold path searches rooms is drawn once and
+kept for other variations. The first is mended by `class_patch`, the second by loading a task twice when an environment
+plays it first, the third by giving the numbers back, the fourth by forgetting the orders. An episode then depends on
+task, variation and actions alone, and so does a gold path.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ class ScienceWorld(Declared):
         return [int(index) for index in self._call(getattr(self._server, SPLITS[split]))]
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
+        self._call(self._searches().clear)
         self._load(task, variation, gold_path=True)
         return list(self._call(self._server.getGoldActionSequence))
 
@@ -215,6 +217,10 @@ class ScienceWorld(Declared):
         self._gateway.shutdown()
         self._process.kill()
         self._process.wait()
+
+    def _searches(self) -> Any:
+        """The orders in which gold paths search rooms, a Scala map, kept by the simulator."""
+        return self._gateway.jvm.scienceworld.goldagent.PathFinder.precomputedExhaustivePaths()
 
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
         if task not in self._loaded:
