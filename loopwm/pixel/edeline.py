@@ -103,6 +103,7 @@ class Edeline(PixelSystem):
         super().__init__(config, objective, space)
         config.unet.check(space.frame_shape)
         self.shortest = config.burn_in + int(objective.own_frame)
+        self.width = space.actions * config.memory.dim
         colours, dim, condition = space.frame_shape[2], config.memory.dim, config.unet.condition
         self.encoder = Encoder(config.encoder_channels, config.encoder_stem, space.frame_shape)
         self.action = nn.Embedding(space.actions, config.action_dim)
@@ -270,13 +271,13 @@ class Edeline(PixelSystem):
 
 
 class EdelineWorld:
-    """A `FrameWorld`: each step one pass of the memory and, for the frame, one of the U-Net a denoising step."""
+    """A `LatentWorld`: each step one pass of the memory and, for the frame, one of the U-Net a denoising step."""
 
     def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
         self.system, self.sampling, self.space = system, sampling, system.space
-        self.depth = system.config.default_depth
+        self.depth, self.width = system.config.default_depth, system.width
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> EdelineState:
         frames, length = to_signed(obs), self.system.config.frames
         memory = self.system.memory.initial(len(obs), obs.device)
@@ -288,7 +289,7 @@ class EdelineWorld:
         last = F.pad(frames[:, -length:], (0, 0, 0, 0, 0, 0, missing, 0)) * _wide(same_episode(begins))
         return EdelineState(memory, last, first[:, -1])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def observe(
         self, state: EdelineState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
     ) -> EdelineState:
@@ -296,7 +297,7 @@ class EdelineWorld:
         before = state.frames[:, 1:] * _wide(~first[:, None])
         return EdelineState(memory, torch.cat((before, to_signed(obs)[:, None]), 1), first)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self, state: EdelineState, action: Tensor, generator: torch.Generator) -> Imagined[EdelineState]:
         h, memory = self._remember(state, action)
         chances = self.system.reward_head(h).float().softmax(-1).to(generator.device)
@@ -307,6 +308,16 @@ class EdelineWorld:
         after = EdelineState(memory, torch.cat((state.frames[:, 1:], frame[:, None]), 1), torch.zeros_like(terminated))
         return Imagined(self.system.rewards[kinds[:, 0].to(h.device)], terminated, after)
 
+    @torch.no_grad()
+    def features(self, state: EdelineState) -> Tensor:
+        """(B, A D): h after each of the actions, which knows what that would pay (ours: the published agent reads
+        frames). So whoever acts on it need not remember what the world does."""
+        batch, actions = len(state.first), self.space.actions
+        rows = torch.arange(batch, device=state.first.device).repeat_interleave(actions)
+        each = EdelineState(state.memory.select(rows), state.frames[rows, -1:], state.first[rows])
+        h, _ = self._remember(each, torch.arange(actions, device=rows.device).repeat(batch))
+        return h.float().unflatten(0, (batch, actions)).flatten(1)
+
     def _remember(self, state: EdelineState, action: Tensor) -> tuple[Tensor, MemoryState]:
         x = self.system.embed(state.frames[:, -1], action)
         out = self.system.memory.step(x, state.first, self.depth, state.memory)
@@ -316,7 +327,7 @@ class EdelineWorld:
         frame = (state.frames[:, -1].clamp(-1, 1) + 1) / 2 * LEVELS
         return frame.round().byte().permute(0, 2, 3, 1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
         frames, first = (
             ours.index_copy(0, rows, theirs)

@@ -237,6 +237,19 @@ def test_steps_equal_the_whole_and_an_episode_begins_with_an_empty_memory(inputs
     assert not torch.allclose(after[0], whole.logits[0, 3:], atol=1e-5)
 
 
+def test_a_memory_begins_by_keeping() -> None:
+    """What was seen once is still told after twelve steps of nothing else, before anything is learned."""
+    torch.manual_seed(0)
+    network = ActorCriticNetwork(ActorCriticConfig(hidden=16, memory=32), (5,), 3)
+    seen = torch.zeros(2, 13, 5)
+    seen[0, 0] = 3.0
+    first = torch.zeros(2, 13, dtype=torch.bool)
+    _, once = network.remember(seen[:, :1], first[:, :1], network.initial(2, torch.device("cpu")))
+    _, later = network.remember(seen, first, network.initial(2, torch.device("cpu")))
+    cell = slice(32, 64)
+    assert (later[0, cell] - later[1, cell]).norm() > 0.1 * (once[0, cell] - once[1, cell]).norm()
+
+
 def test_it_learns_which_arm_pays_where() -> None:
     made = learner(replace(TINY, hidden=32))
     for seed in range(150):

@@ -302,6 +302,22 @@ def test_worlds_begun_anew_go_on_as_if_alone(kind):
     assert torch.equal(world.show(mixed)[2], steps.obs[0, 6])
 
 
+@pytest.mark.parametrize("memory", [{"kind": "gru"}, {"kind": "attention"}, {"kind": "attention", "frames": 3}])
+@torch.no_grad()
+def test_features_are_what_would_be_known_after_each_action(memory, monkeypatch):
+    """What the reward is read from, action by action; asking changes nothing."""
+    system, steps = made(replace(SMALL, memory=replace(SMALL.memory, **memory))), batch()
+    world, read = system.world(), []
+    state = world.start(steps.obs, steps.action[:, :-1], steps.first, seeded())
+    features = world.features(state)
+    assert features.shape == (4, system.width)
+    ahead = system.reward_head.forward
+    monkeypatch.setattr(system.reward_head, "forward", lambda h: read.append(h) or ahead(h))
+    for action in range(SPACE.actions):
+        world.step(state, torch.full((4,), action), seeded())
+    assert torch.allclose(features, torch.cat(read, -1), atol=1e-5)
+
+
 @torch.no_grad()
 def test_imagination_follows_its_generator_alone():
     world, steps = made().world(), batch()

@@ -112,8 +112,9 @@ def test_a_configuration_holds_what_table_9_says():
 
 
 @pytest.mark.parametrize("learner", [{"learner": "ppo", "policy": {"channels": [4], "memory": 8, "hidden": 8}},
-                                     {"learner": "actor-critic", "actor_critic": {"channels": [4], "hidden": 8}}],
-                         ids=lambda sections: sections["learner"])  # fmt: skip
+                                     {"learner": "actor-critic", "actor_critic": {"channels": [4], "hidden": 8}},
+                                     {"learner": "actor-critic", "actor_critic": {"hidden": 8}}],
+                         ids=["ppo", "actor-critic", "actor-critic without frames"])  # fmt: skip
 def test_an_agent_learns_in_its_imagination(learner, tmp_path):
     sections = {
         "system": "edeline-agent",
