@@ -173,12 +173,13 @@ def _rounded(value: Any) -> Any:
 
 def _study(results: Row) -> tuple[str, dict[str, Any]]:
     """EM, the mean over horizons, or of pixels the share of frames that are right: differences from the reference arm;
-    what each arm costs.
+    what each arm costs. Named after the checkpoint, or the configuration that its arms were trained from.
 
     Exit rules are set against exits at random with as many loops: the best depth was chosen on the same windows.
     """
     study, settings = results["study"], results.get("settings", {})
     model = called(settings["model"]) if settings else ""
+    base = Path(results["protocol"]["base"]).stem if "base" in results.get("protocol", {}) else ""
     if study == "halting":
         found = [policy["against_random"] for policy in results["policies"] if policy["against_random"]]
         costs: dict[str, float] = {}
@@ -190,9 +191,10 @@ def _study(results: Row) -> tuple[str, dict[str, Any]]:
         costs = results.get("flops_per_token") or {arm["arm"]: arm["flops_per_token"] for arm in results["arms"]}
     means = {m["arm"]: m["mean"] for m in results.get("means", []) if (m["metric"], m["horizon"]) == ("em", "all")}
     by_arm = {f"T={name}" if name.isdecimal() else name: flops for name, flops in costs.items()}
-    return f"{study}--{model}" if model else study.replace(" ", "-"), {
+    return "--".join(part.replace(" ", "-") for part in (study, model or base) if part), {
         "study": study,
         "model": model,
+        "base": base,
         "windows": results.get("windows") or results["transitions"],
         "seeds": max((len(d["by_seed"]) for d in found), default=1),
         "differences": [

@@ -267,8 +267,9 @@ def _whose(kept: Kept, shelf: Shelf) -> str:
 
 
 def _named(study: Kept, shelf: Shelf) -> str:
-    """The study's name, with the checkpoint where it was of one."""
-    return f"{study['study']}, {_whose(study, shelf)}" if study["model"] else str(study["study"])
+    """The study's name, with the checkpoint where it was of one, or the configuration that was trained."""
+    of = _whose(study, shelf) if study["model"] else study["base"]
+    return f"{study['study']}, {of}" if of else str(study["study"])
 
 
 def _legend(canvas: Figure, grid: Sequence[Axes]) -> None:
