@@ -146,6 +146,24 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finish
     assert all(f"- `the {kind} command`" in text for kind in OTHERS)
 
 
+def test_studies_of_one_kind_stand_together_where_their_arms_were_trained_from_other_configurations(
+    finished, tmp_path
+) -> None:
+    folders = [finished("copy", 0.1, 0.05, 0.2)]
+    for base in ("small", "large"):
+        arms = [{"arm": arm, "flops_per_token": 1e6} for arm in ("looped", "once")]
+        results = {
+            "study": "looping", "protocol": {"base": f"configs/{base}.yaml"}, "windows": 4, "arms": arms, "means": [],
+            "differences": [{"arm": "once", "reference": "looped", "horizon": "all", **DIFFERENCE}],
+            "provenance": {"command": f"the {base} command"},
+        }  # fmt: skip
+        folders.append(tmp_path / base)
+        folders[-1].mkdir()
+        (folders[-1] / "results.json").write_text(json.dumps(results))
+    assert main(["ledger", str(tmp_path / "page"), "--keep", *map(str, folders)]) == 0
+    assert [kept["base"] for kept in read_shelf(tmp_path / "page" / "data").studies] == ["large", "small"]
+
+
 def test_a_study_of_pixels_stands_in_the_same_picture(finished, tmp_path) -> None:
     sides = {"ours": "transport", "theirs": "sample", "part": "frame", "creatures": "all"}
     results = {
