@@ -33,8 +33,9 @@ HARNESS_VENV := .venv-harness
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
+# Models of tests are tiny: threads of theirs wait for each other longer than they work.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
