@@ -348,7 +348,7 @@ class ActorCriticLearner:
 def dream(
     world: LatentWorld[S], network: ActorCriticNetwork, state: S, steps: int, generator: torch.Generator
 ) -> Experience:
-    """Plays `steps` steps of imagination on from a state; no frame is decoded and nothing leaves the device.
+    """Plays `steps` steps of imagination on from a state; no frame is shown and nothing leaves the device.
 
     The rows go on behind their ends, where they are not valid.
     """

@@ -7,7 +7,8 @@
 
 Departures from the paper: the looped core, a GRU or an LSTM beside Mamba; equation 5 is unbounded below, so
 harmonisers are log(1 + exp(s)); memory and noise level are separate keys of the cross-attention, which over one key
-would ignore its query. What the published code adds is switched in `EdelineLoss` and `EdelineSampling`.
+would ignore its query; agents may act on h after each action in the place of frames. What the published code adds is
+switched in `EdelineLoss` and `EdelineSampling`.
 
 Shape suffixes: B rows, T environment steps, L conditioning frames, C channels, H/W frame, D memory, E condition.
 """
@@ -310,8 +311,7 @@ class EdelineWorld:
 
     @torch.no_grad()
     def features(self, state: EdelineState) -> Tensor:
-        """(B, A D): h after each of the actions, which knows what that would pay (ours: the published agent reads
-        frames). So whoever acts on it need not remember what the world does."""
+        """(B, A D): h after each of the actions, from which its reward would be read."""
         batch, actions = len(state.first), self.space.actions
         rows = torch.arange(batch, device=state.first.device).repeat_interleave(actions)
         each = EdelineState(state.memory.select(rows), state.frames[rows, -1:], state.first[rows])
