@@ -309,6 +309,7 @@ def test_features_are_what_would_be_known_after_each_action(memory, monkeypatch)
     system, steps = made(replace(SMALL, memory=replace(SMALL.memory, **memory))), batch()
     world, read = system.world(), []
     state = world.start(steps.obs, steps.action[:, :-1], steps.first, seeded())
+    state = replace(state, first=torch.tensor([True, False, False, False]))
     features = world.features(state)
     assert features.shape == (4, system.width)
     ahead = system.reward_head.forward
