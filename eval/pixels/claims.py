@@ -109,7 +109,7 @@ def _latents(
     places = torch.arange(play.action.shape[1]).expand_as(play.action)
     e = network.mix(z[:, :-1], play.action)
     depth = network.dynamics.check(system.config.default_depth)
-    prior = network.predict(network.run(e, places, play.first[:, :-1], depth).h).prior
+    prior = network.prior(network.run(e, places, play.first[:, :-1], depth).h, z[:, 1:])
     seen, uniform = posterior[:, 1:], torch.full_like(prior, -math.log(system.config.classes))
     p = posterior.exp()
     known = p.mean((0, 1)).log().expand_as(prior)

@@ -31,6 +31,7 @@ from loopwm.pixel.dynamics import (
     require_positive_sizes,
 )
 from loopwm.pixel.storm.images import IMAGES, as_pixels
+from loopwm.pixel.storm.prior import PRIORS
 from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.records.frames import FrameSpace
 
@@ -49,6 +50,8 @@ class StormConfig(LoopedConfig):
     """Convolutions with stride 2; not of small frames."""
     uniform_mix: float = 0.01
     """Share of the uniform distribution in posterior and prior."""
+    prior: Literal["factorised", "autoregressive"] = "factorised"
+    """factorised: groups of next latents are drawn apart, as published. autoregressive: each given those before it."""
     sequence: Literal["looped", "two-layers"] = "looped"
     """two-layers: the authors' own sequence model, to compare with."""
     positions: int = 64
@@ -88,6 +91,10 @@ def mode(log_p: Tensor, generator: torch.Generator) -> Tensor:
     return F.one_hot(log_p.argmax(-1), log_p.shape[-1]).to(log_p.dtype)
 
 
+Choose = Callable[[Tensor, torch.Generator], Tensor]
+"""One-hot latents of log-probabilities (..., G, K)."""
+
+
 def kl_divergence(log_q: Tensor, log_p: Tensor) -> Tensor:
     """KL(q || p) in nats, summed over groups: (..., G, K) -> (...)."""
     return (log_q.exp() * (log_q - log_p)).sum((-2, -1))
@@ -113,9 +120,8 @@ SEQUENCES: dict[str, Callable[[StormConfig], LoopedAttention | TwoLayers]] = {
 
 
 class Prediction(NamedTuple):
-    """From h (..., D): log-probabilities (..., G, K) of next latents, reward logits (..., BINS), end logits (...)."""
+    """From h (..., D): reward logits (..., BINS), end logits (...)."""
 
-    prior: Tensor
     reward: Tensor
     end: Tensor
 
@@ -127,7 +133,8 @@ class Storm(nn.Module):
         """Raises ValueError naming the key of the configuration that does not fit the frames."""
         super().__init__()
         self.config, self.actions = config, space.actions
-        latent, dim = config.groups * config.classes, config.dim
+        self._latent, dim = (config.groups, config.classes), config.dim
+        latent = config.groups * config.classes
         self.images = IMAGES[config.image](space.frame_shape, latent, config.stem, config.halvings)
         self.mixer = nn.Sequential(
             *(nn.Linear(latent + space.actions, dim, bias=False), nn.LayerNorm(dim), nn.ReLU()),
@@ -137,12 +144,13 @@ class Storm(nn.Module):
         self.place_norm = nn.LayerNorm(dim)
         self.dynamics = SEQUENCES[config.sequence](config)
         self.norm = nn.LayerNorm(dim)
-        self.prior_head = nn.Linear(dim, latent)
+        self.prior_head = PRIORS[config.prior](dim, config.groups, config.classes)
         self.reward_head, self.end_head = mlp(dim, dim, 2, BINS), mlp(dim, dim, 2, 1)
 
     def encode(self, obs: Tensor) -> Tensor:
         """The posterior of frames uint8 (..., H, W, C): log-probabilities (..., G, K)."""
-        return self._latents(self.images.encoder(as_pixels(obs)).unflatten(0, obs.shape[:-3]))
+        logits = self.images.encoder(as_pixels(obs)).unflatten(0, obs.shape[:-3])
+        return log_probabilities(logits.unflatten(-1, self._latent), self.config.uniform_mix)
 
     def decode(self, z: Tensor) -> Tensor:
         """What the decoder puts out for latents (..., G, K), flat: (N, C, H, W)."""
@@ -161,8 +169,15 @@ class Storm(nn.Module):
         return replace(out, h=self.norm(out.h[:, :, 0]))
 
     def predict(self, h: Tensor) -> Prediction:
-        return Prediction(self._latents(self.prior_head(h)), self.reward_head(h), self.end_head(h)[..., 0])
+        return Prediction(self.reward_head(h), self.end_head(h)[..., 0])
 
-    def _latents(self, logits: Tensor) -> Tensor:
-        grouped = logits.unflatten(-1, (self.config.groups, self.config.classes))
-        return log_probabilities(grouped, self.config.uniform_mix)
+    def prior(self, h: Tensor, z: Tensor) -> Tensor:
+        """log p(z | h) by group and class (..., G, K) of the latents z (..., G, K) that follow h (..., D)."""
+        return log_probabilities(self.prior_head.logits(h, z), self.config.uniform_mix)
+
+    def expect(self, h: Tensor, choose: Choose, generator: torch.Generator) -> Tensor:
+        """Latents (..., G, K) chosen from the prior at h (..., D)."""
+        z = h.new_zeros(*h.shape[:-1], *self._latent)
+        for groups in self.prior_head.turns:
+            z[..., groups, :] = choose(self.prior(h, z)[..., groups, :], generator)
+        return z

@@ -4,7 +4,9 @@ Losses (STORM, section 3.1): reconstruction, reward and continuation, and with k
 
     0.5 max(free, kl(sg q(z_{t+1}), p(. | h_t))) + 0.1 max(free, kl(q(z_{t+1}), sg p(. | h_t)))
 
-where the free bits are taken of the mean over the batch, and an episode's first frame is nobody's next.
+where the free bits are taken of the mean over the batch, and an episode's first frame is nobody's next. An
+autoregressive prior is given the groups before as they were drawn from q: the first term is right in the mean then,
+and the second leaves out what a group's draw does to those behind it.
 
 Shape suffixes: B batch, T environment steps, G groups, K classes of a group, D width, P past steps, H/W/C frame.
 """
@@ -87,7 +89,8 @@ class StormSystem(PixelSystem):
         predicted = network.predict(out.h)
         reward = two_hot_loss(predicted.reward, batch.reward).mean()
         end = F.binary_cross_entropy_with_logits(predicted.end, batch.terminated.float())
-        follows, prior, seen = ~batch.first[:, 1:], predicted.prior[:, :-1], posterior[:, 1:]
+        follows, seen = ~batch.first[:, 1:], posterior[:, 1:]
+        prior = network.prior(out.h[:, :-1], z[:, 1:].detach())
         dynamics = masked_mean(kl_divergence(seen.detach(), prior), follows)
         representation = masked_mean(kl_divergence(seen, prior.detach()), follows)
         loss = pixels + reward + end
@@ -197,7 +200,7 @@ class StormWorld:
         predicted = self.network.predict(after.h)
         end = predicted.end.float().sigmoid()
         terminated = torch.rand(end.shape, generator=generator, device=generator.device).to(end.device) < end
-        z = self._choose(predicted.prior, generator)
+        z = self.network.expect(after.h, self._choose, generator)
         after = replace(after, z=z, read=z, first=torch.zeros_like(state.first))
         return Imagined(two_hot_value(predicted.reward), terminated, after)
 
@@ -216,7 +219,7 @@ class StormWorld:
         """The world at a real frame, with what a policy reads of it."""
         if self._act_on == "posterior":
             return at
-        expected = self._choose(self.network.predict(at.h).prior, generator)
+        expected = self.network.expect(at.h, self._choose, generator)
         return replace(at, read=torch.where(at.first[:, None, None], at.z, expected))
 
     def _posterior(self, obs: Tensor, generator: torch.Generator) -> Tensor:
