@@ -109,6 +109,15 @@ def test_a_hundredth_of_every_distribution_is_uniform() -> None:
     assert torch.allclose(p, torch.tensor([[0.99 + 0.0025, 0.0025, 0.0025, 0.0025]]), atol=1e-6)
 
 
+def test_what_is_next_to_impossible_has_a_finite_kl_without_a_uniform_share() -> None:
+    likely = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    kl = kl_divergence(log_probabilities(likely, 0.0), log_probabilities(-likely, 0.0))
+    kl.backward()
+    assert kl.item() == pytest.approx(200.0)
+    assert likely.grad is not None
+    assert likely.grad.isfinite().all()
+
+
 def test_samples_are_one_hot_as_often_as_they_are_likely_and_pass_the_gradient_of_the_probabilities() -> None:
     logits = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
     log_p = log_probabilities(logits, 0.0)

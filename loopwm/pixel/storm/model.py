@@ -74,6 +74,8 @@ class StormConfig(LoopedConfig):
 
 def log_probabilities(logits: Tensor, uniform_mix: float) -> Tensor:
     """Logits (..., G, K) as log-probabilities, of which a share is uniform (STORM, section 3.1)."""
+    if not uniform_mix:
+        return logits.float().log_softmax(-1)  # where a softmax is 0 its logarithm is not finite, nor is a KL
     probabilities = logits.float().softmax(-1)
     return ((1 - uniform_mix) * probabilities + uniform_mix / logits.shape[-1]).log()
 

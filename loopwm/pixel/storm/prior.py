@@ -30,9 +30,10 @@ class Autoregressive(nn.Module):
     def __init__(self, dim: int, groups: int, classes: int) -> None:
         super().__init__()
         self.turns = tuple(slice(g, g + 1) for g in range(groups))
-        self.hidden = nn.Linear(dim, dim)
-        self.told = nn.Parameter(torch.randn(groups, classes, dim) * dim**-0.5)
-        self.out = nn.Parameter(torch.randn(groups, dim, classes) * dim**-0.5)
+        width = 4 * dim
+        self.hidden = nn.Linear(dim, width)
+        self.told = nn.Parameter(torch.randn(groups, classes, width) * width**-0.5)
+        self.out = nn.Parameter(torch.randn(groups, width, classes) * width**-0.5)
         self.bias = nn.Parameter(torch.zeros(groups, classes))
 
     def logits(self, h: Tensor, z: Tensor) -> Tensor:
