@@ -74,8 +74,9 @@ def imagine_uncached(world: StormWorld, begun: Dreaming, seen: Any, steps: int) 
             e = torch.cat((e, network.mix(state.z, chosen)[:, None]), 1)
             places = torch.arange(e.shape[1]).expand(len(obs), -1)
             h = network.run(e, places, torch.nn.functional.pad(first, (0, e.shape[1] - first.shape[1])), world.depth).h
-            predicted = network.predict(h[:, -1])
-            state = Dreaming(**{**vars(state), "z": world._choose(predicted.prior, generator), "h": h[:, -1]})
+            network.predict(h[:, -1])
+            z = network.expect(h[:, -1], world._choose, generator)
+            state = Dreaming(**{**vars(state), "z": z, "h": h[:, -1]})
 
 
 def train(system: StormSystem, batch: FrameBatch) -> None:
