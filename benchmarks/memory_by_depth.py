@@ -9,6 +9,7 @@ leaves out the weights. Memory should follow mu_bwd and not T.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    model = LoopWMForCausalLM(LoopWMConfig(vocab_size=256, **{**PRESETS[arguments.preset], "max_loops": 32}))
+    preset: dict[str, Any] = {**PRESETS[arguments.preset], "max_loops": 32}
+    model = LoopWMForCausalLM(LoopWMConfig(vocab_size=256, **preset))
     tokens = torch.randint(256, (arguments.batch, arguments.length))
     base = saved_bytes(model, tokens, 4, 2)
     print(

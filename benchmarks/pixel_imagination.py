@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def imagine_uncached(world: StormWorld, begun: Dreaming, seen: Any, steps: int) 
             e = torch.cat((e, network.mix(state.z, chosen)[:, None]), 1)
             places = torch.arange(e.shape[1]).expand(len(obs), -1)
             h = network.run(e, places, torch.nn.functional.pad(first, (0, e.shape[1] - first.shape[1])), world.depth).h
-            network.predict(h[:, -1])
+            network.predict(h[:, -1])  # a step tells reward and end, too
             z = network.expect(h[:, -1], world._choose, generator)
             state = Dreaming(**{**vars(state), "z": z, "h": h[:, -1]})
 
@@ -85,7 +85,7 @@ def train(system: StormSystem, batch: FrameBatch) -> None:
     system.loss(batch, plan, torch.Generator().manual_seed(0))[0].backward()
 
 
-def medians(work: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def medians(work: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(rounds + 1):
         for name, run in work.items():

@@ -212,7 +212,7 @@ async def main() -> None:
             worlds[name] = await worlds_of(loads[name], windows, max(args.worlds), args.history)
         for _ in range(args.turns):
             for name, load in loads.items():
-                figures = {}
+                figures: dict[str, Any] = {}
                 if not args.warm_alone:
                     figures |= await beside_creates(load, texts[name]) | await beside_prompt(load, texts[name])
                 for count in args.worlds:

@@ -178,7 +178,8 @@ def resident(pid: int | None) -> str:
 
 
 async def continuations(load: Load, window: dict[str, Any], at_once: int) -> float:
-    world, forks = await load.create(window), []
+    world = await load.create(window)
+    forks: list[dict[str, Any]] = []
     while len(forks) < load.number(at_once):
         response = await load.client.post(f"/v1/worlds/{world}/fork", json={"count": LEAST})
         forks += response.raise_for_status().json()["data"]

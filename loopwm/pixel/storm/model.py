@@ -135,8 +135,7 @@ class Storm(nn.Module):
         """Raises ValueError naming the key of the configuration that does not fit the frames."""
         super().__init__()
         self.config, self.actions = config, space.actions
-        self._latent, dim = (config.groups, config.classes), config.dim
-        latent = config.groups * config.classes
+        latent, dim = config.groups * config.classes, config.dim
         self.images = IMAGES[config.image](space.frame_shape, latent, config.stem, config.halvings)
         self.mixer = nn.Sequential(
             *(nn.Linear(latent + space.actions, dim, bias=False), nn.LayerNorm(dim), nn.ReLU()),
@@ -151,8 +150,8 @@ class Storm(nn.Module):
 
     def encode(self, obs: Tensor) -> Tensor:
         """The posterior of frames uint8 (..., H, W, C): log-probabilities (..., G, K)."""
-        logits = self.images.encoder(as_pixels(obs)).unflatten(0, obs.shape[:-3])
-        return log_probabilities(logits.unflatten(-1, self._latent), self.config.uniform_mix)
+        c, logits = self.config, self.images.encoder(as_pixels(obs)).unflatten(0, obs.shape[:-3])
+        return log_probabilities(logits.unflatten(-1, (c.groups, c.classes)), c.uniform_mix)
 
     def decode(self, z: Tensor) -> Tensor:
         """What the decoder puts out for latents (..., G, K), flat: (N, C, H, W)."""
@@ -179,7 +178,7 @@ class Storm(nn.Module):
 
     def expect(self, h: Tensor, choose: Choose, generator: torch.Generator) -> Tensor:
         """Latents (..., G, K) chosen from the prior at h (..., D)."""
-        z = h.new_zeros(*h.shape[:-1], *self._latent)
+        z = h.new_zeros(*h.shape[:-1], self.config.groups, self.config.classes)
         for groups in self.prior_head.turns:
             z[..., groups, :] = choose(self.prior(h, z)[..., groups, :], generator)
         return z

@@ -25,7 +25,7 @@ class Factorised(nn.Linear):
 
 class Autoregressive(nn.Module):
     """p(z | h) as the product of p(z_g | z_1 .. z_{g-1}, h), whose hidden units are the same for all groups but for the
-    sum of what the groups before tell them, so that all are computed at once (Larochelle and Murray 2011)."""
+    sum of what the groups before tell them, so that all are computed at once (NADE, Larochelle and Murray 2011)."""
 
     def __init__(self, dim: int, groups: int, classes: int) -> None:
         super().__init__()
