@@ -12,10 +12,11 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import loopwm
+from data_prep.environments import declared
 from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes
@@ -33,12 +35,14 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
 from loopwm.records.shards import (  # fmt: skip
     ACTION,
+    ANSWER,
     GOAL,
     HIDDEN,
     INVENTORY,
     LOOK,
     META_FIELDS,
     OBSERVATION,
+    QUERY,
     SPAN_DTYPE,
     STEP_DTYPE,
     EpisodeArrays,
@@ -47,6 +51,12 @@ from loopwm.records.shards import (  # fmt: skip
 )
 
 EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2"
+
+LINE_BREAK = re.compile(r"(?<=\S)(\n\t?)(?=\S)")
+"""Where a text is cut into lines: blanks beside a break belong to one token with it."""
+
+MAX_LINES = 200_000
+"""Lines kept by a `LineEncoder`, some 50 MB."""
 
 TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "tokenizer.json"
 
@@ -59,13 +69,45 @@ def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
         texts = (hidden, step.look, step.inventory, step.observation, step.action)
         kinds = (HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION)
         yield from ((kind, i, text) for kind, text in zip(kinds, texts, strict=True) if text is not None)
+        if step.look is not None and step.inventory is not None:
+            for action, answer in declared(episode.env).state_queries(step.look, step.inventory):
+                yield from ((QUERY, i, action), (ANSWER, i, answer))
 
 
-def encode_episode(tokenizer: Tokenizer, episode: Episode) -> EpisodeArrays:
+class LineEncoder:
+    """Encodes texts line by line and keeps the lines' tokens: an episode's looks share nearly all of their lines.
+
+    The tokens are those of the whole text, since the pre-tokenizer isolates line breaks.
+
+    Raises:
+        InputError: The tokenizer joins line breaks with other text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        spans = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str("a\n\n\tb\n c")]
+        if not {(1, 2), (2, 4), (5, 6)} <= set(spans):
+            raise InputError(
+                "--tokenizer: its pre-tokenizer must isolate line breaks (make one with `data_prep tokenizer`)"
+            )
+        self._tokenizer = tokenizer
+        self._lines: dict[str, list[int]] = {}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, without special tokens."""
+        lines = [LINE_BREAK.split(text) for text in texts]
+        if len(self._lines) > MAX_LINES:
+            self._lines.clear()
+        missing = list({line for parts in lines for line in parts if line not in self._lines})
+        encodings = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)
+        self._lines.update((line, encoding.ids) for line, encoding in zip(missing, encodings, strict=True))
+        return [[token for line in parts for token in self._lines[line]] for parts in lines]
+
+
+def encode_episode(encoder: LineEncoder, episode: Episode) -> EpisodeArrays:
     """Tokens and spans of an episode; a text that repeats is stored once."""
     texts = [(kind, step, text_format.clean(text)) for kind, step, text in episode_texts(episode)]
     distinct = list(dict.fromkeys(text for _, _, text in texts))
-    encoded = [encoding.ids for encoding in tokenizer.encode_batch_fast(distinct, add_special_tokens=False)]
+    encoded = encoder.encode(distinct)
     starts = np.cumsum([0] + [len(ids) for ids in encoded])
     place = {text: (starts[i], len(encoded[i])) for i, text in enumerate(distinct)}
     scores = [step.score for step in episode.steps]
@@ -79,8 +121,8 @@ def encode_episode(tokenizer: Tokenizer, episode: Episode) -> EpisodeArrays:
 
 
 @lru_cache(maxsize=1)
-def _load(path: str) -> Tokenizer:
-    return Tokenizer.from_file(path)
+def _load(path: str) -> LineEncoder:
+    return LineEncoder(Tokenizer.from_file(path))
 
 
 @dataclass(frozen=True)

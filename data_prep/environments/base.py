@@ -36,6 +36,19 @@ class Declared:
     """Whether things are called by kind and number, such as `countertop 2`."""
 
     @staticmethod
+    def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:
+        """Return pairs (action, answer): what commands that only look would answer in this state.
+
+        Training asks them at any step, since `look` and `inventory` are recorded at each. Time that such a command
+        would take is neglected. The default knows none.
+
+        Args:
+            look: the step's recorded `look`.
+            inventory: the step's recorded `inventory`.
+        """
+        return ()
+
+    @staticmethod
     def unreadable_line(hidden_state: str) -> str | None:
         """The first line of a hidden state that is none. Any text is one, unless it is empty."""
         return None

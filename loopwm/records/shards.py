@@ -9,12 +9,13 @@ A folder of shards holds `index.json`, written last, and five files a shard:
     NAME.episodes.json [{"env", "task", "variation", "split", "policy"}, ...]
 
 Span fields: `start`, `length` (tokens[start : start + length]), `step` (in its episode), `kind`: 0 goal (at step 0), 1
-hidden state, 2 look, 3 inventory, 4 observation, 5 action. A null text has no span: hidden states have one where they
+hidden state, 2 look, 3 inventory, 4 observation, 5 action, 6 state query (an action that only looks), 7 its answer,
+which follows it. A null text has no span: hidden states have one where they
 were sampled, and step 0 has no action. Texts that repeat within an episode share their tokens, so spans may overlap and
 tokens are fewer than span lengths add up to. Tokens are those of `loopwm.records.template.clean(text)`. `reward` is the
 score minus the previous step's, in points (0 at step 0).
 
-index.json: {"format": "loopwm-shards-v2", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
+index.json: {"format": "loopwm-shards-v3", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
 "episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "renaming": {"share",
 "seed"}, "shards": [{"name", "tokens", "spans", "steps", "episodes", "files": {file name: {"bytes", "sha256"}}}]}
 """
@@ -38,14 +39,37 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
 from loopwm.records.template import Regime
 
-FORMAT = "loopwm-shards-v2"
+FORMAT = "loopwm-shards-v3"
 INDEX = "index.json"
-GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION = range(6)
+GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION, QUERY, ANSWER = range(8)
 SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
 STEP_DTYPE = np.dtype([("reward", "<f4"), ("done", "?")])
 Tokens = NDArray[np.integer]
 META_FIELDS = ("env", "task", "variation", "split", "policy")
 TOTALS = ("tokens", "spans", "steps", "episodes")
+
+
+@dataclass(frozen=True)
+class StateQueries:
+    """Actions that only look, with their answers, after each step of an episode.
+
+    Args:
+        tokens: of the shard.
+        actions: spans of the actions, ordered by step.
+        answers: spans of their answers, aligned with `actions`.
+    """
+
+    tokens: NDArray[np.uint16]
+    actions: NDArray[np.void]
+    answers: NDArray[np.void]
+
+    def at(self, step: int) -> list[tuple[Tokens, Tokens]]:
+        """Return the pairs (action, answer) after a step."""
+        first, end = np.searchsorted(self.actions["step"], (step, step + 1))
+        return [(self._text(self.actions[i]), self._text(self.answers[i])) for i in range(first, end)]
+
+    def _text(self, span: np.void) -> Tokens:
+        return self.tokens[span["start"] : span["start"] + span["length"]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,11 @@ class TokenEpisode:
     env: str = ""
     task: str = ""
     policy: str = ""
+    state_queries: StateQueries | None = None
+
+    def queries_at(self, step: int) -> list[tuple[Tokens, Tokens]]:
+        """Return pairs (action, answer) of the state queries after a step; empty where none is recorded."""
+        return [] if self.state_queries is None else self.state_queries.at(step)
 
     def head(self, step: int, regime: Regime) -> dict[str, Tokens | None]:
         """The texts that open a context at `step` before its observation, by the name of their mark."""
@@ -251,4 +280,5 @@ def _episode(
         env=meta["env"],
         task=meta["task"],
         policy=meta["policy"],
+        state_queries=StateQueries(tokens, *(spans[spans["kind"] == kind] for kind in (QUERY, ANSWER))),
     )

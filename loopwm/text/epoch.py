@@ -10,10 +10,12 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.records.shards import TokenEpisode
+from loopwm.records.shards import TokenEpisode, Tokens
 from loopwm.records.template import STEP_MARKS, Regime, StateSlots
 from loopwm.text.training_config import DataConfig, ObjectiveConfig
 from loopwm.text.tree import Branch, RowPlan
+
+TOKEN_BYTES = np.dtype(np.uint16).itemsize
 
 HEAD_MARKS = 2
 """Those of a head's observation."""
@@ -121,19 +123,26 @@ class EpochPlanner:
     def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
         """The rows of an epoch in their order: the episode's index and its plan."""
         regimes = Quota(self.config.regimes)
+        asked = self.config.query_share
+        queries = Quota({True: asked, False: 1 - asked})
         horizons = Quota(dict(enumerate(self.config.horizon_shares, start=1)))
         rows = [
             (int(index), plan)
             for index in rng.permutation(len(self.episodes))
-            for plan in self._taken(self.episodes[index], regimes, horizons, rng)
+            for plan in self._taken(self.episodes[index], regimes, horizons, queries, rng)
         ]
         return [rows[i] for i in rng.permutation(len(rows))]
 
     def _taken(
-        self, measured: MeasuredEpisode, regimes: Quota[Regime], horizons: Quota[int], rng: np.random.Generator
+        self,
+        measured: MeasuredEpisode,
+        regimes: Quota[Regime],
+        horizons: Quota[int],
+        queries: Quota[bool],
+        rng: np.random.Generator,
     ) -> list[RowPlan]:
         """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
-        rows, most = list(self._rows(measured, regimes, horizons, rng)), self.config.episode_steps
+        rows, most = list(self._rows(measured, regimes, horizons, queries, rng)), self.config.episode_steps
         if not most or measured.episode.last_step <= most:
             return rows
         order = rng.permutation(len(rows))
@@ -142,7 +151,12 @@ class EpochPlanner:
         return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
 
     def _rows(
-        self, measured: MeasuredEpisode, regimes: Quota[Regime], horizons: Quota[int], rng: np.random.Generator
+        self,
+        measured: MeasuredEpisode,
+        regimes: Quota[Regime],
+        horizons: Quota[int],
+        queries: Quota[bool],
+        rng: np.random.Generator,
     ) -> Iterator[RowPlan]:
         """The windows of an episode: each begins after the last step of the one before."""
         start = 0
@@ -157,8 +171,10 @@ class EpochPlanner:
                 horizons.give(1, targets)
             branches = self._branches(measured, start, last, horizons, rng)
             deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
-            regimes.give(regime, targets + deferred)
-            yield RowPlan(head, regime, first, last, branches, targets_from)
+            queries.give(False, targets + deferred)
+            asked, answers = self._query_branches(measured.episode, start, last, queries, rng)
+            regimes.give(regime, targets + deferred + answers)
+            yield RowPlan(head, regime, first, last, branches + asked, targets_from)
             start = last
 
     def _allowed(self, measured: MeasuredEpisode, start: int, regime: Regime) -> bool:
@@ -226,6 +242,38 @@ class EpochPlanner:
         order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")
         return [steps[i] for i in order]
 
+    def _query_branches(
+        self, episode: TokenEpisode, start: int, last: int, queries: Quota[bool], rng: np.random.Generator
+    ) -> tuple[tuple[Branch, ...], int]:
+        """Draw state queries at steps of a window until none is due; return them and their target tokens.
+
+        Each follows 0 to K_max - 1 deferred actions, so that a deferred latent must know the state it leads to.
+        """
+        branches, tokens = [], 0
+        if self.config.query_share > 0:
+            for step, index, length in self._asked(episode, start, last, rng):
+                if len(branches) == self.config.max_queries or queries.next((False, True)) is False:
+                    break
+                depth = int(rng.integers(0, min(self.config.max_horizon - 1, step - start) + 1))
+                branches.append(Branch(step - depth, (depth + 1,), index))
+                queries.give(True, length)
+                tokens += length
+        return tuple(branches), tokens
+
+    def _asked(
+        self, episode: TokenEpisode, start: int, last: int, rng: np.random.Generator
+    ) -> list[tuple[int, int, int]]:
+        """List (step, index of the query, target tokens) in the order of a weighted draw, as `_places` draws."""
+        found, weights, before = [], [], dict[bytes, bytes]()
+        for step in range(start, last + 1):
+            answers = {action.tobytes(): answer.tobytes() for action, answer in map(_arrays, episode.queries_at(step))}
+            for index, (action, answer) in enumerate(answers.items()):
+                found.append((step, index, len(answer) // TOKEN_BYTES + 1))
+                weights.append(1.0 if before.get(action) == answer else self.config.change_weight)
+            before = answers
+        order = np.argsort(-(rng.random(len(found)) ** (1 / np.array(weights))), kind="stable")
+        return [found[i] for i in order]
+
     def _decoded(self, horizons: Quota[int], reach: int) -> tuple[int, ...]:
         """The horizons to decode of a branch that can be `reach` deep; none if it is not needed.
 
@@ -238,6 +286,12 @@ class EpochPlanner:
         if self.supervise == "terminal" and known:
             return (horizons.next(known),)
         return tuple(known)
+
+
+def _arrays(texts: tuple[Tokens, Tokens]) -> tuple[Tokens, Tokens]:
+    """Return an action and its answer as arrays of one type, so that equal tokens are equal bytes."""
+    action, answer = texts
+    return np.asarray(action, np.uint16), np.asarray(answer, np.uint16)
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -23,14 +23,11 @@ from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.heads import POINTS, BagHead
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.stages import RowOutput, one_pass_mask, run_rows
-from loopwm.text.tree import IGNORED
+from loopwm.text.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.tree_batch import BranchSteps, TreeBatch
 
 Term = tuple[Tensor, dict[str, Tensor]]
 """A loss, summed, and its diagnostics."""
-
-MAX_HORIZON = 16
-"""Longest deferral whose loss is reported on its own."""
 
 MEDIAN_STEPS = 256
 """Optimiser steps over which the median of C_max runs."""
@@ -48,13 +45,14 @@ def observation_loss(
     """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), weighted, summed and divided by `normaliser`.
 
     loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
-    starts there, whose targets are all those before the next start. Diagnostics, each (MAX_HORIZON + 1,) by horizon
-    with the trunk at 0: summed loss in nats without weights, targets, right tokens, observations, and those of them
+    starts there, whose targets are all those before the next start. Diagnostics, each (QUERY_HORIZON + 1,) by horizon,
+    the trunk at 0 and answers to state queries at the end: summed loss in nats without weights, targets, right tokens,
+    observations, and those of them
     whose tokens are all right: `exact`, what greedy decoding would match.
     """
 
     def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
-        return torch.zeros(MAX_HORIZON + 1, device=values.device).index_add(0, horizon, values.detach().float())
+        return torch.zeros(QUERY_HORIZON + 1, device=values.device).index_add(0, horizon, values.detach().float())
 
     first = starts_N.nonzero()[:, 0]
     wrong = torch.zeros_like(first, dtype=torch.float32).index_add(0, starts_N.cumsum(0) - 1, (~right_N).float())

@@ -30,7 +30,7 @@ from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.rows import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.text.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.training_config import ModelConfig, ObjectiveConfig, TrainingConfig
-from loopwm.text.tree import RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
+from loopwm.text.tree import QUERY_HORIZON, RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
 from loopwm.text.tree_batch import TreeBatch
 
 HEAD_OF = {
@@ -246,8 +246,8 @@ class TextProgram:
             "mean_depth": (sums["loops"] / sums["rows"]).item(),
         }
         for k in torch.nonzero(targets).flatten().tolist():
-            record[f"loss_k{k}"] = (loss[k] / targets[k]).item()
-            record[f"token_accuracy_k{k}"] = (right[k] / targets[k]).item()
+            record[f"loss_{_kind(k)}"] = (loss[k] / targets[k]).item()
+            record[f"token_accuracy_{_kind(k)}"] = (right[k] / targets[k]).item()
         for name, value in sums.items():
             kind, _, source = name.partition("/")
             if kind == "exact":
@@ -295,9 +295,14 @@ def _exact(exact: Tensor, observations: Tensor, source: str) -> dict[str, float]
     at = f"/{source}" if source else ""
     record = {}
     for k in torch.nonzero(observations).flatten().tolist():
-        record[f"exact_k{k}{at}"] = (exact[k] / observations[k]).item()
-        record[f"observations_k{k}{at}"] = observations[k].item()
+        record[f"exact_{_kind(k)}{at}"] = (exact[k] / observations[k]).item()
+        record[f"observations_{_kind(k)}{at}"] = observations[k].item()
     return record
+
+
+def _kind(horizon: int) -> str:
+    """Name a horizon in records: k0 is the trunk."""
+    return "query" if horizon == QUERY_HORIZON else f"k{horizon}"
 
 
 def _counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Tensor]:

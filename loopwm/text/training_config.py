@@ -12,7 +12,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, Regime
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
-Policy = Literal["gold", "expert", "noisy-expert", "random", "fork", "omission"]
+Policy = Literal["gold", "expert", "noisy-expert", "random", "fork", "omission", "probe"]
 """Of the episodes in the shards, as `data_prep` names them."""
 
 
@@ -69,6 +69,13 @@ class DataConfig:
     echo_weights: dict[str, float] = field(default_factory=dict)
     """How much likelier a branch leaves where two of the next K_max observations are equal, by world; 1 where none is
     given. Most are refusals, the second because of the first, which no text tells a deferred plan."""
+    query_share: float = 0.0
+    """Share of the target tokens that are answers to state queries: actions that only look, whose answers are recorded
+    at every step. They follow an observed step or up to K_max - 1 deferred actions."""
+    max_queries: int = 3
+    """Most state queries of a row."""
+    change_weight: float = 8.0
+    """How much likelier a state query is asked where its answer is not that of the step before."""
     repeat_weight: float = 3.0
     """How much likelier a branch leaves where two of the next K_max actions in a row are equal."""
 
@@ -81,6 +88,8 @@ class DataConfig:
         """Raises InputError naming a key whose value makes no rows."""
         if not self.trunk_tokens_min <= self.trunk_tokens_max <= CONTEXT_LIMIT:
             raise InputError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
+        if self.query_share >= 1:
+            raise InputError(f"data.query_share: must be below 1, got {self.query_share}")
         if self.history_share >= 1:
             raise InputError(f"data.history_share: {self.history_share} leaves no room for targets")
         if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:
@@ -151,7 +160,7 @@ class DepthConfig:
 
 
 POSITIVE = {
-    "data": ("trunk_tokens_min", "snapshot_steps", "repeat_weight"),
+    "data": ("trunk_tokens_min", "snapshot_steps", "repeat_weight", "change_weight"),
     "batch": ("rows", "tokens", "micro_batches"),
     "optimizer": ("learning_rate", "clip_norm"),
     "run": ("steps", "log_every", "eval_every", "eval_batches", "save_every", "keep_checkpoints"),
@@ -168,7 +177,7 @@ NOT_NEGATIVE = {
         "horizon_every",
         "exit_entropy_coef",
     ),
-    "data": ("history_share", "max_branches", "episode_steps"),
+    "data": ("history_share", "max_branches", "episode_steps", "query_share", "max_queries"),
     "optimizer": ("weight_decay", "average"),
     "depth": ("backward_loops", "ramp_start", "ramp_steps", "mean_rate", "loop_price"),
 }

@@ -20,13 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from loopwm.records.shards import TokenEpisode
+from loopwm.records.shards import TokenEpisode, Tokens
 from loopwm.records.template import Regime, StateSlots
 
 IGNORED = -100
 """Label of a position without a target."""
 
 TRUNK_HORIZON = 0
+
+QUERY_HORIZON = 17
+"""`TreeRow.horizon` of the answers to state queries, above every horizon of a branch: they are reported apart."""
 
 START = -1
 """`TreeRow.decode` of the slots of h_0 where they hang off the spine."""
@@ -48,10 +51,14 @@ class TemplateIds:
 
 @dataclass(frozen=True)
 class Branch:
-    """Deferred actions: the step they leave after, the horizons k that are decoded, in order. The deepest one is K."""
+    """Deferred actions: the step they leave after, the horizons k that are decoded, in order. The deepest one is K.
+
+    query: the index of a state query that takes the place of the last action, after step `step` + K - 1; None for none.
+    """
 
     step: int
     decoded: tuple[int, ...]
+    query: int | None = None
 
     @property
     def deepest(self) -> int:
@@ -78,10 +85,11 @@ class RowPlan:
     targets_from: int | None
 
     def cut(self, horizon: int) -> RowPlan:
-        """The plan with no branch deeper than `horizon`: itself where none is."""
+        """Cut branches to `horizon` and drop deeper state queries; return the plan itself if nothing is deeper."""
         if all(branch.deepest <= horizon for branch in self.branches):
             return self
-        return replace(self, branches=tuple(branch.cut(horizon) for branch in self.branches))
+        kept = (branch for branch in self.branches if branch.query is None or branch.deepest <= horizon)
+        return replace(self, branches=tuple(branch.cut(horizon) for branch in kept))
 
 
 @dataclass(frozen=True)
@@ -233,23 +241,38 @@ class RowBuilder:
         row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
-            step = branch.step + k
-            position = row.append([self.ids.act, *episode.actions[step], *self._state], position, end, number, 0, k)
+            step, asked = branch.step + k, branch.query is not None and k == branch.deepest
+            action, text = (
+                self._query(episode, branch) if asked else (episode.actions[step], episode.observations[step])
+            )
+            position = row.append([self.ids.act, *action, *self._state], position, end, number, 0, k)
+            observation = [self.ids.obs, *text, self.ids.end]
+            outcome = (math.nan, False) if asked else self._outcome(episode, step)
+            decoded = k in branch.decoded
+            weights = self._weights(episode).of([IGNORED, *observation[1:]])
             places = self._slots_at_end(row)
-            row.steps.append(self._latent(episode, step, places, k, branch.deepest, k in branch.decoded))
-            if k in branch.decoded:
-                observation = self._observation(episode, step)
+            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome))
+            if decoded:
                 row.append(observation, position, end, number, k, k)
-                row.supervise_last(len(observation) - 1, k)
+                row.supervise_last(len(observation) - 1, QUERY_HORIZON if asked else k)
+
+    @staticmethod
+    def _query(episode: TokenEpisode, branch: Branch) -> tuple[Tokens, Tokens]:
+        assert branch.query is not None
+        return episode.queries_at(branch.step + branch.deepest - 1)[branch.query]
 
     def _latent(
         self, episode: TokenEpisode, step: int, places: range, horizon: int, deepest: int, supervised: bool
     ) -> BranchStep:
         observation = self._observation(episode, step)
         weights = self._weights(episode).of([IGNORED, *observation[1:]])
+        return BranchStep(places, horizon, deepest, supervised, observation, weights, *self._outcome(episode, step))
+
+    @staticmethod
+    def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:
+        """Return the reward of a step, NaN where none is recorded, and whether the episode ends there."""
         reward = math.nan if episode.rewards is None else episode.rewards[step]
-        done = episode.dones is not None and episode.dones[step]
-        return BranchStep(places, horizon, deepest, supervised, observation, weights, reward, done)
+        return reward, episode.dones is not None and episode.dones[step]
 
     def _slots_at_end(self, row: TreeRow) -> range:
         return range(len(row) - self.slots.count, len(row))

@@ -9,11 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data_prep.__main__ import main
+from data_prep.environments import declared
+from data_prep.tokenize import TOKENIZER_FILE, LineEncoder
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
-from loopwm.records.shards import ACTION, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, check_shards, read_shards
+from loopwm.records.errors import InputError
+from loopwm.records.shards import (
+    ACTION,
+    ANSWER,
+    GOAL,
+    HIDDEN,
+    INVENTORY,
+    LOOK,
+    OBSERVATION,
+    QUERY,
+    check_shards,
+    read_shards,
+)
 from loopwm.records.template import clean
 from loopwm.text.tokenizer import tokenizer_hash
 
@@ -54,6 +69,9 @@ def _texts(episode: Episode) -> list[tuple[int, int, str]]:
         texts += [] if hidden is None else [(HIDDEN, i, hidden)]
         values = ((kind, i, getattr(step, field)) for kind, field in FIELDS.items())
         texts += [(kind, i, text) for kind, i, text in values if text is not None]
+        if step.look is not None and step.inventory is not None:
+            for action, answer in declared(episode.env).state_queries(step.look, step.inventory):
+                texts += [(QUERY, i, action), (ANSWER, i, answer)]
     return texts
 
 
@@ -85,6 +103,43 @@ def test_training_reads_hidden_states_where_they_were_sampled(shards: Path, toke
     assert texts == ["it is hidden", None, "hidden 2", None, "hidden 4", None]
     assert isinstance(game.hidden_states[2], np.memmap)
     assert all(episode.hidden_states == [None] * 9 for episode in without)
+
+
+def test_state_queries_scienceworld_answers_squeezed(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    first = next(read_shards(shards, tokenizer_hash()))
+    episode = next(iter(read_episodes(shards.parent / "episodes.jsonl")))
+    pairs = [(tokenizer.decode(action), tokenizer.decode(answer)) for action, answer in first.queries_at(3)]
+    step = episode.steps[3]
+    assert pairs == [("look around", clean(step.look or "")), ("inventory", clean(step.inventory or ""))]
+    assert declared("scienceworld").state_queries("a  b", "c   d") == (("look around", "a b"), ("inventory", "c d"))
+
+
+def test_line_encoder_equals_whole_texts() -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    texts = ["a table. \n\ta cup \n\tb\n\nYou also see:\n\tA door", "a\n\tb\nc", " 12\n 100 degrees", "", "\n"]
+    expected = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    encoder = LineEncoder(tokenizer)
+    assert encoder.encode(texts) == expected
+    assert encoder.encode(texts[::-1]) == expected[::-1]
+
+
+def test_line_encoder_joined_breaks_is_input_error() -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    with pytest.raises(InputError, match="line breaks"):
+        LineEncoder(tokenizer)
+
+
+def test_state_queries_alfworld_splits_place_and_views() -> None:
+    look = "You are facing the shelf 1. Next to it, you see nothing.\nOn the shelf 1, you see a mug 2."
+    assert declared("alfworld").state_queries(look, "You are not carrying anything.") == (
+        ("look", "You are facing the shelf 1. Next to it, you see nothing."),
+        ("inventory", "You are not carrying anything."),
+        ("examine shelf 1", "On the shelf 1, you see a mug 2."),
+    )
+    start = "You are in the middle of a room. Looking quickly around you, you see a bed 1, and a desk 2."
+    action, answer = declared("alfworld").state_queries(start, "")[0]
+    assert (action, answer) == ("look", "You are in the middle of a room. Looking quickly around you, you see nothing.")
 
 
 def test_a_repeated_text_is_stored_once(shards: Path) -> None:

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from loopwm.core import DepthPlan
 from loopwm.records import template as template
-from loopwm.records.shards import TokenEpisode
+from loopwm.records.shards import ANSWER, QUERY, SPAN_DTYPE, StateQueries, TokenEpisode
 from loopwm.records.template import Context, StateSlots, Transition
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.stages import row_mask
-from loopwm.text.tree import IGNORED, Branch, RowPlan, by_stage, trunk_and_branches
+from loopwm.text.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
 from loopwm.text.tree_batch import TreeBatch, branch_mask
 from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder
 
@@ -223,3 +224,37 @@ def test_a_row_that_shows_what_is_not_recorded_is_refused(builder, episode, regi
     bare = TokenEpisode(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
     with pytest.raises(ValueError, match=f"no {missing}"):
         builder.build(bare, RowPlan(0, regime, 1, 0, (every(0, 1),), 1))
+
+
+def with_queries(episode, tokenizer):
+    """Return the episode with one state query a step, `inventory`, answered "held STEP"."""
+    texts = ["inventory", *(f"held {step}" for step in range(4))]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    starts = np.cumsum([0, *map(len, ids)])
+
+    def spans(rows, kind):
+        return np.array([(starts[i], len(ids[i]), step, kind) for step, i in rows], SPAN_DTYPE)
+
+    tokens = np.array([token for text in ids for token in text], np.uint16)
+    actions, answers = spans([(s, 0) for s in range(4)], QUERY), spans([(s, s + 1) for s in range(4)], ANSWER)
+    return replace(episode, state_queries=StateQueries(tokens, actions, answers))
+
+
+def test_query_branch_decodes_state_after_deferred_actions(builder, episode, tokenizer):
+    plan = RowPlan(0, "observed", 1, 2, (Branch(1, (3,), query=0),), targets_from=None)
+    row = builder.build(with_queries(episode, tokenizer), plan)
+    branch = [i for i, number in enumerate(row.branch) if number == 1]
+    text = tokenizer.decode([row.tokens[i] for i in branch])
+    deferred = "".join(f"<|act|>{action}<|state|>" for action in ACTIONS[2:4])
+    assert text == f"<|state|>{deferred}<|act|>inventory<|state|><|obs|>held 3<|end|>"
+    labels = [row.label[i] for i in branch if row.label[i] != IGNORED]
+    assert tokenizer.decode(labels) == "held 3<|end|>"
+    assert {row.horizon[i] for i in branch if row.label[i] != IGNORED} == {QUERY_HORIZON}
+    assert [s.supervised for s in row.steps] == [False, False, False, True]
+    assert [s.reward for s in row.steps[1:3]] == [20, 30]
+    assert np.isnan(row.steps[3].reward)
+
+
+def test_plan_cut_drops_deeper_queries():
+    plan = RowPlan(0, "observed", 1, 2, (every(0, 3), Branch(1, (3,), query=0), Branch(1, (1,), query=0)), 1)
+    assert plan.cut(2).branches == (every(0, 2), Branch(1, (1,), query=0))

@@ -13,7 +13,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
-from data_prep.tokenize import TOKENIZER_FILE, encode_episode
+from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, encode_episode
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.shards import write_shards
 from loopwm.text.tokenizer import tokenizer_hash
@@ -61,9 +61,9 @@ TOY_CONFIG: dict[str, Any] = {
 
 def write_toy_shards(out: Path, episodes: Iterable[Episode] | None = None) -> None:
     """Of 40 toy episodes, or of others."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
+    encoder = LineEncoder(Tokenizer.from_file(str(TOKENIZER_FILE)))
     chosen = map(toy_episode, range(40)) if episodes is None else episodes
-    write_shards(out, (encode_episode(tokenizer, episode) for episode in chosen), 2000, tokenizer_hash(), [], {})
+    write_shards(out, (encode_episode(encoder, episode) for episode in chosen), 2000, tokenizer_hash(), [], {})
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.records.shards import TokenEpisode
+from loopwm.records.shards import ANSWER, QUERY, SPAN_DTYPE, StateQueries, TokenEpisode
 from loopwm.records.template import StateSlots
 from loopwm.text.epoch import EpochPlanner
 from loopwm.text.row_statistics import main, statistics
 from loopwm.text.rows import BatchStream, Cursor, make_sources, partition, source_shares
 from loopwm.text.training import TextProgram
 from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig, load_config
-from loopwm.text.tree import IGNORED, RowBuilder, TemplateIds, trunk_and_branches
+from loopwm.text.tree import IGNORED, QUERY_HORIZON, RowBuilder, TemplateIds, trunk_and_branches
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
 DATA = DataConfig(
@@ -116,6 +116,33 @@ def test_quotas_of_regimes_and_horizons_are_reached_within_two_points(episodes):
     assert by_regime == pytest.approx(DATA.regimes, abs=0.02)
     by_horizon = shares(rows, lambda _, __, horizon: max(horizon, 1))
     assert by_horizon == pytest.approx(dict(enumerate(DATA.horizon_shares, start=1)), abs=0.02)
+
+
+def with_queries(episode: TokenEpisode) -> TokenEpisode:
+    """Return the episode with a state query a step, whose answer changes at every tenth step."""
+    steps = np.arange(episode.last_step + 1)
+    tokens = np.concatenate([[9], np.repeat(np.arange(10), 20)]).astype(np.uint16)
+    actions = np.array([(0, 1, step, QUERY) for step in steps], SPAN_DTYPE)
+    answers = np.array([(1 + step // 10 * 20, 20, step, ANSWER) for step in steps], SPAN_DTYPE)
+    return replace(episode, state_queries=StateQueries(tokens, actions, answers))
+
+
+def test_state_queries_reach_their_share_of_targets(episodes):
+    data = replace(DATA, query_share=0.2, max_queries=8)
+    asked = [with_queries(episode) for episode in episodes]
+    rows = [(asked[i], plan, BUILDER.build(asked[i], plan)) for i, plan in planned(asked, data)]
+    assert shares(rows, lambda _, __, horizon: horizon == QUERY_HORIZON)[True] == pytest.approx(0.2, abs=0.02)
+    branches = [(plan, branch) for _, plan, _ in rows for branch in plan.branches if branch.query is not None]
+    assert {branch.deepest for _, branch in branches} == {1, 2, 3, 4, 5}
+    for plan, branch in branches:
+        assert plan.targets_from - 1 <= branch.step <= branch.step + branch.deepest - 1 <= plan.last
+    changed = [step % 10 == 0 for _, branch in branches if (step := branch.step + branch.deepest - 1)]
+    assert np.mean(changed) > 0.3  # a tenth of the steps
+
+
+def test_rows_without_query_share_ask_nothing(episodes):
+    asked = [with_queries(episode) for episode in episodes]
+    assert planned(asked) == planned(episodes)
 
 
 @pytest.mark.parametrize("supervise", ["terminal", "all"])

@@ -46,6 +46,11 @@ TIME_LIMIT = 120
 """Seconds that the engine may take for one answer; grounding the largest game takes about one."""
 
 _TASK_SENTENCE = re.compile(r"Your task is to: .*")
+_START = "You are in the middle of a room."
+_NOWHERE = f"{_START} Looking quickly around you, you see nothing."
+"""What `look` answers before the player has gone anywhere, though the recorded look lists the room's places."""
+
+_PLACE = re.compile(r"(?:On the|The) (\w+ \d+)(?:,| is)")
 _SHOWN = re.compile(r"(?:On the|The) (\w+ \d+)(?: is open\. In it)?, you see")
 
 
@@ -69,6 +74,13 @@ class AlfWorld(Declared):
     kinds = Path(__file__).with_name("kinds.json")
     numbered = True
     unreadable_line = staticmethod(unreadable_line)
+
+    @staticmethod
+    def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:
+        """Split the recorded look into the answers of `look` and of `examine` for each place the player faces."""
+        facing, *views = look.splitlines() or [""]
+        examined = [(f"examine {place[1]}", view) for view in views if (place := _PLACE.match(view))]
+        return (("look", _NOWHERE if facing.startswith(_START) else facing), ("inventory", inventory), *examined)
 
     def __init__(self) -> None:
         if missing := [package for package in self.packages if find_spec(package) is None]:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -123,6 +124,14 @@ class ScienceWorld(Declared):
     packages = ("scienceworld",)
     names = NAMES
     kinds = Path(__file__).with_name("kinds.json")
+
+    @staticmethod
+    def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:
+        """Pair the two looking commands with the recorded texts, whose doubled blanks the parser's answers lack."""
+        return tuple(
+            (action, re.sub(" +", " ", text))
+            for action, text in zip(ScienceWorld.looks, (look, inventory), strict=True)
+        )
 
     def __init__(self, quick: bool = True) -> None:
         try:
