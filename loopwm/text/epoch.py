@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.records.shards import TokenEpisode, Tokens
+from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import STEP_MARKS, Regime, StateSlots
 from loopwm.text.training_config import DataConfig, ObjectiveConfig
 from loopwm.text.tree import Branch, RowPlan
@@ -249,7 +249,8 @@ class EpochPlanner:
 
         Each follows 0 to K_max - 1 deferred actions, so that a deferred latent must know the state it leads to.
         """
-        branches, tokens = [], 0
+        branches: list[Branch] = []
+        tokens = 0
         if self.config.query_share > 0:
             for step, index, length in self._asked(episode, start, last, rng):
                 if len(branches) == self.config.max_queries or queries.next((False, True)) is False:
@@ -264,9 +265,9 @@ class EpochPlanner:
         self, episode: TokenEpisode, start: int, last: int, rng: np.random.Generator
     ) -> list[tuple[int, int, int]]:
         """List (step, index of the query, target tokens) in the order of a weighted draw, as `_places` draws."""
-        found, weights, before = [], [], dict[bytes, bytes]()
+        found, weights, before = [], [], _answers(episode, max(start - 1, 0))
         for step in range(start, last + 1):
-            answers = {action.tobytes(): answer.tobytes() for action, answer in map(_arrays, episode.queries_at(step))}
+            answers = _answers(episode, step)
             for index, (action, answer) in enumerate(answers.items()):
                 found.append((step, index, len(answer) // TOKEN_BYTES + 1))
                 weights.append(1.0 if before.get(action) == answer else self.config.change_weight)
@@ -288,10 +289,10 @@ class EpochPlanner:
         return tuple(known)
 
 
-def _arrays(texts: tuple[Tokens, Tokens]) -> tuple[Tokens, Tokens]:
-    """Return an action and its answer as arrays of one type, so that equal tokens are equal bytes."""
-    action, answer = texts
-    return np.asarray(action, np.uint16), np.asarray(answer, np.uint16)
+def _answers(episode: TokenEpisode, step: int) -> dict[bytes, bytes]:
+    """Return the answers to the state queries of a step by their action, as bytes of uint16 tokens."""
+    texts = ((np.asarray(text, np.uint16).tobytes() for text in pair) for pair in episode.queries_at(step))
+    return dict(texts)
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -181,7 +181,7 @@ def _set(field: str, value: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "index.json").unlink(), "index.json: missing"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json: not an index"),
         (_set("tokenizer_hash", "0" * 64), "tokenizer_hash: made with another tokenizer"),
-        (_set("format", "loopwm-shards-v1"), "format: 'loopwm-shards-v1', expected 'loopwm-shards-v2': tokenize"),
+        (_set("format", "loopwm-shards-v1"), "format: 'loopwm-shards-v1', expected 'loopwm-shards-v3': tokenize"),
     ],
 )
 def test_damaged_shards_are_named_in_one_line(

@@ -18,7 +18,7 @@ from loopwm.text.row_statistics import main, statistics
 from loopwm.text.rows import BatchStream, Cursor, make_sources, partition, source_shares
 from loopwm.text.training import TextProgram
 from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig, load_config
-from loopwm.text.tree import IGNORED, QUERY_HORIZON, RowBuilder, TemplateIds, trunk_and_branches
+from loopwm.text.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
 DATA = DataConfig(
@@ -128,7 +128,7 @@ def with_queries(episode: TokenEpisode) -> TokenEpisode:
 
 
 def test_state_queries_reach_their_share_of_targets(episodes):
-    data = replace(DATA, query_share=0.2, max_queries=8)
+    data = replace(DATA, query_share=0.2, max_queries=8, change_weight=1.0)
     asked = [with_queries(episode) for episode in episodes]
     rows = [(asked[i], plan, BUILDER.build(asked[i], plan)) for i, plan in planned(asked, data)]
     assert shares(rows, lambda _, __, horizon: horizon == QUERY_HORIZON)[True] == pytest.approx(0.2, abs=0.02)
@@ -136,8 +136,14 @@ def test_state_queries_reach_their_share_of_targets(episodes):
     assert {branch.deepest for _, branch in branches} == {1, 2, 3, 4, 5}
     for plan, branch in branches:
         assert plan.targets_from - 1 <= branch.step <= branch.step + branch.deepest - 1 <= plan.last
-    changed = [step % 10 == 0 for _, branch in branches if (step := branch.step + branch.deepest - 1)]
-    assert np.mean(changed) > 0.3  # a tenth of the steps
+    weighted = [plan for _, plan in planned(asked, replace(data, change_weight=8.0))]
+    assert changed_share(weighted) > 1.5 * changed_share([plan for _, plan, _ in rows])
+
+
+def changed_share(plans: list[RowPlan]) -> float:
+    """Return the share of the plans' state queries whose answer is not that of the step before."""
+    asked = [branch.step + branch.deepest - 1 for plan in plans for branch in plan.branches if branch.query is not None]
+    return float(np.mean([step % 10 == 0 and step > 0 for step in asked]))
 
 
 def test_rows_without_query_share_ask_nothing(episodes):
