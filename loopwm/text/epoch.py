@@ -291,8 +291,8 @@ class EpochPlanner:
 
 def _answers(episode: TokenEpisode, step: int) -> dict[bytes, bytes]:
     """Return the answers to the state queries of a step by their action, as bytes of uint16 tokens."""
-    texts = ((np.asarray(text, np.uint16).tobytes() for text in pair) for pair in episode.queries_at(step))
-    return dict(texts)
+    pairs = episode.queries_at(step)
+    return {np.asarray(a, np.uint16).tobytes(): np.asarray(b, np.uint16).tobytes() for a, b in pairs}
 
 
 def generator(*key: int) -> np.random.Generator:

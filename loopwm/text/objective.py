@@ -1,7 +1,8 @@
 """The training objective of text worlds: each part returns (loss, diagnostics).
 
     L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont + gamma sum_k l_bag
-         + alpha sum_branches L_consist + beta sum_branches L_contract + sum_positions L_exit) / tokens
+         + delta sum_k l_state + alpha sum_branches L_consist + beta sum_branches L_contract
+         + sum_positions L_exit) / tokens
 
 Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
 of the observation loss are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from loopwm.core import DepthPlan
 from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.text.heads import POINTS, BagHead
+from loopwm.text.heads import POINTS, BagHead, StateHead
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.stages import RowOutput, one_pass_mask, run_rows
 from loopwm.text.tree import IGNORED, QUERY_HORIZON
@@ -153,6 +154,27 @@ def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) ->
     return loss.sum(), {"bag_loss": _pair(loss)}
 
 
+def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
+    """Binary cross-entropy of the tokens that look and inventory hold after each step, summed over all of them.
+
+    An observation such as "The door is now open." names no place, so the latent of a deferred action is taught the
+    state that it leads to. It is ours, not LoopWM's. Steps whose state was not recorded are left out.
+
+    Args:
+        logits_NSV: of each token in each text, from `StateHead`.
+        steps: whose `state` holds the texts.
+        pad_id: the token that pads them.
+
+    Diagnostics: state_loss, of a step.
+    """
+    known = steps.state_known
+    logits = logits_NSV[known].float()
+    target = torch.zeros_like(logits).scatter(2, steps.state[known], 1.0)
+    target[:, :, pad_id] = 0.0
+    loss_N = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum((1, 2))
+    return loss_N.sum(), {"state_loss": _pair(loss_N)}
+
+
 @torch.no_grad()
 def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     """state_rms and last_step_rms: the rms of h^(T) and of its last step in each row's batch, as pairs over rows."""
@@ -182,13 +204,14 @@ def _pair(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta, gamma."""
+    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta, gamma, delta."""
 
     reward: float = 0.0
     continuation: float = 0.0
     consistency: float = 0.0
     contraction: float = 0.0
     bag_of_words: float = 0.0
+    state: float = 0.0
 
 
 class TextObjective(nn.Module):
@@ -213,6 +236,8 @@ class TextObjective(nn.Module):
         self.exit_loss = exit_loss
         self.exit_entropy_coef = exit_entropy_coef
         self.bag = BagHead(model.config.hidden_size) if coefficients.bag_of_words else None
+        config = model.config
+        self.state_head = StateHead(config.hidden_size, config.vocab_size) if coefficients.state else None
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
@@ -281,6 +306,8 @@ class TextObjective(nn.Module):
             yield weights.consistency, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
         if self.bag is not None:
             yield weights.bag_of_words, self._bag_of_words(self.bag, out.state, (steps, batch.trunk_steps))
+        if self.state_head is not None:
+            yield weights.state, self._state(self.state_head, out.state, (steps, batch.trunk_steps))
 
     def _bag_of_words(self, bag: BagHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
         """The term of all these steps, whose latents are read before the coda: later columns see what goes into it and
@@ -291,6 +318,14 @@ class TextObjective(nn.Module):
         ]
         loss, found = (sum(parts[1:], parts[0]) for parts in zip(*((t, n["bag_loss"]) for t, n in terms), strict=True))
         return loss, {"bag_loss": found}
+
+    def _state(self, head: StateHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
+        """The state loss of all these steps, read before the coda as the bag of words is."""
+        embedding_VD, pad_id = self.model.lm_head.weight, self.model.config.pad_token_id
+        assert pad_id is not None
+        terms = [state_loss(head(s.at_slots(state), embedding_VD), s, pad_id) for s in groups]
+        loss, total = (sum(p[1:], p[0]) for p in zip(*((t, n["state_loss"]) for t, n in terms), strict=True))
+        return loss, {"state_loss": total}
 
     def c_max(self) -> Tensor:
         """C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite before the first one."""

@@ -112,7 +112,9 @@ def new_model(
 
 def coefficients(c: ObjectiveConfig) -> Coefficients:
     """Weights of the loss's terms as a configuration has them."""
-    return Coefficients(c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef)
+    return Coefficients(
+        c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef, c.state_coef
+    )
 
 
 class TextProgram:

@@ -125,6 +125,8 @@ class ObjectiveConfig:
     contraction_coef: float = 0.0
     bag_coef: float = 0.0
     """Of the words of every step's observation, told from its slots: the steps between, which nobody decodes, too."""
+    state_coef: float = 0.0
+    """Of the tokens of look and inventory after every step, predicted from its slots."""
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
     exit_loss: Literal["none", "entropy", "expected"] = "none"
@@ -174,6 +176,7 @@ NOT_NEGATIVE = {
         "consistency_coef",
         "contraction_coef",
         "bag_coef",
+        "state_coef",
         "horizon_every",
         "exit_entropy_coef",
     ),

@@ -97,7 +97,8 @@ class BranchStep:
     """A latent h_k of a branch: the places of its slots in the row, and what the environment did there.
 
     deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks,
-    empty at horizon 0; weights: of its tokens in the loss. reward: points, NaN where not recorded.
+    empty at horizon 0; weights: of its tokens in the loss. reward: points, NaN where not recorded. state: the look and
+    the inventory after it, None where not recorded.
     """
 
     places: range
@@ -108,6 +109,7 @@ class BranchStep:
     weights: Sequence[float]
     reward: float
     done: bool
+    state: tuple[Tokens, Tokens] | None = None
 
 
 @dataclass
@@ -238,7 +240,8 @@ class RowBuilder:
     def _branch(self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch) -> None:
         """Appends the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
-        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False))
+        state = self._state_after(episode, branch.step)
+        row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step, asked = branch.step + k, branch.query is not None and k == branch.deepest
@@ -251,7 +254,8 @@ class RowBuilder:
             decoded = k in branch.decoded
             weights = self._weights(episode).of([IGNORED, *observation[1:]])
             places = self._slots_at_end(row)
-            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome))
+            state = self._state_after(episode, step - asked)  # a query leaves the state as it is
+            row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
             if decoded:
                 row.append(observation, position, end, number, k, k)
                 row.supervise_last(len(observation) - 1, QUERY_HORIZON if asked else k)
@@ -266,7 +270,13 @@ class RowBuilder:
     ) -> BranchStep:
         observation = self._observation(episode, step)
         weights = self._weights(episode).of([IGNORED, *observation[1:]])
-        return BranchStep(places, horizon, deepest, supervised, observation, weights, *self._outcome(episode, step))
+        outcome, state = self._outcome(episode, step), self._state_after(episode, step)
+        return BranchStep(places, horizon, deepest, supervised, observation, weights, *outcome, state)
+
+    @staticmethod
+    def _state_after(episode: TokenEpisode, step: int) -> tuple[Tokens, Tokens] | None:
+        look, inventory = episode.looks[step], episode.inventories[step]
+        return None if look is None or inventory is None else (look, inventory)
 
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:

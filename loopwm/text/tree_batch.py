@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loopwm.records.shards import Tokens
+from loopwm.text.heads import STATE_TEXTS
 from loopwm.text.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
 from loopwm.text.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
 
@@ -155,6 +157,7 @@ class BranchSteps:
     row (N,) and columns (N, M): where the slots stand. branch (N,): numbered over the batch, `branches` in all.
     horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
     observation_length (N,). observation_weight (N, O): what its tokens weigh in the loss, 0 for marks and padding.
+    state (N, STATE_TEXTS, S): look and inventory after the step, padded at their ends; state_known (N,).
     """
 
     row: Tensor
@@ -168,6 +171,8 @@ class BranchSteps:
     observation: Tensor
     observation_length: Tensor
     observation_weight: Tensor
+    state: Tensor
+    state_known: Tensor
     branches: int
 
     @classmethod
@@ -196,6 +201,8 @@ class BranchSteps:
             observation=torch.from_numpy(observation),
             observation_length=torch.tensor(lengths, dtype=torch.long),
             observation_weight=torch.from_numpy(weight),
+            state=_padded_states([step.state for _, step in steps], pad_id),
+            state_known=torch.tensor([step.state is not None for _, step in steps], dtype=torch.bool),
             branches=int((horizon == 0).sum()),
         )
 
@@ -210,6 +217,16 @@ class BranchSteps:
 
     def to(self, device: torch.device) -> BranchSteps:
         return replace(self, **_moved(self, device))
+
+
+def _padded_states(states: Sequence[tuple[Tokens, Tokens] | None], pad_id: int) -> Tensor:
+    """Return the texts of each state (N, STATE_TEXTS, S), padded at their ends; padding alone where none is known."""
+    longest = max((len(text) for state in states if state for text in state), default=0)
+    out = np.full((len(states), STATE_TEXTS, longest), pad_id, dtype=np.int64)
+    for lines, state in zip(out, states, strict=True):
+        for line, text in zip(lines, state or (), strict=False):
+            line[: len(text)] = text
+    return torch.from_numpy(out)
 
 
 def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:

@@ -22,6 +22,7 @@ from loopwm.text.objective import (
     contraction_loss,
     depth_moments,
     reward_loss,
+    state_loss,
 )
 from loopwm.text.tree import Branch, RowBuilder, RowPlan, TargetWeights
 from loopwm.text.tree_batch import TreeBatch
@@ -132,6 +133,35 @@ def test_a_bag_is_the_distinct_words_of_every_step_in_parts_as_they_weigh(builde
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert numbers["bag_loss"].tolist() == [pytest.approx(expected, rel=1e-5), count]
     assert count > len(BRANCHES)
+
+
+def test_state_loss_equals_sum_over_tokens(builder, episode):
+    unknown = replace(episode, looks=[*episode.looks[:3], None])
+    steps = batch_of(builder, unknown).steps
+    logits = torch.randn(len(steps.row), 2, 4000, generator=torch.Generator().manual_seed(2))
+    loss, numbers = state_loss(logits, steps, 0)
+    expected, rows, known = 0.0, iter(logits), iter(steps.state_known.tolist())
+    for branch in BRANCHES:
+        for step in range(branch.step, branch.step + branch.deepest + 1):
+            scores_SV = next(rows)
+            assert next(known) == (step < 3)
+            if step < 3:
+                texts = (set(episode.looks[step].tolist()), set(episode.inventories[step].tolist()))
+                for text, scores in zip(texts, scores_SV, strict=True):
+                    for token, score in enumerate(scores.tolist()):
+                        expected += math.log1p(math.exp(-score if token in text else score))
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    assert numbers["state_loss"][1].item() == int(steps.state_known.sum())
+
+
+def test_state_loss_reaches_the_deferred_slots(builder, episode):
+    objective = TextObjective(random_model(), Coefficients(state=1.0)).train()
+    plan = RowPlan(0, "observed", 1, 2, (every(0, 3),), 1)
+    batch = TreeBatch.collate([builder.build(episode, plan)], [0], 0)
+    loss, diagnostics = objective(batch, 2, 1.0)
+    loss.backward()
+    assert diagnostics["state_loss"][1].item() == 6  # h_0 .. h_3 of the branch, two steps of the trunk
+    assert objective.state_head.bias_SV.grad.abs().sum() > 0
 
 
 def test_a_bag_is_read_before_the_coda_where_later_columns_see_it(builder, episode):
