@@ -181,14 +181,21 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D). The layer of Parcae, table 18."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D). The layer of Parcae, table 18.
 
-    def __init__(self, dim: int, heads: int, kv_heads: int, head_dim: int, mlp_dim: int, eps: float) -> None:
+    sandwich: what attention and MLP add is normalised too, before it is added.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int, head_dim: int, mlp_dim: int, eps: float, sandwich: bool = False
+    ) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(dim, eps=eps)
         self.attention = Attention(dim, heads, kv_heads, head_dim, eps)
         self.mlp_norm = RMSNorm(dim, eps=eps)
         self.mlp = MLP(dim, mlp_dim)
+        self.attention_out_norm = RMSNorm(dim, eps=eps) if sandwich else nn.Identity()
+        self.mlp_out_norm = RMSNorm(dim, eps=eps) if sandwich else nn.Identity()
         self.before, self.after = before_attention, after_attention
         self.reset_parameters()
 
@@ -196,8 +203,13 @@ class Block(nn.Module):
         """Matrices with variance 1 / fan-in, the two output projections zero: a fresh layer is the identity."""
         for linear in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj, self.mlp.up_proj):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-        for linear in (self.attention.o_proj, self.mlp.down_proj):
-            nn.init.zeros_(linear.weight)
+        for linear, norm in ((self.attention.o_proj, self.attention_out_norm), (self.mlp.down_proj, self.mlp_out_norm)):
+            if isinstance(norm, RMSNorm):
+                # Behind a norm a zero projection has no useful gradient, so the norm starts at zero in its place.
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+                nn.init.zeros_(norm.weight)
+            else:
+                nn.init.zeros_(linear.weight)
         for norm in (self.attention_norm, self.mlp_norm, self.attention.q_norm, self.attention.k_norm):
             nn.init.ones_(norm.weight)
 
@@ -213,8 +225,8 @@ def before_attention(block: Block, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> t
 
 
 def after_attention(block: Block, x_BLD: Tensor, attended: Tensor) -> Tensor:
-    x_BLD = x_BLD + block.attention.o_proj(attended)
-    return x_BLD + block.mlp(block.mlp_norm(x_BLD))
+    x_BLD = x_BLD + block.attention_out_norm(block.attention.o_proj(attended))
+    return x_BLD + block.mlp_out_norm(block.mlp(block.mlp_norm(x_BLD)))
 
 
 def compile_blocks(model: nn.Module) -> None:

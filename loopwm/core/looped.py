@@ -45,6 +45,10 @@ class CoreConfig:
     input_norm: bool = True
     spectral_constraint: bool = True
     exit_gate: bool = False
+    state_norm: bool = False
+    """Normalise the carried state at the end of every loop, h^(t+1) = RMSNorm(block(..)), to the size of e."""
+    sandwich_norms: bool = False
+    """Normalise what attention and MLP of the looped layers add, before it is added (Huginn, arXiv:2502.05171)."""
     kv_heads: int = 0
     """Heads of keys and values, a divisor of `heads`; 0: as many."""
 
@@ -108,7 +112,8 @@ class LoopedCore(nn.Module):
         self.input_norm = RMSNorm(config.dim, eps=config.norm_eps) if config.input_norm else nn.Identity()
         constrained = config.spectral_constraint
         self.injection = StateInjection(config.dim, config.zoh) if constrained else FreeInjection(config.dim)
-        self.block = self._layers(config.block_layers)
+        self.block = self._layers(config.block_layers, config.sandwich_norms)
+        self.state_norm = RMSNorm(config.dim, eps=config.norm_eps) if config.state_norm else None
         self.C = nn.Linear(config.dim, config.dim, bias=False)
         self.coda = self._layers(config.coda_layers)
         self.gate = ExitGate(config.dim) if config.exit_gate else None
@@ -121,13 +126,15 @@ class LoopedCore(nn.Module):
         if isinstance(self.input_norm, RMSNorm):
             nn.init.ones_(self.input_norm.weight)
         identity_(self.C.weight)
+        if self.state_norm is not None:
+            nn.init.ones_(self.state_norm.weight)
         if self.gate is not None:
             self.gate.reset_parameters()
 
-    def _layers(self, count: int) -> nn.ModuleList:
+    def _layers(self, count: int, sandwich: bool = False) -> nn.ModuleList:
         c = self.config
         sizes = (c.dim, c.heads, c.kv_heads or c.heads, c.head_dim, c.mlp_dim, c.norm_eps)
-        return nn.ModuleList(Block(*sizes) for _ in range(count))
+        return nn.ModuleList(Block(*sizes, sandwich) for _ in range(count))
 
     def check(self, depth: int | ExitRule) -> ExitRule:
         """The rule that `depth` stands for. Raises ValueError for what is no rule, for a limit outside
@@ -267,7 +274,7 @@ class LoopedCore(nn.Module):
         h = retention * h + drive
         for index, layer in enumerate(self.block):
             h = layer(h.to(drive.dtype), shared, attend, self.config.loop_slot(loop, index))
-        return h.float()
+        return h.float() if self.state_norm is None else self.state_norm(h).float()
 
     def _loop_rows(
         self,

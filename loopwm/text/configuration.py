@@ -39,6 +39,8 @@ class LoopWMConfig(PreTrainedConfig):
         propagate: "latent" adds a projection of h_k to the input of the next step's slots.
         carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
         decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
+        state_norm: the carried state is normalised at the end of every loop.
+        sandwich_norms: what attention and MLP of the looped layers add is normalised before it is added.
         exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
         context_tokens: a context is filled with history up to so many tokens, older steps are dropped. Rows of training
             are shorter than a context may be, and beyond what was trained on, answers fall apart.
@@ -72,6 +74,8 @@ class LoopWMConfig(PreTrainedConfig):
     carry_state: bool = False
     decode_sees: Literal["all", "state"] = "all"
     exit_gate: bool = False
+    state_norm: bool = False
+    sandwich_norms: bool = False
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096
@@ -153,6 +157,8 @@ class LoopWMConfig(PreTrainedConfig):
             input_norm=self.input_norm,
             spectral_constraint=self.spectral_constraint,
             exit_gate=self.exit_gate,
+            state_norm=self.state_norm,
+            sandwich_norms=self.sandwich_norms,
             kv_heads=self.num_key_value_heads or self.num_attention_heads,
         )
 

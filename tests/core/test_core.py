@@ -13,35 +13,51 @@ from loopwm.core import (
 from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.reference import looped as reference
 
+STRUCTURES = [
+    CONFIG,
+    dataclasses.replace(CONFIG, state_norm=True),
+    dataclasses.replace(CONFIG, sandwich_norms=True),
+]
 
-def test_forward_equals_the_reference_at_every_depth():
-    core, x = random_core(), random_input(2, 5)
+
+@pytest.mark.parametrize("config", STRUCTURES, ids=["plain", "state_norm", "sandwich_norms"])
+def test_forward_equals_the_reference_at_every_depth(config):
+    core, x = random_core(config), random_input(2, 5)
     for depth in (1, 2, 6):
         out = core(x, shared_inputs(2, 5), causal_attention, depth).h
         for row in range(2):
-            h0 = torch.zeros(5, CONFIG.dim, dtype=torch.float64)
-            expected = reference.row_forward(dict(core.named_parameters()), CONFIG, x[row], h0, depth, depth, THETA)
+            h0 = torch.zeros(5, config.dim, dtype=torch.float64)
+            expected = reference.row_forward(dict(core.named_parameters()), config, x[row], h0, depth, depth, THETA)
             torch.testing.assert_close(out[row], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_sampled_depth_gives_outputs_and_gradients_of_the_reference_with_the_last_mu_bwd_loops():
+@pytest.mark.parametrize("config", STRUCTURES, ids=["plain", "state_norm", "sandwich_norms"])
+def test_sampled_depth_gives_outputs_and_gradients_of_the_reference_with_the_last_mu_bwd_loops(config):
     """Rows of different depth in one batch: nothing of a row depends on the others, nor on when it joins."""
-    core, x = random_core(), random_input(4, 3)
+    core, x = random_core(config), random_input(4, 3)
     plan = DepthPlan(loops=(5, 1, 3, 2), mu_bwd=2, noise_seeds=(1, 2, 3, 4))
     out = core.forward_sampled(x, shared_inputs(4, 3), causal_attention, plan).h
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     parameters = dict(core.named_parameters())
     gradients = torch.autograd.grad((out * weight).sum(), list(parameters.values()))
 
-    noise = plan.initial_state(3, CONFIG.dim, x.device).double()
+    noise = plan.initial_state(3, config.dim, x.device).double()
     rows = [
-        reference.row_forward(parameters, CONFIG, x[i], noise[i], plan.loops[i], plan.mu_bwd, THETA) for i in range(4)
+        reference.row_forward(parameters, config, x[i], noise[i], plan.loops[i], plan.mu_bwd, THETA) for i in range(4)
     ]
     expected = torch.stack(rows)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
     expected_gradients = torch.autograd.grad((expected * weight).sum(), list(parameters.values()))
     for name, ours, theirs in zip(parameters, gradients, expected_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_state_norm_keeps_the_size_of_the_state():
+    core = random_core(dataclasses.replace(CONFIG, state_norm=True))
+    torch.nn.init.ones_(core.state_norm.weight)
+    states = core.trajectory(10 * random_input(2, 5), shared_inputs(2, 5), causal_attention, 6)
+    for state in states:
+        torch.testing.assert_close(state.square().mean(-1), torch.ones(2, 5, dtype=state.dtype), atol=1e-3, rtol=0)
 
 
 def test_truncation_changes_gradients_so_the_comparison_above_can_fail():

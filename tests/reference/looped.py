@@ -53,13 +53,18 @@ def attention(w: Weights, prefix: str, xs: list[Tensor], c: CoreConfig, theta: f
 
 
 def layer(w: Weights, prefix: str, xs: list[Tensor], c: CoreConfig, theta: float) -> list[Tensor]:
+    def added(x: Tensor, name: str) -> Tensor:
+        weight = w.get(f"{prefix}{name}.weight")
+        return x if weight is None else rms_norm(x, weight, c.norm_eps)
+
     normed = [rms_norm(x, w[f"{prefix}attention_norm.weight"], c.norm_eps) for x in xs]
     mixed = attention(w, f"{prefix}attention.", normed, c, theta)
-    xs = [x + m for x, m in zip(xs, mixed, strict=True)]
+    xs = [x + added(m, "attention_out_norm") for x, m in zip(xs, mixed, strict=True)]
     out = []
     for x in xs:
         hidden = w[f"{prefix}mlp.up_proj.weight"] @ rms_norm(x, w[f"{prefix}mlp_norm.weight"], c.norm_eps)
-        out.append(x + w[f"{prefix}mlp.down_proj.weight"] @ torch.where(hidden > 0, hidden * hidden, 0 * hidden))
+        rectified = torch.where(hidden > 0, hidden * hidden, 0 * hidden)
+        out.append(x + added(w[f"{prefix}mlp.down_proj.weight"] @ rectified, "mlp_out_norm"))
     return out
 
 
@@ -80,6 +85,8 @@ def row_forward(
         hs = [a_bar * h + dt * (w["injection.B.weight"] @ v) for h, v in zip(hs, e, strict=True)]
         for i in range(c.block_layers):
             hs = layer(w, f"block.{i}.", hs, c, theta)
+        if c.state_norm:
+            hs = [rms_norm(h, w["state_norm.weight"], c.norm_eps) for h in hs]
     out = [w["C.weight"] @ h for h in hs]
     for i in range(c.coda_layers):
         out = layer(w, f"coda.{i}.", out, c, theta)
