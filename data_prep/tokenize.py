@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,30 +25,30 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 import loopwm
 from data_prep.environments import declared
+from data_prep.environments.facts import Need, TextFacts
 from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
-from loopwm.records.shards import (  # fmt: skip
+from loopwm.records.shards import META_FIELDS, PARTS, EpisodeArrays, check_shards, write_shards
+from loopwm.records.token_episode import (
     ACTION,
     ANSWER,
+    FACT_DTYPE,
     GOAL,
     HIDDEN,
     INVENTORY,
     LOOK,
-    META_FIELDS,
     OBSERVATION,
     QUERY,
     SPAN_DTYPE,
     STEP_DTYPE,
-    EpisodeArrays,
-    check_shards,
-    write_shards,
 )
 
 EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2"
@@ -90,17 +91,32 @@ class LineEncoder:
                 "--tokenizer: its pre-tokenizer must isolate line breaks (make one with `data_prep tokenizer`)"
             )
         self._tokenizer = tokenizer
-        self._lines: dict[str, list[int]] = {}
+        self._lines: dict[str, tuple[list[int], list[int]]] = {}
+        """Token ids of each line, and the characters of it up to the end of each token."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""
         lines = [LINE_BREAK.split(text) for text in texts]
+        self._add({line for parts in lines for line in parts})
+        return [[token for line in parts for token in self._lines[line][0]] for parts in lines]
+
+    def token_ends(self, text: str) -> list[int]:
+        """Return the number of characters of a text up to the end of each of its tokens."""
+        lines, before, ends = LINE_BREAK.split(text), 0, []
+        self._add(set(lines))
+        for line in lines:
+            ends += [before + end for end in self._lines[line][1]]
+            before += len(line)
+        return ends
+
+    def _add(self, lines: set[str]) -> None:
         if len(self._lines) > MAX_LINES:
             self._lines.clear()
-        missing = list({line for parts in lines for line in parts if line not in self._lines})
-        encodings = self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)
-        self._lines.update((line, encoding.ids) for line, encoding in zip(missing, encodings, strict=True))
-        return [[token for line in parts for token in self._lines[line]] for parts in lines]
+        missing = sorted(lines - self._lines.keys())
+        for line, encoding in zip(
+            missing, self._tokenizer.encode_batch(missing, add_special_tokens=False), strict=True
+        ):
+            self._lines[line] = encoding.ids, [end for _, end in encoding.offsets]
 
 
 def encode_episode(encoder: LineEncoder, episode: Episode) -> EpisodeArrays:
@@ -109,15 +125,43 @@ def encode_episode(encoder: LineEncoder, episode: Episode) -> EpisodeArrays:
     distinct = list(dict.fromkeys(text for _, _, text in texts))
     encoded = encoder.encode(distinct)
     starts = np.cumsum([0] + [len(ids) for ids in encoded])
-    place = {text: (starts[i], len(encoded[i])) for i, text in enumerate(distinct)}
+    place = {text: (int(starts[i]), len(encoded[i])) for i, text in enumerate(distinct)}
+    factual = list(dict.fromkeys(text for kind, _, text in texts if kind not in (GOAL, HIDDEN)))
     scores = [step.score for step in episode.steps]
     rewards = np.diff(scores, prepend=scores[0])
     return EpisodeArrays(
         tokens=np.array([token for ids in encoded for token in ids], dtype=np.uint16),
         spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
         steps=np.array(list(zip(rewards, (s.done for s in episode.steps), strict=True)), dtype=STEP_DTYPE),
+        facts=_facts(encoder, declared(episode.env).facts(factual), factual, [place[text][0] for text in factual]),
         meta={name: getattr(episode, name) for name in META_FIELDS},
     )
+
+
+def _facts(
+    encoder: LineEncoder, facts: Sequence[TextFacts], texts: Sequence[str], starts: Sequence[int]
+) -> NDArray[np.void]:
+    """Return the rows of facts of an episode's texts, whose tokens begin at `starts`."""
+    numbers: dict[str, int] = {}
+    rows = []
+    for text, found, start in zip(texts, facts, starts, strict=True):
+        rows += [(start, 0, numbers.setdefault(fact, len(numbers))) for fact in sorted(found.shows)]
+        ends = encoder.token_ends(text) if found.needs else []
+        for need in found.needs:
+            first, end = _covered(ends, need)
+            known_by = (numbers.setdefault(fact, len(numbers)) for fact in sorted(need.facts))
+            rows += [(start + first, end - first, number) for number in known_by]
+    return np.array(sorted(rows), dtype=FACT_DTYPE)
+
+
+def _covered(ends: Sequence[int], need: Need) -> tuple[int, int]:
+    """Return the first token and the end of those that have a character of the need.
+
+    A token may hold the end of a template and the beginning of a list; of a list that begins there, it tells something.
+    """
+    end = bisect_right(ends, need.end)
+    reaches = end > 0 and ends[end - 1] == need.end
+    return bisect_right(ends, need.start), end if reaches else end + 1
 
 
 @lru_cache(maxsize=1)
@@ -162,7 +206,7 @@ def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: Renaming
     """The `datasets` map: arrays travel as bytes, exactly and without a schema of their own."""
     episode, outcome = renaming.carry_out(parse_episode(record["episode"]), record["episode"])
     encoded = encode_episode(_load(tokenizer_file), episode)
-    arrays = {part: getattr(encoded, part).tobytes() for part in ("tokens", "spans", "steps")}
+    arrays = {part: getattr(encoded, part).tobytes() for part in PARTS}
     return {"meta": json.dumps(encoded.meta), "outcome": outcome, **arrays}
 
 
@@ -219,6 +263,7 @@ def tokenize_files(
                 tokens=np.frombuffer(row["tokens"], np.uint16),
                 spans=np.frombuffer(row["spans"], SPAN_DTYPE),
                 steps=np.frombuffer(row["steps"], STEP_DTYPE),
+                facts=np.frombuffer(row["facts"], FACT_DTYPE),
                 meta=json.loads(row["meta"]),
             )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from data_prep.environments.facts import TextFacts
 from loopwm.records.episodes import Step
 from loopwm.records.names import Names
 
@@ -52,6 +53,16 @@ class Declared:
     def unreadable_line(hidden_state: str) -> str | None:
         """The first line of a hidden state that is none. Any text is one, unless it is empty."""
         return None
+
+    @staticmethod
+    def facts(texts: Sequence[str]) -> list[TextFacts]:
+        """Return what each text of an episode shows and needs to have been shown before, so that training can weigh
+        targets that nothing seen determines.
+
+        texts: the distinct observations, looks, inventories and actions of an episode. By default every text is
+        determined.
+        """
+        return [TextFacts()] * len(texts)
 
 
 class Environment(Protocol):

@@ -1,23 +1,29 @@
 """Token shards: episodes as flat token arrays that numpy alone writes, checks and memory-maps.
 
-A folder of shards holds `index.json`, written last, and five files a shard:
+A folder of shards holds `index.json`, written last, and six files a shard:
 
     NAME.tokens.npy    uint16 (tokens,)                 tokens of all texts, no special tokens, no padding
     NAME.spans.npy     SPAN_DTYPE (spans,)              which tokens are which text; ordered by episode, step, kind
     NAME.steps.npy     STEP_DTYPE (steps,)              reward and done of each step; ordered by episode, step
-    NAME.offsets.npy   int64 (episodes + 1, 2)          first span and first step of each episode; last row: the totals
+    NAME.facts.npy     FACT_DTYPE (facts,)              what texts show, and what determines their tokens
+    NAME.offsets.npy   int64 (episodes + 1, 3)          first span, step, fact of each episode; last row: the totals
     NAME.episodes.json [{"env", "task", "variation", "split", "policy"}, ...]
 
 Span fields: `start`, `length` (tokens[start : start + length]), `step` (in its episode), `kind`: 0 goal (at step 0), 1
 hidden state, 2 look, 3 inventory, 4 observation, 5 action, 6 state query (an action that only looks), 7 its answer,
-which follows it. A null text has no span: hidden states have one where they
-were sampled, and step 0 has no action. Texts that repeat within an episode share their tokens, so spans may overlap and
-tokens are fewer than span lengths add up to. Tokens are those of `loopwm.records.template.clean(text)`. `reward` is the
-score minus the previous step's, in points (0 at step 0).
+which follows it. A null text has no span: hidden states have one where they were sampled, and step 0 has no action.
+Texts that repeat within an episode share their tokens, so spans may overlap and tokens are fewer than span lengths add
+up to. Tokens are those of `loopwm.records.template.clean(text)`. `reward` is the score minus the previous step's, in
+points (0 at step 0).
 
-index.json: {"format": "loopwm-shards-v3", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
-"episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "renaming": {"share",
-"seed"}, "shards": [{"name", "tokens", "spans", "steps", "episodes", "files": {file name: {"bytes", "sha256"}}}]}
+Fact fields: `start`, `length`, `fact` (numbered by episode), ordered by episode, start, length. With length 0, the text
+that starts there shows the fact; otherwise tokens[start : start + length] are determined for a reader who knows the
+fact, and so by each of several. Tokens without facts are determined by the rules of their world. An environment says
+what the facts of its texts are: those of all texts but goals and hidden states.
+
+index.json: {"format": "loopwm-shards-v4", "tokenizer_hash" (SHA-256 of tokenizer.json), "tokens", "spans", "steps",
+"facts", "episodes" (totals), "counts" ({"env/split/policy": episodes}), "sources": [{"name", "sha256"}], "renaming":
+{"share", "seed"}, "shards": [{"name", the same totals, "files": {file name: {"bytes", "sha256"}}}]}
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,87 +43,26 @@ from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
-from loopwm.records.template import Regime
+from loopwm.records.token_episode import TokenEpisode
 
-FORMAT = "loopwm-shards-v3"
+FORMAT = "loopwm-shards-v4"
 INDEX = "index.json"
-GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION, QUERY, ANSWER = range(8)
-SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
-STEP_DTYPE = np.dtype([("reward", "<f4"), ("done", "?")])
-Tokens = NDArray[np.integer]
 META_FIELDS = ("env", "task", "variation", "split", "policy")
-TOTALS = ("tokens", "spans", "steps", "episodes")
+PARTS = ("tokens", "spans", "steps", "facts")
+"""Arrays of a shard, beside the offsets of its episodes in all but the first."""
 
-
-@dataclass(frozen=True)
-class StateQueries:
-    """Actions that only look, with their answers, after each step of an episode.
-
-    Args:
-        tokens: of the shard.
-        actions: spans of the actions, ordered by step.
-        answers: spans of their answers, aligned with `actions`.
-    """
-
-    tokens: NDArray[np.uint16]
-    actions: NDArray[np.void]
-    answers: NDArray[np.void]
-
-    def at(self, step: int) -> list[tuple[Tokens, Tokens]]:
-        """Return the pairs (action, answer) after a step."""
-        first, end = np.searchsorted(self.actions["step"], (step, step + 1))
-        return [(self._text(self.actions[i]), self._text(self.answers[i])) for i in range(first, end)]
-
-    def _text(self, span: np.void) -> Tokens:
-        return self.tokens[span["start"] : span["start"] + span["length"]]
-
-
-@dataclass(frozen=True)
-class TokenEpisode:
-    """A tokenised episode of n steps. Index 0 of the lists is the reset, whose action is empty.
-
-    hidden_states: None for all steps where none is known. rewards: score differences in points, dones: whether the
-    world ended there; both None where nobody recorded them.
-    """
-
-    goal: Tokens
-    observations: Sequence[Tokens]
-    actions: Sequence[Tokens]
-    looks: Sequence[Tokens | None]
-    inventories: Sequence[Tokens | None]
-    rewards: Sequence[float] | None = None
-    dones: Sequence[bool] | None = None
-    hidden_states: Sequence[Tokens | None] | None = None
-    env: str = ""
-    task: str = ""
-    policy: str = ""
-    state_queries: StateQueries | None = None
-
-    def queries_at(self, step: int) -> list[tuple[Tokens, Tokens]]:
-        """Return pairs (action, answer) of the state queries after a step; empty where none is recorded."""
-        return [] if self.state_queries is None else self.state_queries.at(step)
-
-    def head(self, step: int, regime: Regime) -> dict[str, Tokens | None]:
-        """The texts that open a context at `step` before its observation, by the name of their mark."""
-        texts: dict[str, Tokens | None] = {"goal": self.goal}
-        if regime in ("briefed", "full"):
-            texts["hidden"] = None if self.hidden_states is None else self.hidden_states[step]
-        if regime in ("snapshot", "full"):
-            texts |= {"look": self.looks[step], "inv": self.inventories[step]}
-        return texts
-
-    @property
-    def last_step(self) -> int:
-        return len(self.observations) - 1
+TOTALS = (*PARTS, "episodes")
 
 
 @dataclass(frozen=True)
 class EpisodeArrays:
-    """One episode's tokens uint16 (n,), spans SPAN_DTYPE (s,) with starts from 0, steps STEP_DTYPE (t,), metadata."""
+    """One episode's tokens uint16 (n,), spans SPAN_DTYPE (s,) and facts FACT_DTYPE (f,) with starts from 0, steps
+    STEP_DTYPE (t,), metadata."""
 
     tokens: NDArray[np.uint16]
     spans: NDArray[np.void]
     steps: NDArray[np.void]
+    facts: NDArray[np.void]
     meta: Mapping[str, Any]
 
 
@@ -133,17 +78,12 @@ class _Shard:
         self.tokens += len(episode.tokens)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        starts = np.cumsum([0] + [len(e.tokens) for e in self.episodes])
-        spans = np.concatenate([e.spans for e in self.episodes])
-        lengths = [len(e.spans) for e in self.episodes]
-        spans["start"] += np.repeat(starts[:-1], lengths)
-        counts = [(len(e.spans), len(e.steps)) for e in self.episodes]
-        return {
-            "tokens": np.concatenate([e.tokens for e in self.episodes]),
-            "spans": spans,
-            "steps": np.concatenate([e.steps for e in self.episodes]),
-            "offsets": np.cumsum([(0, 0), *counts], axis=0, dtype=np.int64),
-        }
+        arrays = {part: np.concatenate([getattr(e, part) for e in self.episodes]) for part in PARTS}
+        starts = np.cumsum([0] + [len(e.tokens) for e in self.episodes])[:-1]
+        for part in ("spans", "facts"):
+            arrays[part]["start"] += np.repeat(starts, [len(getattr(e, part)) for e in self.episodes])
+        counts = [[len(getattr(e, part)) for part in PARTS[1:]] for e in self.episodes]
+        return arrays | {"offsets": np.cumsum([[0] * len(PARTS[1:]), *counts], axis=0, dtype=np.int64)}
 
 
 def write_shards(
@@ -200,7 +140,7 @@ def _write_shard(out: Path, name: str, shard: _Shard) -> dict[str, Any]:
         with atomic_write(out / file_name) as file:
             file.write(content)
     files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()}
-    sizes = {part: len(arrays[part]) for part in ("tokens", "spans", "steps")}
+    sizes = {part: len(arrays[part]) for part in PARTS}
     return {"name": name, **sizes, "episodes": len(metas), "files": files}
 
 
@@ -244,41 +184,17 @@ def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:
-    """The episodes of a folder, their tokens memory-mapped.
+    """The episodes of a folder, memory-mapped: what is read of them stays on disk until then.
 
     Raises InputError naming the file that is missing, damaged or made with another tokenizer.
     """
     for shard in check_shards(folder, tokenizer_hash)["shards"]:
-        tokens, spans, results, offsets = (
-            np.load(folder / f"{shard['name']}.{part}.npy", mmap_mode="r")
-            for part in ("tokens", "spans", "steps", "offsets")
+        # Plain arrays: slices of `np.memmap` each have a dictionary of their own.
+        tokens, *parts, offsets = (
+            np.load(folder / f"{shard['name']}.{part}.npy", mmap_mode="r").view(np.ndarray)
+            for part in (*PARTS, "offsets")
         )
         metas = json.loads((folder / f"{shard['name']}.episodes.json").read_bytes())
-        for meta, ((span, step), (span_end, step_end)) in zip(metas, itertools.pairwise(offsets), strict=True):
-            yield _episode(tokens, spans[span:span_end], results[step:step_end], meta)
-
-
-def _episode(
-    tokens: NDArray[np.uint16], spans: NDArray[np.void], results: NDArray[np.void], meta: dict[str, Any]
-) -> TokenEpisode:
-    def texts(kind: int) -> dict[int, NDArray[np.uint16]]:
-        chosen = spans[spans["kind"] == kind]
-        return {int(s["step"]): tokens[s["start"] : s["start"] + s["length"]] for s in chosen}
-
-    observations, actions, looks, inventories, hidden = map(texts, (OBSERVATION, ACTION, LOOK, INVENTORY, HIDDEN))
-    steps = range(len(observations))
-    nothing = np.empty(0, dtype=np.uint16)
-    return TokenEpisode(
-        goal=texts(GOAL)[0],
-        observations=[observations[i] for i in steps],
-        actions=[actions.get(i, nothing) for i in steps],
-        looks=[looks.get(i) for i in steps],
-        inventories=[inventories.get(i) for i in steps],
-        rewards=results["reward"].tolist(),
-        dones=results["done"].tolist(),
-        hidden_states=[hidden.get(i) for i in steps],
-        env=meta["env"],
-        task=meta["task"],
-        policy=meta["policy"],
-        state_queries=StateQueries(tokens, *(spans[spans["kind"] == kind] for kind in (QUERY, ANSWER))),
-    )
+        for meta, (first, last) in zip(metas, itertools.pairwise(offsets.tolist()), strict=True):
+            spans, steps, facts = (part[a:b] for part, a, b in zip(parts, first, last, strict=True))
+            yield TokenEpisode(tokens, spans, steps, facts, meta["env"], meta["task"], meta["policy"])

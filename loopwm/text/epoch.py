@@ -10,12 +10,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import STEP_MARKS, Regime, StateSlots
+from loopwm.records.token_episode import ACTION, OBSERVATION, TokenEpisode
 from loopwm.text.training_config import DataConfig, ObjectiveConfig
 from loopwm.text.tree import Branch, RowPlan
-
-TOKEN_BYTES = np.dtype(np.uint16).itemsize
 
 HEAD_MARKS = 2
 """Those of a head's observation."""
@@ -48,13 +46,14 @@ class MeasuredEpisode:
 
     def __init__(self, episode: TokenEpisode, slots: StateSlots) -> None:
         self.episode = episode
-        self.targets = np.array([len(text) + 1 for text in episode.observations])
+        self.targets = episode.lengths(OBSERVATION) + np.int32(1)
         marks = STEP_MARKS + (slots.count if slots.in_trunk else 0)
-        steps = np.array([len(text) for text in episode.actions]) + self.targets - 1 + marks
-        self.ends = np.concatenate(([0], steps[1:].cumsum()))
-        texts = [np.asarray(text).tobytes() for text in episode.actions]
-        self._repeats = np.array([a == b for a, b in zip(texts[1:], texts[:-1], strict=True)])
-        self._equal_before = _equal_before([np.asarray(text).tobytes() for text in episode.observations])
+        steps = episode.lengths(ACTION) + self.targets + np.int32(marks - 1)
+        steps[0] = 0
+        self.ends = steps.cumsum(dtype=np.int32)
+        actions = episode.identities(ACTION)
+        self._repeats = actions[1:] == actions[:-1]
+        self._equal_before = _equal_before(episode.identities(OBSERVATION).tolist())
 
     def head_length(self, step: int, regime: Regime) -> int | None:
         """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
@@ -80,10 +79,10 @@ class MeasuredEpisode:
         return bool((self._equal_before[step + 1 : step + horizon + 1] > step).any())
 
 
-def _equal_before(texts: Sequence[bytes]) -> NDArray[np.int64]:
+def _equal_before(texts: Sequence[int]) -> NDArray[np.int32]:
     """The index of the last equal text before each; -1 for none."""
-    last: dict[bytes, int] = {}
-    found = np.full(len(texts), -1)
+    last: dict[int, int] = {}
+    found = np.full(len(texts), -1, dtype=np.int32)
     for i, text in enumerate(texts):
         found[i] = last.get(text, -1)
         last[text] = i
@@ -269,7 +268,7 @@ class EpochPlanner:
         for step in range(start, last + 1):
             answers = _answers(episode, step)
             for index, (action, answer) in enumerate(answers.items()):
-                found.append((step, index, len(answer) // TOKEN_BYTES + 1))
+                found.append((step, index, answer[1] - answer[0] + 1))
                 weights.append(1.0 if before.get(action) == answer else self.config.change_weight)
             before = answers
         order = np.argsort(-(rng.random(len(found)) ** (1 / np.array(weights))), kind="stable")
@@ -289,10 +288,9 @@ class EpochPlanner:
         return tuple(known)
 
 
-def _answers(episode: TokenEpisode, step: int) -> dict[bytes, bytes]:
-    """Return the answers to the state queries of a step by their action, as bytes of uint16 tokens."""
-    pairs = episode.queries_at(step)
-    return {np.asarray(a, np.uint16).tobytes(): np.asarray(b, np.uint16).tobytes() for a, b in pairs}
+def _answers(episode: TokenEpisode, step: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return where the answers to the state queries of a step stand, by where their action does."""
+    return dict(episode.query_places(step))
 
 
 def generator(*key: int) -> np.random.Generator:

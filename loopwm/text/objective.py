@@ -41,28 +41,43 @@ ExitLoss = Literal["none", "entropy", "expected"]
 
 
 def observation_loss(
-    loss_N: Tensor, weight_N: Tensor, right_N: Tensor, horizon_N: Tensor, starts_N: Tensor, normaliser: float
+    loss_N: Tensor,
+    weight_N: Tensor,
+    right_N: Tensor,
+    horizon_N: Tensor,
+    starts_N: Tensor,
+    undetermined_N: Tensor,
+    normaliser: float,
 ) -> Term:
     """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), weighted, summed and divided by `normaliser`.
 
     loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
-    starts there, whose targets are all those before the next start. Diagnostics, each (QUERY_HORIZON + 1,) by horizon,
-    the trunk at 0 and answers to state queries at the end: summed loss in nats without weights, targets, right tokens,
-    observations, and those of them
-    whose tokens are all right: `exact`, what greedy decoding would match.
+    starts there, whose targets are all those before the next start. undetermined_N: whether nothing that was shown
+    determines the target. Diagnostics, each (QUERY_HORIZON + 1,) by horizon, the trunk at 0 and answers to state
+    queries at the end: summed loss in nats without weights, targets, right tokens, observations, and those of them
+    whose tokens are all right: `exact`, what greedy decoding would match; loss and number of undetermined targets;
+    `answerable` observations, which have none, and those of them that are exact.
     """
 
     def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
         return torch.zeros(QUERY_HORIZON + 1, device=values.device).index_add(0, horizon, values.detach().float())
 
     first = starts_N.nonzero()[:, 0]
-    wrong = torch.zeros_like(first, dtype=torch.float32).index_add(0, starts_N.cumsum(0) - 1, (~right_N).float())
+
+    def by_observation(marks: Tensor) -> Tensor:
+        return torch.zeros_like(first, dtype=torch.float32).index_add(0, starts_N.cumsum(0) - 1, marks.float())
+
+    exact, answerable = by_observation(~right_N) == 0, by_observation(undetermined_N) == 0
     sums = {
         "loss": by_horizon(horizon_N, loss_N),
         "targets": by_horizon(horizon_N, torch.ones_like(loss_N)),
         "right": by_horizon(horizon_N, right_N),
-        "observations": by_horizon(horizon_N[first], torch.ones_like(wrong)),
-        "exact": by_horizon(horizon_N[first], wrong == 0),
+        "observations": by_horizon(horizon_N[first], torch.ones_like(exact)),
+        "exact": by_horizon(horizon_N[first], exact),
+        "undetermined_loss": by_horizon(horizon_N, loss_N * undetermined_N),
+        "undetermined": by_horizon(horizon_N, undetermined_N),
+        "answerable": by_horizon(horizon_N[first], answerable),
+        "answerable_exact": by_horizon(horizon_N[first], answerable & exact),
     }
     return (weight_N * loss_N).sum() / normaliser, sums
 
@@ -253,7 +268,13 @@ class TextObjective(nn.Module):
         starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
         right_N = logits.argmax(-1) == target_N
         loss, diagnostics = observation_loss(
-            loss_N, batch.weight[wanted], right_N, batch.horizon[wanted], starts_N, normaliser
+            loss_N,
+            batch.weight[wanted],
+            right_N,
+            batch.horizon[wanted],
+            starts_N,
+            batch.undetermined[wanted],
+            normaliser,
         )
         if isinstance(depth, DepthPlan):
             diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)

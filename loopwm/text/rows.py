@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
-from loopwm.records.shards import TokenEpisode
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.epoch import EpochPlanner, generator
 from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig
 from loopwm.text.tree import Layout, RowBuilder, RowPlan, TreeRow

@@ -21,7 +21,8 @@ from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
 from loopwm.records import template as template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
-from loopwm.records.shards import TokenEpisode, read_shards
+from loopwm.records.shards import read_shards
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.integers import integer_tokens, start_with_fourier
@@ -49,7 +50,10 @@ SAMPLERS = {
 DEV_SEED = 0
 """Of every run, whatever its own: dev rows are the same for all."""
 
-BY_HORIZON = ("loss", "targets", "right", "observations", "exact")
+EXACT = {"exact": "observations", "answerable_exact": "answerable"}
+"""Measurements of exact observations and what they are shares of: all, and those without undetermined tokens."""
+
+BY_HORIZON = ("loss", "targets", "right", "undetermined_loss", "undetermined", *EXACT, *EXACT.values())
 SUMS = {*BY_HORIZON, "tokens", "rows", "loops"}
 """Measurements that are no pairs of sum and count."""
 
@@ -183,7 +187,9 @@ class TextProgram:
         c = self.config.objective
         weights = {
             env: TargetWeights(
-                dict.fromkeys(integers, c.integer_weights.get(env, 1.0)), c.opening_weights.get(env, 1.0)
+                dict.fromkeys(integers, c.integer_weights.get(env, 1.0)),
+                c.opening_weights.get(env, 1.0),
+                c.undetermined_weight,
             )
             for env in worlds
         }
@@ -235,7 +241,7 @@ class TextProgram:
         """Teacher-forced loss and exactness by horizon at the default depth, and exactness by world and policy."""
         depth = self.model_config.default_depth
         loss, found = objective(batch.rows, depth, 1.0)
-        exact = {f"{kind}/{batch.name}": found[kind] for kind in ("observations", "exact")}
+        exact = {f"{kind}/{batch.name}": found[kind] for kind in (*EXACT, *EXACT.values())}
         return found | exact | _counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
@@ -252,11 +258,11 @@ class TextProgram:
             record[f"token_accuracy_{_kind(k)}"] = (right[k] / targets[k]).item()
         for name, value in sums.items():
             kind, _, source = name.partition("/")
-            if kind == "exact":
-                record |= _exact(value, sums[name.replace(kind, "observations", 1)], source)
+            if kind in EXACT:
+                record |= _exact(kind, value, sums[name.replace(kind, EXACT[kind], 1)], source)
             elif kind not in SUMS and value[1]:
                 record[name] = (value[0] / value[1]).item()
-        return record
+        return record | _answerable(sums)
 
     def summary(self, record: Mapping[str, float]) -> str:
         return f"depth {record['mean_depth']:.1f} |h| {record['state_rms']:.2f} |dh| {record['last_step_rms']:.2f}"
@@ -292,14 +298,34 @@ def _episodes(folders: Sequence[str]) -> list[TokenEpisode]:
     return [episode for folder in folders for episode in read_shards(Path(folder), tokenizer_hash())]
 
 
-def _exact(exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:
+def _exact(kind: str, exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:
     """Shares of observations that are right to the last token, by horizon, and how many there were."""
     at = f"/{source}" if source else ""
     record = {}
     for k in torch.nonzero(observations).flatten().tolist():
-        record[f"exact_{_kind(k)}{at}"] = (exact[k] / observations[k]).item()
-        record[f"observations_{_kind(k)}{at}"] = observations[k].item()
+        record[f"{kind}_{_kind(k)}{at}"] = (exact[k] / observations[k]).item()
+        record[f"{EXACT[kind]}_{_kind(k)}{at}"] = observations[k].item()
     return record
+
+
+def _answerable(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the loss of determined and of undetermined targets and, where groups of worlds and policies were measured
+    apart, dev_answerable: the mean over groups of the share of answerable observations that are exact. State queries do
+    not count there: no suite asks them."""
+    record = {}
+    undetermined, targets = sums["undetermined"].sum(), sums["targets"].sum()
+    if undetermined > 0:
+        record["undetermined_share"] = (undetermined / targets).item()
+        record["loss_undetermined"] = (sums["undetermined_loss"].sum() / undetermined).item()
+    if targets > undetermined:
+        determined = sums["loss"].sum() - sums["undetermined_loss"].sum()
+        record["loss_determined"] = (determined / (targets - undetermined)).item()
+    groups = [
+        (sums[name.replace("answerable", "answerable_exact", 1)][:QUERY_HORIZON].sum() / count).item()
+        for name in sums
+        if name.startswith("answerable/") and (count := sums[name][:QUERY_HORIZON].sum()) > 0
+    ]
+    return record | ({"dev_answerable": sum(groups) / len(groups)} if groups else {})
 
 
 def _kind(horizon: int) -> str:

@@ -117,6 +117,8 @@ class ObjectiveConfig:
     """How many tokens an integer that is a target counts for, by world; 1 where none is given."""
     opening_weights: dict[str, float] = field(default_factory=dict)
     """The same of the first token of an observation, which decides between a refusal and what else may happen."""
+    undetermined_weight: float = 1.0
+    """How many tokens a target counts for that nothing shown determines, such as what a place not seen yet holds."""
     reward_coef: float = 0.0
     continue_coef: float = 0.0
     """These two need model.overrides.prediction_heads."""
@@ -171,6 +173,7 @@ POSITIVE = {
 
 NOT_NEGATIVE = {
     "objective": (
+        "undetermined_weight",
         "reward_coef",
         "continue_coef",
         "consistency_coef",

@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from loopwm.records.shards import TokenEpisode, Tokens
 from loopwm.records.template import Regime, StateSlots
+from loopwm.records.token_episode import ANSWER, OBSERVATION, TokenEpisode, Tokens
+from loopwm.text.answerable import RowFacts
 
 IGNORED = -100
 """Label of a position without a target."""
@@ -119,7 +120,8 @@ class TreeRow:
 
     limit: trunk tokens a position may see; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
     decoded there, or START; stage: the horizon a token belongs to, 0 for the trunk and the slots of h_0; label: the
-    next token where it is a target; horizon: that target's horizon, 0 in the trunk; weight: of that target in the loss.
+    next token where it is a target; horizon: that target's horizon, 0 in the trunk; undetermined: whether nothing that
+    the row shows determines that target; weight: of that target in the loss.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -130,6 +132,7 @@ class TreeRow:
     stage: list[int] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
     horizon: list[int] = field(default_factory=list)
+    undetermined: list[bool] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     steps: list[BranchStep] = field(default_factory=list)
     trunk_steps: list[BranchStep] = field(default_factory=list)
@@ -152,26 +155,33 @@ class TreeRow:
         self.stage += [stage] * n
         self.label += [IGNORED] * n
         self.horizon += [TRUNK_HORIZON] * n
+        self.undetermined += [False] * n
         return position + n
 
-    def supervise_last(self, count: int, horizon: int) -> None:
-        """Makes the last `count` tokens targets of the positions before them."""
+    def supervise_last(self, undetermined: Sequence[bool], horizon: int) -> None:
+        """Makes the last tokens targets of the positions before them; `undetermined` says of each whether it is."""
         end = len(self.tokens)
-        for i in range(end - count - 1, end - 1):
+        for i, unknown in enumerate(undetermined, start=end - len(undetermined) - 1):
             self.label[i] = self.tokens[i + 1]
             self.horizon[i] = horizon
+            self.undetermined[i] = unknown
 
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """What targets weigh in the loss: by token id, times `opening` for the first of an observation."""
+    """What targets weigh in the loss: by token id, times `opening` for the first of an observation, times
+    `undetermined` for those that nothing shown determines."""
 
     tokens: Mapping[int, float] = field(default_factory=dict)
     opening: float = 1.0
+    undetermined: float = 1.0
 
-    def of(self, labels: Sequence[int]) -> list[float]:
+    def of(self, labels: Sequence[int], undetermined: Sequence[bool]) -> list[float]:
         """One weight a position, 1 where there is no target. Targets of one observation stand side by side."""
-        weights = [self.tokens.get(label, 1.0) for label in labels]
+        weights = [
+            self.tokens.get(label, 1.0) * (self.undetermined if unknown else 1.0)
+            for label, unknown in zip(labels, undetermined, strict=True)
+        ]
         for i, label in enumerate(labels):
             if label != IGNORED and (i == 0 or labels[i - 1] == IGNORED):
                 weights[i] *= self.opening
@@ -194,10 +204,12 @@ class RowBuilder:
 
     def build(self, episode: TokenEpisode, plan: RowPlan) -> TreeRow:
         row = TreeRow()
-        ends = self._trunk(row, episode, plan)
+        deferred = max((branch.step + branch.deepest for branch in plan.branches), default=plan.last)
+        facts = RowFacts(episode, plan.head, plan.regime, range(plan.first, max(plan.last, deferred) + 1))
+        ends = self._trunk(row, episode, plan, facts)
         for number, branch in enumerate(plan.branches, start=1):
-            self._branch(row, episode, ends[branch.step], number, branch)
-        row.weight = self._weights(episode).of(row.label)
+            self._branch(row, episode, ends[branch.step], number, branch, facts)
+        row.weight = self._weights(episode).of(row.label, row.undetermined)
         return row
 
     def _weights(self, episode: TokenEpisode) -> TargetWeights:
@@ -215,7 +227,7 @@ class RowBuilder:
     def _observation(self, episode: TokenEpisode, step: int) -> list[int]:
         return [self.ids.obs, *episode.observations[step], self.ids.end]
 
-    def _trunk(self, row: TreeRow, episode: TokenEpisode, plan: RowPlan) -> dict[int, int]:
+    def _trunk(self, row: TreeRow, episode: TokenEpisode, plan: RowPlan, facts: RowFacts) -> dict[int, int]:
         """Appends the trunk; returns the trunk length after each of its steps."""
         position = self._trunk_part(row, self.head(episode, plan.head, plan.regime), 0)
         ends = {plan.head: position}
@@ -226,9 +238,10 @@ class RowBuilder:
             observation = self._observation(episode, step)
             position = self._trunk_part(row, observation, position)
             if plan.targets_from is not None and step >= plan.targets_from:
-                row.supervise_last(len(observation) - 1, TRUNK_HORIZON)
+                undetermined = [*facts.undetermined(OBSERVATION, step, last_shown=step - 1), False]
+                row.supervise_last(undetermined, TRUNK_HORIZON)
                 if slots:
-                    row.trunk_steps.append(self._latent(episode, step, places, 1, 1, True))
+                    row.trunk_steps.append(self._latent(episode, step, places, undetermined))
             ends[step] = position
         return ends
 
@@ -237,7 +250,9 @@ class RowBuilder:
         row.limit[position:end] = range(position + 1, end + 1)
         return end
 
-    def _branch(self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch) -> None:
+    def _branch(
+        self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch, facts: RowFacts
+    ) -> None:
         """Appends the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
         state = self._state_after(episode, branch.step)
@@ -252,26 +267,28 @@ class RowBuilder:
             observation = [self.ids.obs, *text, self.ids.end]
             outcome = (math.nan, False) if asked else self._outcome(episode, step)
             decoded = k in branch.decoded
-            weights = self._weights(episode).of([IGNORED, *observation[1:]])
+            # A query leaves the state as it is: its answer is a text of the step before.
+            place = (ANSWER, step - 1, branch.query or 0) if asked else (OBSERVATION, step, 0)
+            undetermined = [*facts.undetermined(*place, last_shown=branch.step), False]
+            weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
             places = self._slots_at_end(row)
-            state = self._state_after(episode, step - asked)  # a query leaves the state as it is
+            state = self._state_after(episode, step - asked)
             row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
             if decoded:
                 row.append(observation, position, end, number, k, k)
-                row.supervise_last(len(observation) - 1, QUERY_HORIZON if asked else k)
+                row.supervise_last(undetermined, QUERY_HORIZON if asked else k)
 
     @staticmethod
     def _query(episode: TokenEpisode, branch: Branch) -> tuple[Tokens, Tokens]:
         assert branch.query is not None
         return episode.queries_at(branch.step + branch.deepest - 1)[branch.query]
 
-    def _latent(
-        self, episode: TokenEpisode, step: int, places: range, horizon: int, deepest: int, supervised: bool
-    ) -> BranchStep:
+    def _latent(self, episode: TokenEpisode, step: int, places: range, undetermined: Sequence[bool]) -> BranchStep:
+        """Return a step of the trunk, which is a branch of one action."""
         observation = self._observation(episode, step)
-        weights = self._weights(episode).of([IGNORED, *observation[1:]])
+        weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
         outcome, state = self._outcome(episode, step), self._state_after(episode, step)
-        return BranchStep(places, horizon, deepest, supervised, observation, weights, *outcome, state)
+        return BranchStep(places, 1, 1, True, observation, weights, *outcome, state)
 
     @staticmethod
     def _state_after(episode: TokenEpisode, step: int) -> tuple[Tokens, Tokens] | None:
@@ -281,8 +298,7 @@ class RowBuilder:
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:
         """Return the reward of a step, NaN where none is recorded, and whether the episode ends there."""
-        reward = math.nan if episode.rewards is None else episode.rewards[step]
-        return reward, episode.dones is not None and episode.dones[step]
+        return float(episode.rewards[step]), bool(episode.dones[step])
 
     def _slots_at_end(self, row: TreeRow) -> range:
         return range(len(row) - self.slots.count, len(row))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.records.shards import Tokens
+from loopwm.records.token_episode import Tokens
 from loopwm.text.heads import STATE_TEXTS
 from loopwm.text.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
 from loopwm.text.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
@@ -41,6 +41,7 @@ class TreeBatch:
     stage: Tensor
     label: Tensor
     horizon: Tensor
+    undetermined: Tensor
     weight: Tensor
     place: Tensor
     steps: BranchSteps
@@ -78,6 +79,7 @@ class TreeBatch:
             stage=padded([row.stage for row in rows], 0),
             label=padded([row.label for row in rows], IGNORED),
             horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
+            undetermined=padded([row.undetermined for row in rows], 0).bool(),
             weight=padded([row.weight for row in rows], 1.0),
             place=padded([range(len(row)) for row in rows], 0),
             steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),

@@ -17,19 +17,9 @@ from data_prep.environments import declared
 from data_prep.tokenize import TOKENIZER_FILE, LineEncoder
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.shards import (
-    ACTION,
-    ANSWER,
-    GOAL,
-    HIDDEN,
-    INVENTORY,
-    LOOK,
-    OBSERVATION,
-    QUERY,
-    check_shards,
-    read_shards,
-)
+from loopwm.records.shards import PARTS, check_shards, read_shards
 from loopwm.records.template import clean
+from loopwm.records.token_episode import ACTION, ANSWER, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, QUERY
 from loopwm.text.tokenizer import tokenizer_hash
 
 from .conftest import make_episode
@@ -51,9 +41,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _load(folder: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    arrays = {
-        part: np.load(folder / f"{name}.{part}.npy", mmap_mode="r") for part in ("tokens", "spans", "steps", "offsets")
-    }
+    arrays = {part: np.load(folder / f"{name}.{part}.npy", mmap_mode="r") for part in (*PARTS, "offsets")}
     return arrays, json.loads((folder / f"{name}.episodes.json").read_text())
 
 
@@ -82,7 +70,7 @@ def test_spans_hold_every_text_in_order(shards: Path, tokenizer: PreTrainedToken
     for shard in index["shards"]:
         arrays, metas = _load(shards, shard["name"])
         assert arrays["tokens"].dtype == np.uint16
-        for meta, (span, step), (next_span, next_step) in zip(metas, *_bounds(arrays), strict=True):
+        for meta, (span, step, _), (next_span, next_step, _) in zip(metas, *_bounds(arrays), strict=True):
             episode = next(episodes)
             assert meta == {k: getattr(episode, k) for k in ("env", "task", "variation", "split", "policy")}
             found = [
@@ -98,11 +86,26 @@ def test_spans_hold_every_text_in_order(shards: Path, tokenizer: PreTrainedToken
 
 def test_training_reads_hidden_states_where_they_were_sampled(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     *without, game = read_shards(shards, tokenizer_hash())
-    assert game.hidden_states is not None
     texts = [None if hidden is None else tokenizer.decode(hidden) for hidden in game.hidden_states]
     assert texts == ["it is hidden", None, "hidden 2", None, "hidden 4", None]
-    assert isinstance(game.hidden_states[2], np.memmap)
-    assert all(episode.hidden_states == [None] * 9 for episode in without)
+    assert all(list(episode.hidden_states) == [None] * 9 for episode in without)
+
+
+def test_facts_of_texts_are_read_back_from_any_shard(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    steps = [Step(None, "A room.", 0, False)]
+    steps += [Step(f"go to desk {i}", f"On the desk {i}, you see a pen {i}.", 0, False) for i in (1, 2, 1)]
+    first = Episode("alfworld", "pick", "game-0", "train", "expert", "goal", tuple(steps))
+    write_episodes(tmp_path / "e.jsonl", [replace(first, variation=f"game-{i}") for i in range(4)])
+    arguments = ["tokenize", "--episodes", str(tmp_path / "e.jsonl"), "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--shard-tokens", "50"]) == 0
+    assert len(check_shards(tmp_path / "out", tokenizer_hash())["shards"]) == 2
+    for episode in read_shards(tmp_path / "out", tokenizer_hash()):
+        facts = [episode.facts_of(OBSERVATION, i).tolist() for i in range(4)]
+        assert [[fact for _, length, fact in rows if length == 0] for rows in facts] == [[], [0], [1], [0]]
+        for i, number in enumerate((1, 2, 1), start=1):
+            ((start, length, fact),) = (row for row in facts[i] if row[1])
+            text = tokenizer.decode(episode.observations[i][start : start + length])
+            assert (text, fact) == (f", you see a pen {number}.", number - 1)
 
 
 def test_state_queries_scienceworld_answers_squeezed(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -120,6 +123,9 @@ def test_line_encoder_equals_whole_texts() -> None:
     expected = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     encoder = LineEncoder(tokenizer)
     assert encoder.encode(texts) == expected
+    for text in texts:
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
+        assert encoder.token_ends(text) == [end for _, end in encoding.offsets]
     assert encoder.encode(texts[::-1]) == expected[::-1]
 
 
@@ -181,7 +187,7 @@ def _set(field: str, value: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "index.json").unlink(), "index.json: missing"),
         (lambda folder: (folder / "index.json").write_text("{"), "index.json: not an index"),
         (_set("tokenizer_hash", "0" * 64), "tokenizer_hash: made with another tokenizer"),
-        (_set("format", "loopwm-shards-v1"), "format: 'loopwm-shards-v1', expected 'loopwm-shards-v3': tokenize"),
+        (_set("format", "loopwm-shards-v3"), "format: 'loopwm-shards-v3', expected 'loopwm-shards-v4': tokenize"),
     ],
 )
 def test_damaged_shards_are_named_in_one_line(

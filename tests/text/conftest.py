@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.records.shards import TokenEpisode
 from loopwm.records.template import StateSlots
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.configuration import PRESETS, LoopWMConfig
 from loopwm.text.modeling import LoopWMForCausalLM
 from loopwm.text.tokenizer import load_tokenizer
@@ -53,7 +53,7 @@ def token_episode(tokenizer, observations: list[str], actions: list[str]) -> Tok
 
     steps = range(len(observations))
     looks = [ids(f"look {i}") for i in steps]
-    return TokenEpisode(
+    return TokenEpisode.of_texts(
         ids("find a tree"),
         list(map(ids, observations)),
         list(map(ids, actions)),

@@ -257,7 +257,9 @@ def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builde
 
 
 def test_rewards_nobody_recorded_are_not_charged(builder, episode):
-    batch = batch_of(builder, replace(episode, rewards=None, dones=None))
+    steps = episode.steps.copy()
+    steps["reward"] = math.nan
+    batch = batch_of(builder, replace(episode, steps=steps))
     outcomes = Outcomes.of([batch.steps, batch.trunk_steps])
     steps = len(batch.steps.row) + len(batch.trunk_steps.row)
     assert reward_loss(torch.zeros(steps, BINS), outcomes)[0].item() == 0

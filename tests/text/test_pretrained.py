@@ -16,7 +16,7 @@ import torch
 
 import loopwm
 from loopwm.records import template as template
-from loopwm.records.shards import TokenEpisode
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.training import template_ids
 from loopwm.text.tree import IGNORED, Branch, RowBuilder, RowPlan, TreeRow
@@ -38,7 +38,7 @@ def row(builder: RowBuilder, tokenizer, window: dict) -> TreeRow:
         return tokenizer(template.clean(text), add_special_tokens=False)["input_ids"]
 
     steps = len(window["actions"])
-    episode = TokenEpisode(
+    episode = TokenEpisode.of_texts(
         goal=ids(window["goal"]),
         observations=[ids(text) for text in (window["history"][-1]["observation"], *window["observations"])],
         actions=[[], *map(ids, window["actions"])],

@@ -8,8 +8,8 @@ import torch
 
 from loopwm.core import DepthPlan
 from loopwm.records import template as template
-from loopwm.records.shards import ANSWER, QUERY, SPAN_DTYPE, StateQueries, TokenEpisode
 from loopwm.records.template import Context, StateSlots, Transition
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.objective import Coefficients, TextObjective
 from loopwm.text.stages import row_mask
 from loopwm.text.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
@@ -221,23 +221,26 @@ def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(bu
     ("regime", "missing"), [("snapshot", "look"), ("full", "hidden"), ("briefed", "hidden")]
 )  # fmt: skip
 def test_a_row_that_shows_what_is_not_recorded_is_refused(builder, episode, regime, missing):
-    bare = TokenEpisode(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
+    bare = TokenEpisode.of_texts(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
     with pytest.raises(ValueError, match=f"no {missing}"):
         builder.build(bare, RowPlan(0, regime, 1, 0, (every(0, 1),), 1))
 
 
 def with_queries(episode, tokenizer):
     """Return the episode with one state query a step, `inventory`, answered "held STEP"."""
-    texts = ["inventory", *(f"held {step}" for step in range(4))]
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    starts = np.cumsum([0, *map(len, ids)])
 
-    def spans(rows, kind):
-        return np.array([(starts[i], len(ids[i]), step, kind) for step, i in rows], SPAN_DTYPE)
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    tokens = np.array([token for text in ids for token in text], np.uint16)
-    actions, answers = spans([(s, 0) for s in range(4)], QUERY), spans([(s, s + 1) for s in range(4)], ANSWER)
-    return replace(episode, state_queries=StateQueries(tokens, actions, answers))
+    return TokenEpisode.of_texts(
+        episode.goal,
+        list(episode.observations),
+        list(episode.actions),
+        list(episode.looks),
+        list(episode.inventories),
+        rewards=episode.rewards.tolist(),
+        queries=[[(ids("inventory"), ids(f"held {step}"))] for step in range(4)],
+    )
 
 
 def test_query_branch_decodes_state_after_deferred_actions(builder, episode, tokenizer):

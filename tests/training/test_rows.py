@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.records.shards import ANSWER, QUERY, SPAN_DTYPE, StateQueries, TokenEpisode
 from loopwm.records.template import StateSlots
+from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.epoch import EpochPlanner
 from loopwm.text.row_statistics import main, statistics
 from loopwm.text.rows import BatchStream, Cursor, make_sources, partition, source_shares
@@ -40,13 +40,14 @@ def made_up(number: int, env: str = "scienceworld", policy: str = "gold", task: 
 
     actions = [np.array([], dtype=int), *(np.array([int(rng.integers(10, 14))]) for _ in steps[1:])]
     hidden = [text if i % 4 == 0 else None for i, text in enumerate(texts(60, 120))]
-    return TokenEpisode(
+    return TokenEpisode.of_texts(
         goal=np.arange(20),
         observations=texts(2, 40),
         actions=actions,
         looks=texts(30, 60),
         inventories=texts(3, 9),
         hidden_states=hidden,
+        rewards=[0.0] * len(steps),
         env=env,
         task=task,
         policy=policy,
@@ -120,11 +121,21 @@ def test_quotas_of_regimes_and_horizons_are_reached_within_two_points(episodes):
 
 def with_queries(episode: TokenEpisode) -> TokenEpisode:
     """Return the episode with a state query a step, whose answer changes at every tenth step."""
-    steps = np.arange(episode.last_step + 1)
-    tokens = np.concatenate([[9], np.repeat(np.arange(10), 20)]).astype(np.uint16)
-    actions = np.array([(0, 1, step, QUERY) for step in steps], SPAN_DTYPE)
-    answers = np.array([(1 + step // 10 * 20, 20, step, ANSWER) for step in steps], SPAN_DTYPE)
-    return replace(episode, state_queries=StateQueries(tokens, actions, answers))
+    steps = range(episode.last_step + 1)
+    return like(episode, list(episode.observations), [[([9], [step // 10] * 20)] for step in steps])
+
+
+def like(episode: TokenEpisode, observations: list[np.ndarray], queries=()) -> TokenEpisode:
+    return TokenEpisode.of_texts(
+        episode.goal,
+        observations,
+        list(episode.actions),
+        list(episode.looks),
+        list(episode.inventories),
+        list(episode.hidden_states),
+        env=episode.env,
+        queries=queries,
+    )
 
 
 def test_state_queries_reach_their_share_of_targets(episodes):
@@ -269,8 +280,10 @@ def test_branches_leave_more_often_where_two_observations_ahead_are_equal(episod
     for texts in told:
         texts[2::7] = [("no",)] * len(texts[2::7])
         texts[4::7] = [("no",)] * len(texts[4::7])
-    same = [replace(e, observations=[np.full(2, 9) if t == ("no",) else np.array(t) for t in texts])
-            for e, texts in zip(episodes, told, strict=True)]  # fmt: skip
+    same = [
+        like(e, [np.full(2, 9) if text == ("no",) else np.array(text) for text in texts])
+        for e, texts in zip(episodes, told, strict=True)
+    ]
 
     def share(weights: dict[str, float]) -> float:
         hits = []

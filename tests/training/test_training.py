@@ -167,8 +167,8 @@ def test_supervision_chooses_the_targets(config_file, supervise):
 def test_rewards_and_ends_come_from_the_shards(shards):
     for episode in read_shards(shards, tokenizer_hash()):
         last = episode.last_step
-        assert episode.rewards == [0.0] + [2.0] * last
-        assert episode.dones == [False] * last + [True]
+        assert episode.rewards.tolist() == [0.0] + [2.0] * last
+        assert episode.dones.tolist() == [False] * last + [True]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from typing import Any
 from zlib import crc32
 
 from data_prep.environments.alfworld import expert as expert
+from data_prep.environments.alfworld.facts import contents_facts
 from data_prep.environments.alfworld.games import TASKS, build_game, list_dev_games, list_games
 from data_prep.environments.alfworld.hidden import describe, unreadable_line
 from data_prep.environments.alfworld.names import NAMES
@@ -74,6 +75,7 @@ class AlfWorld(Declared):
     kinds = Path(__file__).with_name("kinds.json")
     numbered = True
     unreadable_line = staticmethod(unreadable_line)
+    facts = staticmethod(contents_facts)
 
     @staticmethod
     def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:

@@ -43,6 +43,7 @@ from typing import Any, TypeVar
 
 from data_prep.environments.base import Declared, SimulatorError
 from data_prep.environments.scienceworld.class_patch import add_hash_code, redirect
+from data_prep.environments.scienceworld.facts import listing_facts
 from data_prep.environments.scienceworld.families import FAMILIES
 from data_prep.environments.scienceworld.names import NAMES
 from data_prep.environments.scienceworld.repair import Arrangement, Thing, parse_doors, repair
@@ -124,6 +125,7 @@ class ScienceWorld(Declared):
     packages = ("scienceworld",)
     names = NAMES
     kinds = Path(__file__).with_name("kinds.json")
+    facts = staticmethod(listing_facts)
 
     @staticmethod
     def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:

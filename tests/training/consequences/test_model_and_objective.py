@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,10 +20,10 @@ from loopwm.text.tokenizer import load_tokenizer
 from loopwm.text.training import TextProgram, export_model
 from loopwm.text.training_config import load_config
 from loopwm.text.tree import IGNORED
-from loopwm.text.tree_batch import TreeBatch
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
 from tests.training.consequences.watched import (
+    loss_of,
     program_of,
     rows_seen,
     shows,
@@ -121,22 +119,6 @@ def test_the_deepest_branch_grows_by_one_every_so_many_steps(config_file):
 
 HEADS = "model.overrides={prediction_heads: true, monitor_head: true}"
 GATE = "model.overrides={exit_gate: true, mu_rec: 4.0}"
-
-
-def loss_of(
-    config_file: Path, overrides: Sequence[str], moved: bool = True
-) -> tuple[float, dict[str, Tensor], TreeBatch]:
-    """Loss and measurements of the first batch, with weights away from where they start."""
-    torch.manual_seed(0)
-    program = program_of(config_file, "batch={rows: 3, tokens: 64, micro_batches: 1}", *overrides)
-    (batch,), _ = next(program.global_batches(Cursor()))
-    program.objective.remember_first_step(1e-3)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in program.objective.parameters() if moved else ():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-        loss, measured = program.loss(program.objective, batch, 0, 100.0)
-    return loss.item(), measured, batch
 
 
 @shows(

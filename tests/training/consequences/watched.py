@@ -151,3 +151,19 @@ def rows_seen(program: TextProgram, steps: int = 25) -> Iterator[tuple[TreeBatch
         for batch in batches:
             for row in range(len(batch.row_ids)):
                 yield batch, row
+
+
+def loss_of(
+    config_file: Path, overrides: Sequence[str], moved: bool = True
+) -> tuple[float, dict[str, Tensor], TreeBatch]:
+    """Loss and measurements of the first batch, with weights away from where they start."""
+    torch.manual_seed(0)
+    program = program_of(config_file, "batch={rows: 3, tokens: 64, micro_batches: 1}", *overrides)
+    (batch,), _ = next(program.global_batches(Cursor()))
+    program.objective.remember_first_step(1e-3)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in program.objective.parameters() if moved else ():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        loss, measured = program.loss(program.objective, batch, 0, 100.0)
+    return loss.item(), measured, batch

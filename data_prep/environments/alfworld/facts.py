@@ -1,0 +1,33 @@
+"""Which texts of an ALFWorld game show what a place holds: nothing else tells a player who was not there before.
+
+Doors are closed and lamps are off at the start of every game, and what an action changes follows from the action, so
+that only lists of contents need to have been seen. A list follows from an earlier one of the same place and the actions
+since then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from data_prep.environments.facts import Need, TextFacts
+
+_CONTENTS = re.compile(
+    r"(?:On the (?P<surface>[a-z]+ \d+)"
+    r"|The (?P<closable>[a-z]+ \d+) is open\. In it"
+    r"|This is a normal (?P<vessel>[a-z]+ \d+)\. In it"
+    r"), you see (?P<listed>[^.]*\.)"
+)
+
+
+def contents_facts(texts: Sequence[str]) -> list[TextFacts]:
+    """Facts of each text: names of the places and vessels whose contents it lists."""
+    return [_of(text) for text in texts]
+
+
+def _of(text: str) -> TextFacts:
+    needs = tuple(
+        Need(*found.span("listed"), frozenset({found["surface"] or found["closable"] or found["vessel"]}))
+        for found in _CONTENTS.finditer(text)
+    )
+    return TextFacts(frozenset().union(*(need.facts for need in needs)), needs)

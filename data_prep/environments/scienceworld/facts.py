@@ -1,0 +1,122 @@
+"""Which texts of ScienceWorld show what is in a room or container, and which need that it was seen before.
+
+    This room is called the kitchen. In it, you see: ..    needs and shows `in kitchen`
+    a cupboard. .. In the cupboard is: ..                  what has a door needs `in cupboard`, wherever it is listed
+    A door to the hallway (that is open)                   known from `in hallway`, too
+    a metal pot (containing nothing)                       known from any text that names a metal pot, but for lists
+    Inside the jug is: ..                                  needs and shows `in jug`
+
+A list that was seen stays known: what the agent changes follows from its actions. What changes by itself, as animals
+and temperatures do, is not marked; nor is the inventory, which the agent fills, but it counts as naming its things.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from data_prep.environments.facts import Need, TextFacts, needs_of_characters
+
+_ROOM = re.compile(r"This (?:room|outside location) is called the ([^.\n]+)\. (?:In it, you|Here you) see: ")
+_INSIDE = re.compile(r"Inside the ([^\n]+) is: ")
+_SECTION = re.compile(
+    r"(?P<door>is open\. )?\b(?:In|On) the (?P<holder>[^.:\n]+) is: "
+    r"|(?:^|(?<=\t)|(?<=[:,] )|(?<=containing ))(?P<vessel>[^.,(\n\t:]+) \(containing "
+)
+_DOOR = re.compile(r"A door to the ([^(\n]+) \(that is \w+\)")
+_HEADER = re.compile(r"You also see:")
+_THING = re.compile(
+    r"(?:\n\t|is: (?!\n)|\(containing |, )(?!which is|currently|with: |nothing|A door to)"
+    r"(?P<phrase>[^.,(\n)]+?)(?=its terminal|[.,(\n)]|$)"
+)
+_ARTICLE = re.compile(r"(?:an? |the )?(?:substance called )?", re.IGNORECASE)
+_EVERYWHERE = {"agent", "air"}
+"""Things that every room lists."""
+
+_CARRIED = ("In your inventory, you see:", "Inside the inventory is:", "a inventory (containing")
+_NO_LISTS = (*_CARRIED, "Ambiguous request")
+
+
+def listing_facts(texts: Sequence[str]) -> list[TextFacts]:
+    """Return the facts of each text of an episode.
+
+    Args:
+        texts: all observations, looks, inventories and actions.
+    """
+    listed = [_listed(text) for text in texts]
+    things = {name for text, places in zip(texts, listed, strict=True) if places for *_, name in _things(text)}
+    naming = _any_of(things - _EVERYWHERE)
+    mentions = [
+        frozenset() if places else frozenset(_named(text, naming)) for text, places in zip(texts, listed, strict=True)
+    ]
+    named = frozenset().union(*mentions)
+    return [
+        TextFacts(_shown(text), _needs(text, places, named)) if places else TextFacts(mentioned)
+        for text, places, mentioned in zip(texts, listed, mentions, strict=True)
+    ]
+
+
+def _listed(text: str) -> list[Need]:
+    """Return the parts that list what is in a place, the later of two parts holding where they overlap."""
+    if text.startswith(_NO_LISTS):
+        return []
+    parts = []
+    place = _ROOM.match(text) or _INSIDE.match(text)
+    if place:
+        inside = _in(place[1])
+        parts.append(Need(place.end(), len(text), frozenset({inside})))
+        parts += [Need(*header.span(), frozenset()) for header in _HEADER.finditer(text)]
+        parts += [Need(*door.span(), frozenset({inside, _in(door[1])})) for door in _DOOR.finditer(text)]
+    for section in _SECTION.finditer(text):
+        if section["door"] or not place:
+            line_end = text.find("\n", section.end()) if place else -1
+            end = len(text) if line_end < 0 else line_end
+            parts.append(Need(section.end(), end, frozenset({_held(section)})))
+    return parts
+
+
+def _shown(text: str) -> frozenset[str]:
+    """Return the places whose contents a text lists."""
+    place = _ROOM.match(text) or _INSIDE.match(text)
+    holders = {_held(section) for section in _SECTION.finditer(text)}
+    return frozenset(holders | ({_in(place[1])} if place else set()))
+
+
+def _needs(text: str, places: Iterable[Need], named: Collection[str]) -> tuple[Need, ...]:
+    """Return what the text needs: its places or, where a thing was named, either of both."""
+    facts: list[frozenset[str]] = [frozenset()] * len(text)
+    for place in places:
+        facts[place.start : place.end] = [place.facts] * (place.end - place.start)
+    for start, end, name in _things(text):
+        if name in _EVERYWHERE:
+            facts[start - 2 : end] = [frozenset()] * (end - start + 2)  # with the line break and indent before it
+        elif facts[start] and name in named:
+            facts[start:end] = [facts[start] | {name}] * (end - start)
+    return needs_of_characters(facts)
+
+
+def _things(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where a text lists a thing, and its name."""
+    return ((*found.span("phrase"), _name(found["phrase"])) for found in _THING.finditer(text))
+
+
+def _named(text: str, naming: re.Pattern[str]) -> set[str]:
+    return {name for *_, name in _things(text)} if text.startswith(_CARRIED) else set(naming.findall(text))
+
+
+def _held(section: re.Match[str]) -> str:
+    return _in(_name(section["holder"] or section["vessel"]))
+
+
+def _name(phrase: str) -> str:
+    return _ARTICLE.sub("", phrase, count=1).rstrip()
+
+
+def _in(place: str) -> str:
+    return f"in {place}"
+
+
+def _any_of(names: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern of whole names, the longest first; it matches nothing if there are none."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")

@@ -1,0 +1,211 @@
+"""Tokenised episodes: light views of flat arrays, whose texts are sliced where they are read.
+
+A text is a span: tokens[start : start + length] of the step `step`, of the kind GOAL, HIDDEN, ... Texts that repeat
+within an episode share their tokens, so that texts are equal if their starts and lengths are.
+
+A fact is a number whose meaning is the environment's, such as "what is in drawer 2". A row of facts with a length of 0
+says that the text that starts there shows the fact; one with a length says that tokens[start : start + length] are
+determined for a reader who knows it. Tokens with several facts are determined by each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from loopwm.records.template import Regime
+
+GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION, QUERY, ANSWER = range(8)
+SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
+STEP_DTYPE = np.dtype([("reward", "<f4"), ("done", "?")])
+FACT_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("fact", "<i4")])
+Tokens = NDArray[np.integer]
+NO_TOKENS: Tokens = np.empty(0, dtype=np.uint16)
+NO_FACTS = np.empty(0, dtype=FACT_DTYPE)
+
+
+class Texts(Sequence[Any]):
+    """The texts of one kind of an episode, by step; `missing` where a step has none."""
+
+    def __init__(self, episode: TokenEpisode, kind: int, missing: Tokens | None) -> None:
+        self._episode = episode
+        self._kind = kind
+        self._missing = missing
+
+    def __len__(self) -> int:
+        return len(self._episode.steps)
+
+    def __getitem__(self, index: Any) -> Any:
+        steps = range(len(self))[index]
+        if isinstance(steps, range):
+            return [self[step] for step in steps]
+        text = self._episode.text(self._kind, steps)
+        return self._missing if text is None else text
+
+
+@dataclass(frozen=True, eq=False)
+class TokenEpisode:
+    """A tokenised episode of n steps; step 0 is the reset, whose action is empty.
+
+    Attributes:
+        tokens: of the texts, and where the arrays are a shard's also of those of other episodes.
+        spans: SPAN_DTYPE, ordered by step and kind.
+        steps: STEP_DTYPE (n,); a reward is a score difference in points, NaN where it was not recorded.
+        facts: FACT_DTYPE, ordered by start and length.
+        weight: how often an epoch of training takes the episode.
+    """
+
+    tokens: Tokens
+    spans: NDArray[np.void]
+    steps: NDArray[np.void]
+    facts: NDArray[np.void] = field(default_factory=lambda: NO_FACTS)
+    env: str = ""
+    task: str = ""
+    policy: str = ""
+    weight: float = 1.0
+
+    @classmethod
+    def of_texts(
+        cls,
+        goal: ArrayLike,
+        observations: Sequence[ArrayLike],
+        actions: Sequence[ArrayLike],
+        looks: Sequence[ArrayLike | None],
+        inventories: Sequence[ArrayLike | None],
+        hidden_states: Sequence[ArrayLike | None] | None = None,
+        rewards: Sequence[float] | None = None,
+        dones: Sequence[bool] | None = None,
+        env: str = "",
+        task: str = "",
+        policy: str = "",
+        queries: Sequence[Sequence[tuple[ArrayLike, ArrayLike]]] = (),
+    ) -> TokenEpisode:
+        """Return an episode of these texts, which are lists over its steps."""
+        count = len(observations)
+        columns: dict[int, Sequence[ArrayLike | None]] = {
+            GOAL: [goal] + [None] * (count - 1),
+            HIDDEN: [None] * count if hidden_states is None else hidden_states,
+            LOOK: looks,
+            INVENTORY: inventories,
+            OBSERVATION: observations,
+            ACTION: [None, *actions[1:]],
+        }
+        tokens: list[int] = []
+        places: dict[tuple[int, ...], int] = {}
+        spans = []
+        for step in range(count):
+            texts = [(kind, column[step]) for kind, column in columns.items()]
+            pairs = queries[step] if queries else ()
+            for kind, text in (*texts, *(part for pair in pairs for part in zip((QUERY, ANSWER), pair, strict=True))):
+                if text is not None:
+                    words = tuple(np.asarray(text, dtype=np.int64).tolist())
+                    if words not in places:
+                        places[words] = len(tokens)
+                        tokens += words
+                    spans.append((places[words], len(words), step, kind))
+        steps = np.empty(count, dtype=STEP_DTYPE)
+        steps["reward"] = np.nan if rewards is None else rewards
+        steps["done"] = False if dones is None else dones
+        flat, table = np.array(tokens, dtype=np.uint16), np.array(spans, dtype=SPAN_DTYPE)
+        return cls(flat, table, steps, env=env, task=task, policy=policy)
+
+    @property
+    def goal(self) -> Tokens:
+        goal = self.text(GOAL, 0)
+        assert goal is not None
+        return goal
+
+    @property
+    def observations(self) -> Sequence[Tokens]:
+        return Texts(self, OBSERVATION, NO_TOKENS)
+
+    @property
+    def actions(self) -> Sequence[Tokens]:
+        return Texts(self, ACTION, NO_TOKENS)
+
+    @property
+    def looks(self) -> Sequence[Tokens | None]:
+        return Texts(self, LOOK, None)
+
+    @property
+    def inventories(self) -> Sequence[Tokens | None]:
+        return Texts(self, INVENTORY, None)
+
+    @property
+    def hidden_states(self) -> Sequence[Tokens | None]:
+        return Texts(self, HIDDEN, None)
+
+    @property
+    def rewards(self) -> NDArray[np.float32]:
+        return self.steps["reward"]
+
+    @property
+    def dones(self) -> NDArray[np.bool_]:
+        return self.steps["done"]
+
+    @property
+    def last_step(self) -> int:
+        return len(self.steps) - 1
+
+    def head(self, step: int, regime: Regime) -> dict[str, Tokens | None]:
+        """Return the texts that open a context at `step` before its observation, by the name of their mark."""
+        texts: dict[str, Tokens | None] = {"goal": self.goal}
+        if regime in ("briefed", "full"):
+            texts["hidden"] = self.text(HIDDEN, step)
+        if regime in ("snapshot", "full"):
+            texts |= {"look": self.text(LOOK, step), "inv": self.text(INVENTORY, step)}
+        return texts
+
+    def text(self, kind: int, step: int, index: int = 0) -> Tokens | None:
+        """Return the tokens of the text `index` of a kind after a step; None if there is none."""
+        place = self._place(kind, step, index)
+        return None if place is None else self.tokens[place[0] : place[1]]
+
+    def queries_at(self, step: int) -> list[tuple[Tokens, Tokens]]:
+        """Return the state queries after a step, actions that only look, with their answers."""
+        return [tuple(self.tokens[a:b] for a, b in pair) for pair in self.query_places(step)]  # type: ignore[misc]
+
+    def query_places(self, step: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Return where the tokens of the state queries after a step and of their answers start and end.
+
+        Equal texts stand in equal places, so that comparing them reads no token.
+        """
+        return list(zip(self._places(QUERY, step), self._places(ANSWER, step), strict=True))
+
+    def facts_of(self, kind: int, step: int, index: int = 0) -> NDArray[np.void]:
+        """Return the facts of a text, with starts that count from its first token."""
+        place = self._place(kind, step, index)
+        if place is None or not len(self.facts):
+            return NO_FACTS
+        first, last = np.searchsorted(self.facts["start"], place)
+        facts = self.facts[first:last].copy()
+        facts["start"] -= place[0]
+        return facts
+
+    def lengths(self, kind: int) -> NDArray[np.int32]:
+        """Return the number of tokens of each step's text of the kind, 0 where there is none: (n,)."""
+        found = np.zeros(len(self.steps), dtype=np.int32)
+        spans = self.spans[self.spans["kind"] == kind]
+        found[spans["step"]] = spans["length"]
+        return found
+
+    def identities(self, kind: int) -> NDArray[np.int64]:
+        """Return numbers that are equal where the texts of the kind are; -1 for empty texts: (n,)."""
+        found = np.full(len(self.steps), -1, dtype=np.int64)
+        spans = self.spans[(self.spans["kind"] == kind) & (self.spans["length"] > 0)]
+        found[spans["step"]] = spans["start"]
+        return found
+
+    def _places(self, kind: int, step: int) -> list[tuple[int, int]]:
+        """Return start and end in `tokens` of the texts of a kind after a step."""
+        first, last = np.searchsorted(self.spans["step"], (step, step + 1))
+        spans = self.spans[first:last].tolist()
+        return [(start, start + length) for start, length, _, found in spans if found == kind]
+
+    def _place(self, kind: int, step: int, index: int) -> tuple[int, int] | None:
+        places = self._places(kind, step)
+        return places[index] if index < len(places) else None

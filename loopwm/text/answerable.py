@@ -1,0 +1,75 @@
+"""Which tokens of a row nothing that the row shows determines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+
+from loopwm.records.template import Regime
+from loopwm.records.token_episode import ACTION, INVENTORY, LOOK, OBSERVATION, TokenEpisode
+
+COMPLETE: tuple[Regime, ...] = ("briefed", "full")
+"""Regimes whose hidden state tells what the agent has not seen."""
+
+SHOWN_AT_HEAD: dict[Regime, tuple[int, ...]] = {
+    "observed": (OBSERVATION,),
+    "snapshot": (LOOK, INVENTORY, OBSERVATION),
+}
+"""Kinds of the head's texts that show facts, where the regime is not complete."""
+
+
+class RowFacts:
+    """The facts that a row makes known, each from the first step that shows it.
+
+    A deferred observation is not shown, but the actions up to it are, and an action may name what it moves.
+    """
+
+    def __init__(self, episode: TokenEpisode, head: int, regime: Regime, steps: Iterable[int]) -> None:
+        """Collect the facts.
+
+        Args:
+            episode: the episode of the row.
+            head: the step whose observation opens the context.
+            regime: what the head shows beside it.
+            steps: all steps after the head that the row shows or whose actions it defers, ascending.
+        """
+        self._episode = episode
+        self._complete = regime in COMPLETE or not len(episode.facts)
+        self._shown: dict[int, int] = {}
+        self._named: dict[int, int] = {}
+        if self._complete:
+            return
+        for kind in SHOWN_AT_HEAD[regime]:
+            self._add(self._shown, kind, head, head)
+        for step in steps:
+            self._add(self._named, ACTION, step, step)
+            self._add(self._shown, OBSERVATION, step, step)
+
+    def _add(self, known: dict[int, int], kind: int, step: int, since: int) -> None:
+        for _, length, fact in self._episode.facts_of(kind, step).tolist():
+            if length == 0:
+                known.setdefault(fact, since)
+
+    def undetermined(self, kind: int, step: int, index: int = 0, *, last_shown: int) -> list[bool]:
+        """Return for each token of a text whether nothing determines it.
+
+        Args:
+            kind: of the text.
+            step: the step of the text, whose action is known.
+            index: among the step's texts of the kind.
+            last_shown: the last step whose observation the reader sees.
+        """
+        text = self._episode.text(kind, step, index)
+        marks = [False] * (0 if text is None else len(text))
+        if self._complete:
+            return marks
+        rows = (row for row in self._episode.facts_of(kind, step, index).tolist() if row[1] > 0)
+        for (start, length), group in groupby(rows, key=itemgetter(0, 1)):
+            if not any(self._known(fact, step, last_shown) for *_, fact in group):
+                marks[start : start + length] = [True] * length
+        return marks
+
+    def _known(self, fact: int, step: int, last_shown: int) -> bool:
+        return self._shown.get(fact, math.inf) <= last_shown or self._named.get(fact, math.inf) <= step
