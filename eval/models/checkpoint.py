@@ -21,11 +21,12 @@ from loopwm.worlds.local import LocalWorlds
 class CheckpointPredictor:
     """A world model that encodes the context, takes the actions without decoding, and decodes where it is scored.
 
-    depth: loops of every pass or an exit rule, None for the checkpoint's default. Raises InputError for a folder that
-    is no checkpoint, a depth outside its limits, or a rule that needs a gate it does not have.
+    depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
+    for greedy decoding. Raises InputError for a folder that is no checkpoint, a depth outside its limits, or a rule
+    that needs a gate it does not have.
     """
 
-    def __init__(self, folder: Path, depth: int | ExitRule | None = None) -> None:
+    def __init__(self, folder: Path, depth: int | ExitRule | None = None, beams: int = 1) -> None:
         try:
             self.world_model = WorldModel.from_pretrained(folder)
         except InputError as error:
@@ -35,13 +36,16 @@ class CheckpointPredictor:
             self.depth = self.world_model.model.model.core.check(config.default_depth if depth is None else depth)
         except ValueError as error:
             raise InputError(f"--{error}") from error
+        self.beams = beams
         self._hash = checkpoint_hash(folder)
         if torch.cuda.is_available():
             self.world_model.model.to("cuda")
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        return {"model_sha256": self._hash, "depth": format_rule(self.depth)}
+        identity = {"model_sha256": self._hash, "depth": format_rule(self.depth)}
+        # Without the default, so that folders of runs from before there were beams can be resumed.
+        return identity if self.beams == 1 else {**identity, "beams": self.beams}
 
     @property
     def judges(self) -> bool:
@@ -49,7 +53,7 @@ class CheckpointPredictor:
         return self.world_model.model.config.prediction_heads
 
     def worlds(self) -> LocalWorlds:
-        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION)
+        return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION, self.beams)
 
     def imagination(self) -> Imagination:
         return Imagination(lambda env: self.worlds(), self.judges)

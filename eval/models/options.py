@@ -49,6 +49,7 @@ FLOORS = {
 
 _TAKEN_BY = {
     "depth": {CHECKPOINT},
+    "beams": {CHECKPOINT},
     "train_episodes": {"markov", "extrapolate", "retrieve", "retrieve-names"},
     "shots": {LANGUAGE_MODEL, ENDPOINT},
     "examples": {LANGUAGE_MODEL, ENDPOINT},
@@ -61,6 +62,7 @@ class ModelOptions:
     """Options of the command line that only some kinds of model take; None: not given."""
 
     depth: str | None = None
+    beams: int | None = None
     train_episodes: list[Path] | None = None
     shots: int | None = None
     examples: Path | None = None
@@ -87,6 +89,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options of some models")
     add = group.add_argument
     add("--depth", help="loops of every pass, or a rule such as gate:tau=0.5,limit=4 (default: the checkpoint's)")
+    add("--beams", type=positive, help="of the search that decodes a checkpoint's observations (default: 1, greedy)")
     add(
         "--train-episodes",
         type=Path,
@@ -123,7 +126,8 @@ def make_predictor(
         # torch: seconds to import, and the floors run without it
         from eval.models.checkpoint import CheckpointPredictor, read_depth
 
-        return CheckpointPredictor(Path(model), None if options.depth is None else read_depth(options.depth))
+        depth = None if options.depth is None else read_depth(options.depth)
+        return CheckpointPredictor(Path(model), depth, options.beams or 1)
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
     examples = load_shots(windows, options.examples, shots, regime, horizons)
     if kind == ENDPOINT:

@@ -16,8 +16,8 @@ state slots; decoding by one for each row and token. Contexts always run to the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, mak
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.decoding import Decoded, decode_greedily, run_searches, search_beams
 from loopwm.text.heads import Predictions
 from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.tokenizer import special_ids
@@ -38,17 +39,6 @@ from loopwm.text.world_file import fingerprint, read_world, write_world
 
 FACTS = ("steps", "steps_cut", "ended", "loops")
 """Fields of a world that are saved as JSON."""
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A decoded observation, and the loops behind each of its tokens; that of the end mark comes last.
-
-    ended: the end mark came; otherwise the text is cut at the most tokens that were asked for."""
-
-    text: str
-    loops: tuple[int, ...]
-    ended: bool
 
 
 class _Pass(NamedTuple):
@@ -68,7 +58,7 @@ class WorldModel:
         self.tokenizer = tokenizer
         self.slots = model.config.slots
         self.state_slots = model.config.state_slots
-        self._end, self._pad = special_ids(tokenizer, (template.END, template.PAD))
+        self._end, self._pad, self._obs = special_ids(tokenizer, (template.END, template.PAD, template.OBS))
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> WorldModel:
@@ -192,44 +182,47 @@ class WorldModel:
         return self._at_slots(shareable(history), world.depth, world.steps_cut)
 
     def decode(
-        self, world: World, max_new_tokens: int = template.LONGEST_OBSERVATION, depth: int | ExitRule | None = None
+        self,
+        world: World,
+        max_new_tokens: int = template.LONGEST_OBSERVATION,
+        depth: int | ExitRule | None = None,
+        beams: int = 1,
     ) -> list[str]:
-        """The observation of each row, decoded greedily. `world` stays as it is. `depth`: as in `advance`."""
-        return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth)]
+        """The observation of each row: greedy, or the best of a search with `beams` (`loopwm.text.decoding`). `world`
+        stays as it is. `depth`: as in `advance`. Raises ValueError for
+        `beams` or `max_new_tokens` below 1."""
+        return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth, beams)]
 
     @torch.inference_mode()
     def decode_traced(
-        self, world: World, max_new_tokens: int = template.LONGEST_OBSERVATION, depth: int | ExitRule | None = None
+        self,
+        world: World,
+        max_new_tokens: int = template.LONGEST_OBSERVATION,
+        depth: int | ExitRule | None = None,
+        beams: int = 1,
     ) -> list[Decoded]:
         """As `decode`, with the loops that each token took.
 
         With `decode_sees: state` the decoder reads the newest slots alone, which is D(h_K) (LoopWM, equation 18).
         """
-        rule = self._rule(world, depth)
-        tokens_of: list[list[int]] = [[] for _ in range(len(world))]
-        loops_of: list[list[int]] = [[] for _ in range(len(world))]
-        rows, going = list(range(len(world))), set(range(len(world)))
-        state = self.before_decoding(world)
-        out = self._feed(state, [template.OBS] * len(rows), rule.for_pass(0, rows))
-        for step in range(1, max_new_tokens + 1):
-            tokens = self.model.lm_head(out.hidden[:, -1]).argmax(-1)
-            for row, token, loops in zip(rows, tokens.tolist(), out.loops, strict=True):
-                if row in going:
-                    loops_of[row].append(loops)
-                if row in going and token != self._end:
-                    tokens_of[row].append(token)
-                else:
-                    going.discard(row)
-            if not going or step == max_new_tokens:
-                break
-            if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so not for every one that ends
-                index = torch.tensor([i for i, row in enumerate(rows) if row in going], device=tokens.device)
-                rows, tokens, state = [rows[i] for i in index.tolist()], tokens[index], state.select(index)
-            column = tokens[:, None]
-            out = self._forward(state, column, torch.ones_like(column).bool(), rule.for_pass(step, rows))
-        texts = self.tokenizer.batch_decode(tokens_of, skip_special_tokens=True)
-        found = zip(texts, loops_of, strict=True)
-        return [Decoded(text, tuple(loops), row not in going) for row, (text, loops) in enumerate(found)]
+        if min(beams, max_new_tokens) < 1:
+            raise ValueError(f"beams, max_new_tokens: must be at least 1, got {beams}, {max_new_tokens}")
+        state, forward = self.before_decoding(world), partial(self._next_tokens, self._rule(world, depth))
+        if beams == 1:
+            best = decode_greedily(forward, state, self._obs, max_new_tokens, self._end)
+        else:
+            states = [SharedState(state.alone(row), 1) for row in range(len(world))]
+            searches = [search_beams(each, self._obs, beams, max_new_tokens, self._end) for each in states]
+            best = run_searches(searches, forward)
+        texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
+        return [Decoded(text, row.loops, row.ended) for text, row in zip(texts, best, strict=True)]
+
+    def _next_tokens(
+        self, rule: ExitRule, state: States, tokens: Sequence[int], step: int, rows: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        column = torch.tensor(tokens, device=self.model.device)[:, None]
+        out = self._forward(state, column, torch.ones_like(column).bool(), rule.for_pass(step, rows))
+        return self.model.lm_head(out.hidden[:, -1]), out.loops
 
     @torch.inference_mode()
     def nats(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:

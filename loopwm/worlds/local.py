@@ -14,12 +14,17 @@ from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
 
 class LocalWorlds:
-    """Worlds of a checkpoint. depth: loops of every pass or an exit rule, None for the checkpoint's default."""
+    """Worlds of a checkpoint. depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of
+    the search that decodes, 1 for greedy decoding."""
 
     def __init__(
-        self, model: WorldModel, depth: int | ExitRule | None = None, max_new_tokens: int = LONGEST_OBSERVATION
+        self,
+        model: WorldModel,
+        depth: int | ExitRule | None = None,
+        max_new_tokens: int = LONGEST_OBSERVATION,
+        beams: int = 1,
     ) -> None:
-        self._model, self._depth, self._max_new_tokens = model, depth, max_new_tokens
+        self._model, self._depth, self._max_new_tokens, self._beams = model, depth, max_new_tokens, beams
         self._contexts: list[Context] = []
         self._real: World | None = None
         self._now: World | None = None
@@ -31,7 +36,7 @@ class LocalWorlds:
 
     def fresh(self) -> LocalWorlds:
         """Other worlds of the same model, none begun yet."""
-        return LocalWorlds(self._model, self._depth, self._max_new_tokens)
+        return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._beams)
 
     @property
     def world(self) -> World:
@@ -58,7 +63,7 @@ class LocalWorlds:
         if not decode or all(full):
             texts = [Imagined("")] * len(world)
         else:
-            decoded = self._model.decode_traced(world, self._max_new_tokens)
+            decoded = self._model.decode_traced(world, self._max_new_tokens, beams=self._beams)
             texts = [Imagined(found.text, finish="stop" if found.ended else "length") for found in decoded]
         return [
             Imagined("", finish="full") if over else Imagined(text.observation, reward, continuation, text.finish)
@@ -67,7 +72,7 @@ class LocalWorlds:
 
     def fork(self, rows: Sequence[int]) -> LocalWorlds:
         check_rows(rows, len(self._contexts))
-        fork = LocalWorlds(self._model, self._depth, self._max_new_tokens)
+        fork = self.fresh()
         fork._contexts = [self._contexts[row] for row in rows]
         fork._now = self.world.select(rows)
         fork._real = fork._now if self._now is self._real or self._real is None else self._real.select(rows)

@@ -15,8 +15,10 @@ import torch
 
 from loopwm.core import CoreState, SharedState
 from loopwm.machine import give_back
+from loopwm.text.decoding import Hypothesis
 from loopwm.text.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
+from serve.engine.beams import deliver, search
 from serve.engine.kv_cache import KVCache
 from serve.engine.outputs import OutputQueue
 from serve.engine.passes import Forward, Steps, Task, results
@@ -84,6 +86,7 @@ class Engine:
         self.forward.token_bytes(model.config.default_depth)
         self.cache = KVCache(self.limits.cache_bytes)
         self._threads = threads
+        self._end_token = end_token
         self._batch = RunningBatch(self.forward, end_token)
         self._scheduler = Scheduler()
         self._callers: set[Caller] = set()
@@ -151,7 +154,11 @@ class Engine:
         rows = [Row(*each, caller) for each in zip(requests, delivers, strict=True)]
         first = requests[0]
         size = len(first.prompt) + sum(request.max_tokens for request in requests)
-        self._add(Task(self._start(first), partial(self._join, rows), rows[0].caller, rows, size, first.depth.limit))
+        steps: Steps[Any] = self._start(first)
+        join: Callable[[Any], None] = partial(self._join, rows)
+        if first.beam_search:
+            steps, join = self._search(first, len(rows)), partial(self._deliver_beams, rows)
+        self._add(Task(steps, join, rows[0].caller, rows, size, first.depth.limit))
         return rows
 
     def work(
@@ -190,14 +197,24 @@ class Engine:
         """Rows of one prompt begin to decode; several read what comes before their last token together."""
         if isinstance(state, Exception):
             return self._fail(rows, state)
-        if len(rows) > 1 and type(state) is CoreState and state.length:
-            state = SharedState(state, 1)
+        state = _shareable(state) if len(rows) > 1 else state
         for row in rows:
             try:
                 self._batch.add(row, state.fork())
             except Exception as error:
                 log.exception("a row could not join")
                 row.deliver(Event(error=error))
+        return None
+
+    def _search(self, request: Request, beams: int) -> Steps[list[Hypothesis]]:
+        state = _shareable((yield from self._start(request)))
+        return (yield from search(self.forward, state, request, beams, self._end_token))
+
+    def _deliver_beams(self, rows: Sequence[Row], best: list[Hypothesis] | Exception) -> None:
+        if isinstance(best, Exception):
+            return self._fail(rows, best)
+        for row, hypothesis in zip(rows, best, strict=True):
+            deliver(row, hypothesis)
         return None
 
     def _run(self) -> None:
@@ -327,6 +344,11 @@ class Engine:
     def _fail(self, rows: Sequence[Row], error: Exception) -> None:
         for row in rows:
             row.deliver(Event(error=error))
+
+
+def _shareable(state: CoreState) -> CoreState:
+    """The state of one row as something that rows read together, where there is something to read."""
+    return SharedState(state, 1) if type(state) is CoreState and state.length else state
 
 
 class Pace:

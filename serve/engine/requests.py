@@ -23,7 +23,7 @@ class Request:
     depth: the prompt runs to its limit; its last token and what is generated leave by it. start: the state of a world,
     one row, that the prompt goes on from, which is one token then. The end token is never chosen before `min_tokens`
     others, nor at all with `ignore_end`. top: how many of the most probable tokens to tell at each place; None for no
-    scores.
+    scores. beam_search: requests that are submitted together are the best texts of one search, with a beam for each.
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +34,7 @@ class Request:
     min_tokens: int = 0
     ignore_end: bool = False
     top: int | None = None
+    beam_search: bool = False
 
     def may_end(self, produced: int) -> bool:
         """Whether the end token may come after so many others."""

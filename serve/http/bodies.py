@@ -4,8 +4,8 @@ Explicit nulls count as absent and unknown fields are ignored, since clients sen
 whose effect is not offered are refused, because ignoring them would answer another question than the one asked. So are
 unknown fields where the endpoint is ours alone.
 
-Beside OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids), and `depth`,
-the loops of generated tokens.
+Beside OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids,
+use_beam_search), and `depth`, the loops of generated tokens.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class GenerationBody(Body):
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = Field(None, description="never choose the end token")
     return_token_ids: bool | None = None
+    use_beam_search: bool | None = Field(None, description="the choices are the best texts of a search with `n` beams")
     depth: DepthBody | None = Field(None, description="loops of generated tokens, or the rule by which they leave")
 
     # Not offered: only what asks for nothing is taken.
@@ -101,6 +102,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=0, le=0)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     repetition_penalty: float | None = Field(None, ge=1, le=1)
+    length_penalty: float | None = Field(None, ge=0, le=0)
     stop_token_ids: Nothing | None = None
     response_format: TextFormat | None = None
 
@@ -123,7 +125,22 @@ class GenerationBody(Body):
             min_tokens=self.min_tokens or 0,
             ignore_end=bool(self.ignore_eos),
             top=self.top,
+            beam_search=self.beam_search,
         )
+
+    @property
+    def beam_search(self) -> bool:
+        """Return True if choices are the best texts of a search. Raises FormatError for what is not offered then."""
+        if not self.use_beam_search:
+            return False
+        if self.temperature:
+            raise FormatError("temperature", f"must be 0 with use_beam_search, got {self.temperature}")
+        for field in ("stop", "min_tokens", "ignore_eos"):
+            if getattr(self, field):
+                raise FormatError(field, "not offered with use_beam_search")
+        if self.top is not None:
+            raise FormatError("logprobs", "not offered with use_beam_search")
+        return True
 
     @property
     def top(self) -> int | None:
@@ -173,7 +190,9 @@ class CompletionBody(GenerationBody):
             raise FormatError("max_tokens", "must be 0 or 1 with echo and logprobs")
         if self.choices > 1:
             raise FormatError("n", "must be 1 with echo and logprobs")
-        for field in ("stream", "temperature", "stop", "min_tokens", "ignore_eos", "return_token_ids"):
+        for field in (
+            "stream", "temperature", "stop", "min_tokens", "ignore_eos", "return_token_ids", "use_beam_search"
+        ):  # fmt: skip
             if getattr(self, field):
                 raise FormatError(field, "not offered with echo and logprobs, nor with max_tokens 0")
         return True

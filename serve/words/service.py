@@ -77,7 +77,7 @@ class Generation:
     serve.engine.sampling.Sampling.
 
     depth: None for the service's own. max_tokens: None for as many as there is room for, up to DEFAULT_MAX_TOKENS.
-    stops: strings that end the text.
+    stops: strings that end the text. beam_search: the choices of a prompt are the best texts of one search.
     """
 
     depth: Depth | None = None
@@ -91,6 +91,7 @@ class Generation:
     min_tokens: int = 0
     ignore_end: bool = False
     top: int | None = None
+    beam_search: bool = False
 
     def request(self, prompt: Prompt, max_length: int, rule: ExitRule) -> Request:
         """rule: what `depth` stands for. Raises CompletionTooLongError, and FormatError for more least tokens than most
@@ -113,6 +114,7 @@ class Generation:
             min_tokens=self.min_tokens,
             ignore_end=self.ignore_end,
             top=self.top,
+            beam_search=self.beam_search,
         )
 
 

@@ -74,6 +74,23 @@ def test_a_checkpoint_is_run_as_its_rollout(
     assert predicted == {key: text for key, text in expected.items() if key[1] != 2}
 
 
+def test_beams_of_a_run_reach_decoding_and_are_recorded(
+    checkpoint: Path, make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    decode = WorldModel.decode_traced
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 4)
+    monkeypatch.setattr(WorldModel, "decode_traced", lambda *a, **k: asked.append(k["beams"]) or decode(*a, **k))
+    arguments = ["run", "--suite", str(write_suite([make_window("w")])), "--context", "observed", "--horizons", "1"]
+    for beams in (1, 3):
+        model = ["--model", str(checkpoint), "--beams", str(beams), "--out", str(tmp_path / str(beams))]
+        assert main([*arguments, *model]) == 0
+    results = [json.loads((tmp_path / out / "results.json").read_text())["provenance"] for out in "13"]
+    assert [found.get("beams") for found in results] == [None, 3]
+    assert asked == [1, 3]
+    assert main([*arguments, "--model", "copy", "--beams", "2", "--out", str(tmp_path / "copy")]) == 2
+
+
 def test_a_head_over_the_context_limit_names_the_window(checkpoint: Path, make_window: MakeWindow) -> None:
     windows = [make_window("fits"), make_window("huge", goal="heat the red apple " * 2000)]
     with pytest.raises(ValueError, match="window huge: context"):

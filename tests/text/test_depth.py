@@ -7,7 +7,8 @@ import torch
 
 from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate, Trace
 from loopwm.records.template import Context, Transition
-from loopwm.text.world import Decoded, World, WorldModel
+from loopwm.text.decoding import Decoded
+from loopwm.text.world import World, WorldModel
 from tests.text.conftest import random_model
 
 CONTEXTS = [

@@ -1,0 +1,67 @@
+"""Beam search as a task of the engine: each token of all beams is one pass, which other searches take with it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from loopwm.core import CoreState, ExitRule, StateGroup
+from loopwm.text.decoding import Extended, Extension, Hypothesis, search_beams
+from serve.engine.passes import Forward, Steps
+from serve.engine.requests import Event, Finish, Request
+from serve.engine.requests import Sequence as Row
+
+
+@dataclass(frozen=True, eq=False)
+class ExtendBeams:
+    """One token for each beam of a search. Its result is an `Extended`."""
+
+    forward: Forward
+    extension: Extension
+    depth: ExitRule
+
+    @property
+    def key(self) -> Hashable:
+        return ExtendBeams, self.depth
+
+    @property
+    def tokens(self) -> int:
+        return len(self.extension.tokens)
+
+    def within(self, tokens: int) -> ExtendBeams:
+        return self
+
+    @torch.inference_mode()
+    def run(self, others: Sequence[ExtendBeams]) -> list[Extended]:
+        extensions = [each.extension for each in (self, *others)]
+        states = [each.state.fork() for each in extensions]
+        tokens = [[token] for each in extensions for token in each.tokens]
+        logits_BV, loops_B = self.forward.tokens(StateGroup(states), tokens, self.depth)
+        sizes = [len(each.tokens) for each in extensions]
+        parts = zip(states, logits_BV.split(sizes), loops_B.split(sizes), strict=True)
+        return [Extended(state, logits, loops.tolist()) for state, logits, loops in parts]
+
+
+def search(forward: Forward, state: CoreState, request: Request, beams: int, end_token: int) -> Steps[list[Hypothesis]]:
+    """Return the `beams` best texts of a search with as many beams. state: before the last token of the prompt."""
+    searching = search_beams(state, request.prompt[-1], beams, request.max_tokens, end_token, results=beams)
+    extension = next(searching)
+    while True:
+        extended: Any = yield ExtendBeams(forward, extension, request.depth)
+        try:
+            extension = searching.send(extended)
+        except StopIteration as stop:
+            best: list[Hypothesis] = stop.value
+            return best
+
+
+def deliver(row: Row, hypothesis: Hypothesis) -> None:
+    """Emit all tokens of a text, and its end."""
+    events = [Event(token, loops) for token, loops in zip(hypothesis.tokens, hypothesis.loops, strict=False)]
+    last = Event(loops=hypothesis.loops[-1]) if hypothesis.ended else events.pop()
+    finish = Finish.STOP if hypothesis.ended else Finish.LENGTH
+    for event in (*events, Event(last.token, last.loops, finish=finish)):
+        row.deliver(event)
