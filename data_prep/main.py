@@ -5,19 +5,7 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from data_prep import (
-    collect,
-    counterfactual,
-    determined,
-    export,
-    hidden,
-    pack,
-    spelling,
-    stats,
-    tokenize,
-    tokenizer,
-    windows,
-)
+from data_prep import collect, counterfactual, export, pack, stats, tokenize, tokenizer, windows
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status
 
@@ -30,13 +18,10 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "collect": (collect, "play a simulator and write episodes"),
     "pack": (pack, "pack collected episodes into one small file, or unpack such files"),
     "tokenizer": (tokenizer, "train the byte-level BPE and freeze it"),
-    "spelling": (spelling, "measure vocabularies: tokens a text, and names spelled unlike before"),
     "tokenize": (tokenize, "turn episodes into token shards"),
     "windows": (windows, "cut evaluation windows out of episodes"),
-    "determined": (determined, "measure how far states determine answers"),
     "stats": (stats, "count what episodes hold"),
     "export": (export, "write episodes as a Hugging Face datasets folder"),
-    "hidden": (hidden, "read the hidden states of windows anew"),
     "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
 }
 

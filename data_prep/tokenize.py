@@ -59,7 +59,7 @@ LINE_BREAK = re.compile(r"(?<=\S)(\n\t?)(?=\S)")
 MAX_LINES = 200_000
 """Lines kept by a `LineEncoder`, some 50 MB."""
 
-TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "tokenizer.json"
+TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "model" / "tokenizer.json"
 
 
 def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:

@@ -134,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", action="store_true", help=f"only print tokens a text with {COMPARED_PHRASES} phrases"
     )
-    parser.add_argument("--out", type=Path, default=Path("loopwm/text/tokenizer.json"))
+    parser.add_argument("--out", type=Path, default=Path("loopwm/text/model/tokenizer.json"))
     parser.add_argument("--force", action="store_true", help="overwrite; shards and checkpoints made before are void")
 
 

@@ -16,13 +16,9 @@ from eval.commands import (
     tabulate,
     validate,
 )
-from eval.lm_eval import command as lm_eval_tasks
 from eval.models import markov
 from eval.pixels import command as pixels
-from eval.reports import command as report
 from eval.reports import ledger
-from eval.studies import command as study
-from eval.studies import plan
 from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
@@ -33,11 +29,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "table": (tabulate, "several runs side by side"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
-    "plan": (plan, "an agent that looks ahead in the model, against itself without"),
-    "report": (report, "one page about several runs"),
     "ledger": (ledger, "the page of all results that are kept"),
-    "study": (study, "answer a question about the model by a written protocol"),
-    "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov floor"),
     "build-seen": (seen, "find out which windows stand in train episodes"),

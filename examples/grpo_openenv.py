@@ -22,7 +22,7 @@ from openenv.core.generic_client import GenericEnvClient
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.model.tokenizer import load_tokenizer
 
 TURNS, ACTION_TOKENS, CONTEXT = 3, 6, 256
 

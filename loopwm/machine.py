@@ -83,7 +83,7 @@ def quick_products(vectors: int = FEW) -> AbstractContextManager[None]:
 
 def attention_products(queries: int) -> AbstractContextManager[None]:
     """Within `quick_products`, for attention of this many queries a row: finding oneDNN's kernel for every small block
-    of it takes several times as long as the products (benchmarks/products.py)."""
+    of it takes several times as long as the products (lab/benchmarks/products.py)."""
     return _precision("none") if queries < LONG and _onednn_is_quicker() else nullcontext()
 
 

@@ -21,19 +21,19 @@ from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import END, SPECIAL_TOKENS
-from loopwm.text.checkpoint import load_checkpoint
+from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.world import WorldModel
 from serve import play
 from serve.engine.engine import Engine, Limits
+from serve.generation.prompts import PromptReader
+from serve.generation.rate_limits import Allowances
+from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
-from serve.http.keys import KeyRing, read_keys
+from serve.http.auth import KeyRing, read_keys
 from serve.http.server import Server
-from serve.words.allowances import Allowances
-from serve.words.prompts import PromptReader
-from serve.words.service import ModelCard, Service
-from serve.words.sessions import Sessions
-from serve.words.store import WorldLimits, WorldStore
-from serve.words.world_file import WorldFile
+from serve.worlds.sessions import Sessions
+from serve.worlds.sqlite import WorldFile
+from serve.worlds.store import WorldLimits, WorldStore
 
 SHIPPED = "loopwm-small"
 """Name of the checkpoint that ships with the package."""

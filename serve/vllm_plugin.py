@@ -15,6 +15,6 @@ def register() -> None:
     """Makes the configuration and the architecture known to Transformers and to vLLM."""
     from vllm import ModelRegistry  # type: ignore[import-not-found]
 
-    import loopwm.text.modeling  # noqa: F401 - registers the Auto classes
+    import loopwm.text.model.modeling  # noqa: F401 - registers the Auto classes
 
     ModelRegistry.register_model("LoopWMForCausalLM", "vllm.model_executor.models.transformers:TransformersForCausalLM")

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
-from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="session")

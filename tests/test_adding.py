@@ -20,7 +20,7 @@ from eval.__main__ import main as eval_main
 from eval.models.checkpoint import read_depth
 from eval.scores.entities import names_of
 from eval.scores.metrics import METRICS, Metric
-from eval.studies.halting import Thresholds
+from lab.studies.halting_study import Thresholds
 from loopwm.core import RULES, format_rule, make_rule, numbers_of
 from serve.http import bodies
 

@@ -31,20 +31,20 @@ MAY_IMPORT = {
     "eval.scores": ("loopwm.records", "data_prep.environments"),  # what an environment says of itself
     "eval.models": ("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records"),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records", "data_prep.environments"),
-    "eval.studies": (
+    "lab.studies": (
         *("eval.commands", "eval.models", "eval.scores"),
         *("loopwm.worlds", "loopwm.text", "loopwm.pixel", "loopwm.core", "loopwm.records"),
     ),
     "eval.reports": ("eval.commands", "eval.models", "eval.scores", "loopwm.records"),
     "eval.pixels": (
-        *("eval.studies", "eval.commands", "eval.models", "eval.scores"),
+        *("lab.studies", "eval.commands", "eval.models", "eval.scores"),
         *("loopwm.pixel", "loopwm.core", "loopwm.records", "loopwm.training.real_world"),
     ),
-    "eval.lm_eval": ("eval.commands", "eval.models", "eval.scores", "loopwm.text", "loopwm.records"),
+    "lab.lm_eval": ("eval.commands", "eval.models", "eval.scores", "loopwm.text", "loopwm.records"),
     "eval": ("loopwm.records",),
     "serve.engine": ("loopwm.text", "loopwm.core", "loopwm.machine"),
-    "serve.words": ("serve.engine", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.worlds.protocol"),
-    "serve.http": ("serve.words", "serve.playground", "loopwm.records"),
+    "serve.generation": ("serve.engine", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.worlds.protocol"),
+    "serve.http": ("serve.generation", "serve.playground", "loopwm.records"),
     "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.machine"),
 }
 """What of ours a package may import besides itself and what lies in it; the innermost package that is named counts."""
@@ -141,20 +141,20 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("loopwm.records.frames", "import torch"),
         ("loopwm.records.files", "from loopwm.core import block"),
         ("loopwm.pixel.replay", "from loopwm.text import rows"),
-        ("data_prep.tokenize", "from loopwm.text.tokenizer import load_tokenizer"),
+        ("data_prep.tokenize", "from loopwm.text.model.tokenizer import load_tokenizer"),
         ("data_prep.collect_frames", "from loopwm.pixel.replay import Replay"),
         ("data_prep.environments.scienceworld.environment", "from scienceworld import ScienceWorldEnv"),
         ("data_prep.environments.pixels.crafter", "import crafter"),
         ("eval.commands.harness", "def f():\n    import alfworld.agents"),
         ("eval.scores.rows", "from eval.models.base import Predictor"),
-        ("eval.studies.training", "from loopwm.trainer import trainer"),
+        ("lab.studies.training_runs", "from loopwm.trainer import trainer"),
         ("eval.commands.real_world", "from data_prep.windows import cut_window"),
         ("serve.http.app", "from eval.scores import metrics"),
         ("serve.http.app", "from . import worlds"),
-        ("serve.engine.batch", "from serve.words import service"),
+        ("serve.engine.batch", "from serve.generation import service"),
         ("serve.http.openai", "from serve.engine.requests import Finish"),
         ("serve.http.bodies", "from loopwm.core import Fixed"),
-        ("loopwm.text.modeling", "def f(core, h):\n    for layer in core.block:\n        h = layer(h)"),
+        ("loopwm.text.model.modeling", "def f(core, h):\n    for layer in core.block:\n        h = layer(h)"),
     ],
 )
 def test_an_offence_is_found(module, source):
@@ -167,10 +167,10 @@ def test_an_offence_is_found(module, source):
         ("data_prep.windows", "import loopwm\nfrom loopwm.records.template import clean"),
         ("data_prep.environments.scienceworld.environment", "def f():\n    from scienceworld import ScienceWorldEnv"),
         ("loopwm.core.looped", "def f(self):\n    return self.block"),
-        ("eval.studies.protocol", "from loopwm.text.training_config import load_config"),
+        ("lab.studies.study_protocol", "from loopwm.text.training.config import load_config"),
         ("eval.commands.real_world", "from data_prep.environments import make_environment"),
         ("eval.__main__", "from eval.commands import run\nfrom eval import pixels"),
-        ("serve.words.sessions", "from loopwm.text import world\nfrom serve.engine.passes import Steps"),
+        ("serve.worlds.sessions", "from loopwm.text import world\nfrom serve.engine.passes import Steps"),
     ],
 )
 def test_what_is_allowed_is_not_blamed(module, source):

@@ -21,7 +21,7 @@ import yaml
 from eval.models.options import positive
 from loopwm.records.files import write_json
 
-EXAMPLE = "python -m eval pixels accuracy --out runs/studies/twisted-accuracy"
+EXAMPLE = "python -m lab pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
 CLAIMS = Path("configs/studies/storm-claims.yaml")
 SAMPLING = "section `sampling` of all models as YAML (default: the system's own)"
@@ -178,38 +178,38 @@ def _group(text: str) -> tuple[str, list[Path]]:
 
 
 def _accuracy(args: argparse.Namespace) -> None:
-    from eval.pixels.protocol import AccuracyProtocol
-    from eval.pixels.study import run_accuracy_study
-    from eval.studies.protocol import load_protocol
+    from lab.pixels.accuracy_protocol import AccuracyProtocol
+    from lab.pixels.accuracy_study import run_accuracy_study
+    from lab.studies.study_protocol import load_protocol
 
     run_accuracy_study(load_protocol(AccuracyProtocol, args.protocol, args.overrides), args.out, args.workers)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
 def _claims(args: argparse.Namespace) -> None:
-    from eval.pixels.claims_study import ClaimsProtocol, run_claims_study
-    from eval.studies.protocol import load_protocol
+    from lab.pixels.paper_claims_study import ClaimsProtocol, run_claims_study
+    from lab.studies.study_protocol import load_protocol
 
     run_claims_study(load_protocol(ClaimsProtocol, args.protocol, args.overrides), args.out, args.workers)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
 def _memory(args: argparse.Namespace) -> None:
-    from eval.pixels.memory import Settings, run_study
+    from lab.pixels.cue_memory import Settings, run_study
 
     run_study(args.out, Settings(steps=args.steps, seeds=tuple(range(args.seeds))))
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
 def _recall(args: argparse.Namespace) -> None:
-    from eval.pixels.recall import run_study
+    from lab.pixels.memory_recall import run_study
 
     run_study(dict(args.models), args.environment, args.mazes, args.seed, args.sampling, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
 
 
 def _choice(args: argparse.Namespace) -> None:
-    from eval.pixels.choice import run_study
+    from lab.pixels.memory_choice import run_study
 
     run_study(dict(args.models), args.frames, args.episodes, args.futures, args.seed, args.sampling, args.out)
     print((args.out / "report.md").read_text(encoding="utf-8"), end="")
@@ -233,13 +233,13 @@ def _record(args: argparse.Namespace) -> None:
 
 
 def _coin(args: argparse.Namespace) -> None:
-    from eval.pixels.coin import measure
+    from lab.pixels.calibration import measure
 
     _tell(args.out, measure(args.model, args.worlds, args.seed))
 
 
 def _trust(args: argparse.Namespace) -> None:
-    from eval.pixels.ages import measure
+    from lab.pixels.rollout_curve import measure
 
     _tell(args.out, measure(args.folder, args.stretches, args.steps, args.seed))
 

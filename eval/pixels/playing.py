@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from eval.scores.intervals import interval95
-from loopwm.pixel.agent import LEARNER
-from loopwm.pixel.agent_config import AgentConfig, agent_config
+from loopwm.pixel.agents.agent_trainer import LEARNER
+from loopwm.pixel.agents.config import AgentConfig, agent_config
+from loopwm.pixel.agents.learner import Learner
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
-from loopwm.pixel.learner import Learner
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, as_learned
 from loopwm.records.errors import InputError

@@ -42,7 +42,7 @@ LEAD = (
     "Made by `python -m eval ledger docs/results` of what each run came to, which lies beside this page in `data/`. "
     "Exact match in per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 "
     "% intervals over games. Novel: windows whose last observation, actions and answer stand in no train episode. A "
-    "verdict sets a checkpoint's interval beside a floor's mean, which may be of more windows; `eval report` pairs "
+    "verdict sets a checkpoint's interval beside a floor's mean, which may be of more windows; `lab report` pairs "
     "those that both have. What was measured otherwise, with its command: [the checkpoint that ships](../results.md), "
     "[pixel worlds](pixels.md), [trained for a question](studies.md), [models that came before](history.md), "
     "[the first checkpoint](first-checkpoint.md).\n"

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.analysis import Share
+from lab.reports.analysis import Share
 
 INK = "#7f7f80"
 """Axes and text. A page that inlines the plot may put its own text colour in place of it."""

@@ -9,7 +9,7 @@ from typing import Any
 from loopwm.records.errors import InputError
 
 SYSTEMS = {
-    "edeline": "loopwm.pixel.edeline:Edeline",
+    "edeline": "loopwm.pixel.edeline.system:Edeline",
     "storm": "loopwm.pixel.storm.system:StormSystem",
     "twisted": "loopwm.pixel.twisted.system:TwistedSystem",
 }
@@ -19,8 +19,8 @@ AGENTS = {f"{name}-agent": name for name in SYSTEMS}
 """Systems by the names of the agents that learn in them."""
 
 LEARNERS = {
-    "actor-critic": "loopwm.pixel.actor_critic_learner:ActorCriticAgent",
-    "ppo": "loopwm.pixel.ppo_learner:PPOLearner",
+    "actor-critic": "loopwm.pixel.agents.actor_critic_learner:ActorCriticAgent",
+    "ppo": "loopwm.pixel.agents.ppo_learner:PPOLearner",
 }
 """By the configuration's `learner`: module and class, a `Learner`."""
 

@@ -3,7 +3,7 @@
 The code itself is the installed package's: `pip install loopwm`.
 """
 
-from loopwm.text.configuration import LoopWMConfig
-from loopwm.text.modeling import LoopWMForCausalLM, LoopWMModel
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMModel
 
 __all__ = ["LoopWMConfig", "LoopWMForCausalLM", "LoopWMModel"]

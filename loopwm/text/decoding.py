@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import CoreState, StateGroup
-from loopwm.text.modeling import States
+from loopwm.text.model.modeling import States
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, make_rule, name_of, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.checkpoint import load_checkpoint
 from loopwm.text.decoding import Decoded, decode_greedily, run_searches, search_beams
-from loopwm.text.heads import Predictions
-from loopwm.text.modeling import Carried, LoopWMForCausalLM, States
-from loopwm.text.tokenizer import special_ids
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.heads import Predictions
+from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
+from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world_batch import World, by_prefix, joined, not_ended, row_of, same_length, shareable
 from loopwm.text.world_file import fingerprint, read_world, write_world
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic
-from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.model.modeling import LoopWMForCausalLM
 
 FORMAT = "loopwm-world-v2"
 

@@ -20,7 +20,7 @@ from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
 from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
-from loopwm.text.training_config import TrainingConfig
+from loopwm.text.training.config import TrainingConfig
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
 
@@ -36,7 +36,7 @@ Sections = dict[str, Any]
 
 def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     config = typed(TrainingConfig, sections)
-    from loopwm.text.training import TextProgram
+    from loopwm.text.training.program import TextProgram
     from loopwm.trainer.trainer import Trainer
 
     return Trainer(config, TextProgram, folder, start_from)
@@ -53,8 +53,8 @@ def _pixels(sections: Sections, folder: Path, start_from: Path | None) -> Traini
 def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:
     if start_from is not None:
         raise InputError("--start-from: of an agent, world.start_from names the checkpoint of its world")
-    from loopwm.pixel.agent import AgentTrainer
-    from loopwm.pixel.agent_config import agent_config
+    from loopwm.pixel.agents.agent_trainer import AgentTrainer
+    from loopwm.pixel.agents.config import agent_config
     from loopwm.training.real_world import real_environments
 
     config = agent_config(sections)

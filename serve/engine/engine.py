@@ -16,13 +16,13 @@ import torch
 from loopwm.core import CoreState, SharedState
 from loopwm.machine import give_back
 from loopwm.text.decoding import Hypothesis
-from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
 from serve.engine.beams import deliver, search
-from serve.engine.kv_cache import KVCache
 from serve.engine.outputs import OutputQueue
 from serve.engine.passes import Forward, Steps, Task, results
 from serve.engine.prefill import prefill
+from serve.engine.prefix_cache import KVCache
 from serve.engine.requests import Caller, Event, Request
 from serve.engine.requests import Sequence as Row
 from serve.engine.scheduler import Scheduler

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import CoreState, ExitRule, Fixed, StateGroup, quick_products
-from loopwm.text.modeling import LoopWMForCausalLM, LoopWMOutput, States
+from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from loopwm.text.world_batch import row_of
 from serve.engine.requests import Caller
 from serve.engine.requests import Sequence as Row

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from loopwm.core import CoreState, Fixed
-from serve.engine.kv_cache import BLOCK, KVCache
 from serve.engine.passes import Appended, Chunk, Forward, Steps
+from serve.engine.prefix_cache import BLOCK, KVCache
 
 
 def prefill(forward: Forward, cache: KVCache, ids: tuple[int, ...], loops: int) -> Steps[CoreState]:

@@ -11,17 +11,17 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from serve import playground
+from serve.generation.service import EngineStoppedError
 from serve.http import errors
 from serve.http import openai as openai_api
 from serve.http import tokens as tokens_api
 from serve.http import worlds as world_api
-from serve.http.edge import Edge, HostCheck
-from serve.http.keys import KeyCheck, KeyRing
+from serve.http.auth import KeyCheck, KeyRing
 from serve.http.limits import BodyLimit
+from serve.http.middleware import Edge, HostCheck
 from serve.http.openai_replies import Health, Version
 from serve.http.routes import Serving
-from serve.words.service import EngineStoppedError
-from serve.words.sessions import Sessions
+from serve.worlds.sessions import Sessions
 
 BODY_LIMIT = 1 << 20
 """Most bytes of a request body."""

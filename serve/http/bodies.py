@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from loopwm.records.template import FormatError
-from serve.words.service import DEPTH_RULES, Depth, Generation, depth_rule
+from serve.generation.service import DEPTH_RULES, Depth, Generation, depth_rule
 
 
 class Body(BaseModel):

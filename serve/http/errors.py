@@ -18,9 +18,9 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loopwm.records.template import ContextTooLongError, FormatError
-from serve.words.allowances import RateLimitError
-from serve.words.prompts import PromptTooLongError
-from serve.words.service import (
+from serve.generation.prompts import PromptTooLongError
+from serve.generation.rate_limits import RateLimitError
+from serve.generation.service import (
     DEPTH_RULES,
     CompletionTooLongError,
     DeadlineError,
@@ -28,8 +28,8 @@ from serve.words.service import (
     ModelNotFoundError,
     QueueFullError,
 )
-from serve.words.sessions import UnsupportedError
-from serve.words.store import (
+from serve.worlds.sessions import UnsupportedError
+from serve.worlds.store import (
     TooManyWorldsError,
     TooMuchTextError,
     WorldBusyError,

@@ -10,14 +10,14 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from loopwm.records.template import FormatError
+from serve.generation.prompts import Prompt, PromptReader
+from serve.generation.service import Caller, Service
+from serve.generation.streams import TextStream, cancel
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
-from serve.http.echo import echo_reply
 from serve.http.openai_replies import ChatCompletion, Completion, ModelList, ModelTold, told_in_events
+from serve.http.prompt_logprobs import echo_reply
 from serve.http.replies import ChatReply, CompletionReply, answer
 from serve.http.routes import CancelledWithClient, Entered, Serving
-from serve.words.prompts import Prompt, PromptReader
-from serve.words.service import Caller, Service
-from serve.words.streams import TextStream, cancel
 
 router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
 

@@ -1,5 +1,5 @@
 """What OpenAI's and vLLM's routes answer, as the description of the API tells it. The answers themselves are made in
-`serve.http.replies` and `serve.http.echo`, and go out as they are."""
+`serve.http.replies` and `serve.http.prompt_logprobs`, and go out as they are."""
 
 from __future__ import annotations
 

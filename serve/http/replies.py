@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse, Response
 
+from serve.generation.prompts import Prompt
+from serve.generation.service import Service
+from serve.generation.streams import Piece, Scores, TextStream, Token, cancel, interleaved, together
 from serve.http.bodies import GenerationBody
-from serve.http.events import EventStream
-from serve.words.prompts import Prompt
-from serve.words.service import Service
-from serve.words.streams import Piece, Scores, TextStream, Token, cancel, interleaved, together
+from serve.http.sse import EventStream
 
 Json = dict[str, Any]
 

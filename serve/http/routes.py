@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from loopwm.records.template import FormatError
+from serve.generation.service import Caller, Service
 from serve.http.errors import CLIENT_GONE, TooManyItemsError, WrongBodyError
-from serve.words.service import Caller, Service
 
 Json = dict[str, Any]
 
@@ -129,7 +129,7 @@ Owner = Annotated[str, Depends(_owner)]
 
 
 async def _enter(request: Request, service: Serving, owner: Owner) -> Caller:
-    """A place among the requests that are worked on, which `serve.http.edge.Edge` gives back."""
+    """A place among the requests that are worked on, which `serve.http.middleware.Edge` gives back."""
     caller = service.enter(owner, _seconds(request.headers.get(TIMEOUT_HEADER)))
     request.scope["caller"] = caller
     return caller

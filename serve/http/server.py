@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from serve.words.service import Service
+from serve.generation.service import Service
 
 TELLING_SECONDS = 2
 """For answers on their way after the engine has stopped."""

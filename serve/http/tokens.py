@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from loopwm.records.template import FormatError
+from serve.generation.prompts import Prompt
+from serve.generation.service import Service
 from serve.http.bodies import DetokenizeBody, TokenizeBody, read_messages
 from serve.http.openai_replies import Detokenized, TokenizerInfo, Tokens
 from serve.http.routes import CancelledWithClient, Serving
-from serve.words.prompts import Prompt
-from serve.words.service import Service
 
 router = APIRouter(route_class=CancelledWithClient)
 

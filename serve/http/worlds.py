@@ -13,14 +13,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
+from serve.generation.service import DEFAULT_MAX_TOKENS, Caller
+from serve.generation.streams import Finish, Piece, together
 from serve.http.bodies import DepthBody, Items, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
-from serve.http.events import EventStream
 from serve.http.openai_replies import told_in_events
 from serve.http.routes import CancelledWithClient, Entered, Owner
+from serve.http.sse import EventStream
 from serve.http.world_replies import BatchTold, Deleted, PlanTold, StepTold, WorldList, WorldTold
-from serve.words.service import DEFAULT_MAX_TOKENS, Caller
-from serve.words.sessions import (
+from serve.worlds.sessions import (
     MAX_ACTIONS,
     MAX_CANDIDATES,
     MAX_IMAGINED,
@@ -31,8 +32,7 @@ from serve.words.sessions import (
     Stepping,
     StepRequest,
 )
-from serve.words.store import Session
-from serve.words.streams import Finish, Piece, together
+from serve.worlds.store import Session
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ def test_guidellm_ends_with_no_failed_request(base, tmp_path):
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> Path:
-    """The tasks of a suite, as `python -m eval lm-eval-tasks` wrote them."""
+    """The tasks of a suite, as `python -m lab lm-eval-tasks` wrote them."""
     folder = tmp_path_factory.mktemp("made") / "tasks"
     run(
         "eval", "lm-eval-tasks", "--suites", SUITE, "--contexts", "snapshot", "--horizons", "1", "--out", str(folder)

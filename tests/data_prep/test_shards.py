@@ -20,7 +20,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.shards import PARTS, check_shards, read_shards
 from loopwm.records.template import clean
 from loopwm.records.token_episode import ACTION, ANSWER, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, QUERY
-from loopwm.text.tokenizer import tokenizer_hash
+from loopwm.text.model.tokenizer import tokenizer_hash
 
 from .conftest import make_episode
 

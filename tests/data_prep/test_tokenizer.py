@@ -17,7 +17,6 @@ from data_prep.__main__ import main
 from data_prep.environments.alfworld.games import load_package
 from data_prep.environments.alfworld.texts import train_texts
 from data_prep.environments.scienceworld.names import ENTITIES
-from data_prep.spelling import Speller, measure, names_pattern
 from data_prep.tokenizer import TrainText, read_names
 from data_prep.vocabulary import (
     integer_merges,
@@ -27,9 +26,10 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
+from lab.data.tokenizer_eval import Speller, measure, names_pattern
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import ACT, END, OBS, SPECIAL_TOKENS, clean
-from loopwm.text.tokenizer import load_tokenizer, tokenizer_hash
+from loopwm.text.model.tokenizer import load_tokenizer, tokenizer_hash
 
 from .conftest import make_episode
 

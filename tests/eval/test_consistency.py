@@ -28,7 +28,7 @@ from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from tests.eval.corridor import Corridor, Dream, FalseDream, JudgedDream, TrueDream, dreaming, gold_episode
-from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
+from tests.lab.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
 SETTINGS = ConsistencySettings("model", "retrieval-agent", "corridor", ("ring",), "test", 3, "observed", 12, 0, 2)
 START = Context("Ring the bell in room 3.", "You are in room 0.")

@@ -11,9 +11,9 @@ import torch
 from eval.__main__ import main
 from eval.models.checkpoint import CheckpointPredictor
 from loopwm.records.template import window_context
-from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.world import WorldModel
 from tests.eval.conftest import MakeWindow, WriteSuite
 

@@ -21,7 +21,7 @@ from eval.scores.predictions import Prediction, read_records
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Regime
 from loopwm.records.windows import Window, start_windows
-from tests.eval.studies.conftest import checkpoint  # noqa: F401 - a fixture
+from tests.lab.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
 LENGTHS = (7, 2, 5, 1, 3)
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from eval.__main__ import main as evaluate
 from loopwm.pixel import registry
-from loopwm.pixel.agent import AgentTrainer
-from loopwm.pixel.agent_config import agent_config
+from loopwm.pixel.agents.agent_trainer import AgentTrainer
+from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.program import PixelProgram
@@ -23,8 +23,8 @@ from loopwm.pixel.training_config import training_config
 from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files
 from loopwm.trainer.trainer import Trainer
+from tests.pixel.agents.test_agent_trainer import blocks
 from tests.pixel.blocks import SPACE
-from tests.pixel.test_agent import blocks
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ def test_a_checkpoint_of_another_system_is_refused(still, tmp_path):
 
 
 STUDIES = {
-    "eval/pixels/accuracy.py",
-    "eval/pixels/claims.py",
-    "eval/pixels/claims_study.py",
-    "eval/pixels/protocol.py",
-    "eval/pixels/study.py",
+    "lab/pixels/accuracy.py",
+    "lab/pixels/paper_claims.py",
+    "lab/pixels/paper_claims_study.py",
+    "lab/pixels/accuracy_protocol.py",
+    "lab/pixels/accuracy_study.py",
 }
 """Of one system alone: the decoders of TWISTED, what STORM's latents know."""
 

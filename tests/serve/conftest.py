@@ -18,16 +18,16 @@ from loopwm.text.world import WorldModel
 from serve.engine.engine import Engine, Limits
 from serve.engine.requests import Request
 from serve.engine.sampling import Sampling
+from serve.generation.prompts import PromptReader
+from serve.generation.rate_limits import Allowances
+from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
-from serve.http.keys import KeyRing
+from serve.http.auth import KeyRing
 from serve.http.server import Server
 from serve.start import listen
-from serve.words.allowances import Allowances
-from serve.words.prompts import PromptReader
-from serve.words.service import ModelCard, Service
-from serve.words.sessions import Sessions
-from serve.words.store import WorldLimits, WorldStore
-from serve.words.world_file import WorldFile
+from serve.worlds.sessions import Sessions
+from serve.worlds.sqlite import WorldFile
+from serve.worlds.store import WorldLimits, WorldStore
 from tests.serve.in_the_engine import DEPTH, random_prompt
 
 NEVER = -1

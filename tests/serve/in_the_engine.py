@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from loopwm.core import Fixed
-from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.model.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
-from serve.engine.kv_cache import KVCache
 from serve.engine.passes import Forward, Steps, results
 from serve.engine.prefill import prefill
+from serve.engine.prefix_cache import KVCache
 from serve.engine.requests import Event, Request
 from serve.engine.requests import Sequence as Row
 

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from loopwm.records.command import missing_package
-from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.modeling import LoopWMForCausalLM
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.start import listen, main
 
 ROOT = Path(__file__).parents[2]

@@ -22,10 +22,10 @@ from serve.engine import engine as engine_module
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
 from serve.engine.passes import Pass, results
-from serve.words.sessions import MAX_ACTIONS
+from serve.worlds.sessions import MAX_ACTIONS
 from tests.serve import conftest
 from tests.serve.conftest import assert_alike, wait_until
-from tests.serve.test_http import post_without_reading
+from tests.serve.http.test_http import post_without_reading
 from tests.text.conftest import random_model
 
 POISON, NO_NUMBER = "¿", "§"

@@ -8,10 +8,10 @@ import torch
 
 from loopwm.records.template import StateSlots
 from loopwm.records.token_episode import TokenEpisode
-from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.tree import Branch, RowBuilder, TemplateIds
+from loopwm.text.data.tree import Branch, RowBuilder, TemplateIds
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.world import WorldModel
 
 

@@ -12,8 +12,8 @@ from loopwm.core import CoreState
 from loopwm.core.halting import Fixed
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, FormatError
-from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.modeling import LoopWMModel
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMModel
 from loopwm.text.world import World, WorldModel
 from tests.text.conftest import random_model
 

@@ -17,10 +17,10 @@ import torch
 import loopwm
 from loopwm.records import template as template
 from loopwm.records.token_episode import TokenEpisode
-from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.training import template_ids
-from loopwm.text.tree import IGNORED, Branch, RowBuilder, RowPlan, TreeRow
-from loopwm.text.tree_batch import TreeBatch
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.tree import IGNORED, Branch, RowBuilder, RowPlan, TreeRow
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.training.program import template_ids
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
 WINDOWS = Path(__file__).parents[1] / "data" / "dev-100.jsonl.gz"

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from loopwm.records.template import Context, Transition
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.objective import TextObjective
-from loopwm.text.stages import run_rows
-from loopwm.text.tree import IGNORED, RowPlan, TreeRow
-from loopwm.text.tree_batch import TreeBatch
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.tree import IGNORED, RowPlan, TreeRow
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.forward import run_rows
+from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
 from tests.reference.text import Sizes, TextReference, causal, sees_in_row
 from tests.text.conftest import every, random_model, row_builder

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, encode_episode
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.shards import write_shards
-from loopwm.text.tokenizer import tokenizer_hash
+from loopwm.text.model.tokenizer import tokenizer_hash
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import load_config
+from loopwm.text.training.config import load_config
+from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 from tests.training.conftest import TOY_CONFIG, write_toy_shards
 

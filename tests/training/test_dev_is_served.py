@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from loopwm.records.template import Context, Transition
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.rows import Cursor, PlannedRow
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import TrainingConfig, load_config
-from loopwm.text.tree import TRUNK_HORIZON
+from loopwm.text.data.data_loader import Cursor, PlannedRow
+from loopwm.text.data.tree import TRUNK_HORIZON
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.config import TrainingConfig, load_config
+from loopwm.text.training.program import TextProgram
 from loopwm.text.world import World, WorldModel
 from loopwm.trainer.trainer import Trainer
 

@@ -14,9 +14,9 @@ from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.files import publish
 from loopwm.records.frames import FrameSpace
 from loopwm.records.run_folder import RunFolder
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram, export_model
-from loopwm.text.training_config import load_config
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.config import load_config
+from loopwm.text.training.program import TextProgram, export_model
 
 
 class Disk:

@@ -10,14 +10,14 @@ import yaml
 from loopwm.core import Gate
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context
-from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.fit_gate import Decisions, decisions, gate_loss, judge, main, with_gate
-from loopwm.text.rows import Cursor
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import load_config
-from loopwm.text.tree import IGNORED
-from loopwm.text.tree_batch import TreeBatch
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.tree import IGNORED
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.config import load_config
+from loopwm.text.training.fit_gate import Decisions, decisions, gate_loss, judge, main, with_gate
+from loopwm.text.training.program import TextProgram
 from loopwm.text.world import WorldModel
 from loopwm.trainer.trainer import Trainer
 from tests.text.conftest import random_model

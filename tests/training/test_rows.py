@@ -13,12 +13,12 @@ import pytest
 from loopwm.records.errors import InputError
 from loopwm.records.template import StateSlots
 from loopwm.records.token_episode import TokenEpisode
-from loopwm.text.epoch import EpochPlanner
-from loopwm.text.row_statistics import main, statistics
-from loopwm.text.rows import BatchStream, Cursor, make_sources, partition, source_shares
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import BatchConfig, DataConfig, ObjectiveConfig, load_config
-from loopwm.text.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
+from loopwm.text.data.data_loader import BatchStream, Cursor, make_sources, partition, source_shares
+from loopwm.text.data.row_statistics import main, statistics
+from loopwm.text.data.sampler import EpochPlanner
+from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
+from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig, load_config
+from loopwm.text.training.program import TextProgram
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
 DATA = DataConfig(

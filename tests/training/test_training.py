@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from loopwm.records.shards import read_shards
-from loopwm.text.checkpoint import load_checkpoint
-from loopwm.text.rows import Cursor, horizons
-from loopwm.text.tokenizer import tokenizer_hash
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import ObjectiveConfig, load_config
-from loopwm.text.tree import IGNORED
+from loopwm.text.data.data_loader import Cursor, horizons
+from loopwm.text.data.tree import IGNORED
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.tokenizer import tokenizer_hash
+from loopwm.text.training.config import ObjectiveConfig, load_config
+from loopwm.text.training.program import TextProgram
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main

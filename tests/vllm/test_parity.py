@@ -25,9 +25,9 @@ import torch
 from openai import APIConnectionError, InternalServerError, OpenAI
 from openai.types import Completion
 
-from loopwm.text.configuration import PRESETS, LoopWMConfig
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.tokenizer import load_tokenizer
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.vllm
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from loopwm.core import CoreConfig
 from loopwm.core.twohot import BINS
-from loopwm.pixel.actor_critic import mlp
+from loopwm.pixel.agents.actor_critic import mlp
 from loopwm.pixel.dynamics import (
     Depth,
     DynamicsOutput,

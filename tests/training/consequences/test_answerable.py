@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.template import Regime
-from loopwm.text.objective import observation_loss
-from loopwm.text.rows import Cursor
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import load_config
-from loopwm.text.tree import IGNORED, TreeRow
+from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.tree import IGNORED, TreeRow
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.config import load_config
+from loopwm.text.training.loss import observation_loss
+from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 from tests.training.conftest import TOY_CONFIG, write_toy_shards
 from tests.training.consequences.watched import loss_of, program_of, shows

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.text.rows import Cursor, PlannedRow
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram
-from loopwm.text.tree import IGNORED
+from loopwm.text.data.data_loader import Cursor, PlannedRow
+from loopwm.text.data.tree import IGNORED
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.program import TextProgram
 from tests.training.conftest import toy_episode, write_toy_shards
 from tests.training.consequences.watched import (
     program_of,

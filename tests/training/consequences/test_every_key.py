@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import get_type_hints
 
-from loopwm.text.training_config import TrainingConfig
+from loopwm.text.training.config import TrainingConfig
 from tests.training.consequences.watched import SHOWN
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from loopwm.core import DepthPlan
 from loopwm.records.errors import InputError
-from loopwm.text import objective
-from loopwm.text.configuration import LoopWMConfig
-from loopwm.text.integers import fourier_features, integer_tokens
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.rows import Cursor
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram, export_model
-from loopwm.text.training_config import load_config
-from loopwm.text.tree import IGNORED
+from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.tree import IGNORED
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.integer_embedding import fourier_features, integer_tokens
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training import loss as objective
+from loopwm.text.training.config import load_config
+from loopwm.text.training.program import TextProgram, export_model
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
 from tests.training.consequences.watched import (

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from loopwm.core import DepthPlan
-from loopwm.text.modeling import LoopWMForCausalLM
-from loopwm.text.objective import TextObjective
-from loopwm.text.rows import Cursor
+from loopwm.text.data.data_loader import Cursor
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.loss import TextObjective
 from tests.training.consequences.watched import RATES, Update, briefly, program_of, shows
 
 

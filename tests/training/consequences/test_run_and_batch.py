@@ -11,10 +11,10 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
-from loopwm.text.rows import Cursor
-from loopwm.text.tokenizer import load_tokenizer
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import load_config
+from loopwm.text.data.data_loader import Cursor
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.config import load_config
+from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 from tests.training.consequences.watched import SETTINGS, Watched, briefly, program_of, shows
 

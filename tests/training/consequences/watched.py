@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from loopwm.core import DepthPlan
-from loopwm.text.objective import TextObjective
-from loopwm.text.rows import Cursor
-from loopwm.text.training import TextProgram
-from loopwm.text.training_config import load_config
-from loopwm.text.tree_batch import TreeBatch
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.data_loader import Cursor
+from loopwm.text.training.config import load_config
+from loopwm.text.training.loss import TextObjective
+from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 
 SHOWN: set[str] = set()

@@ -1,1 +1,0 @@
-"""Suites as tasks of lm-evaluation-harness, written by `python -m eval lm-eval-tasks`."""

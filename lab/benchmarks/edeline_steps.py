@@ -1,0 +1,112 @@
+"""What a training step and an imagined frame cost in EDELINE, as ratios to what they stand beside.
+
+    python -m lab.benchmarks.edeline_steps
+
+The small configuration of the Memory mazes. A training step with each memory, over the same step with a memory of four
+steps; an imagined frame, of three denoising steps, over one pass of the U-Net, in one world, in 16, and in one of the
+paper's size; frames a second of one imagined world. Weights and frames are made up. Processor time of this process,
+one thread; rounds take turns; medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from lab.benchmarks.pixel_imagination import medians
+from loopwm.machine import keep_everything
+from loopwm.pixel.agents.config import agent_config
+from loopwm.pixel.edeline.auxiliary_losses import to_signed
+from loopwm.pixel.edeline.system import Edeline, EdelineWorld
+from loopwm.pixel.system import FrameBatch
+from loopwm.pixel.training_config import training_config
+from loopwm.records.config import read_sections
+from loopwm.records.frames import FrameSpace
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMALL = training_config(read_sections(CONFIGS / "edeline-memory-small.yaml", ["data.train=made up"]))
+PAPER = agent_config(read_sections(CONFIGS / "edeline-agent-memory.yaml"))
+FRAMES = 20
+
+
+def space(side: int) -> FrameSpace:
+    return FrameSpace("made up", "1", (side, side, 3), 7)
+
+
+def remembering(kind: str, frames: int) -> Edeline:
+    """The small configuration with another memory."""
+    torch.manual_seed(0)
+    memory = replace(SMALL.model.memory, kind=kind, frames=frames)
+    return Edeline(replace(SMALL.model, memory=memory), SMALL.objective, space(32))
+
+
+def made_up(rows: int, steps: int, side: int = 32) -> FrameBatch:
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(256, (rows, steps + 1, side, side, 3), dtype=torch.uint8, generator=generator)
+    none = torch.zeros(rows, steps, dtype=torch.bool)
+    action = torch.randint(space(side).actions, (rows, steps), generator=generator)
+    return FrameBatch(
+        obs=frames[:, :-1], action=action, reward=torch.zeros(rows, steps), terminated=none, truncated=none,
+        first=none.clone(), next_obs=frames[:, 1:],
+    )  # fmt: skip
+
+
+def train(system: Edeline, batch: FrameBatch) -> None:
+    system.zero_grad()
+    plan = system.plan(0, 0, range(len(batch.action)))
+    system.loss(batch, plan, torch.Generator().manual_seed(0))[0].backward()
+
+
+@torch.inference_mode()
+def imagine(world: EdelineWorld, batch: FrameBatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = world.start(batch.obs[:, :5], batch.action[:, :4], batch.first[:, :5], generator)
+    for step in range(FRAMES):
+        state = world.step(state, batch.action[:, step], generator).state
+        world.show(state)
+
+
+@torch.inference_mode()
+def draw(system: Edeline, batch: FrameBatch) -> None:
+    before = to_signed(batch.obs[:, : system.config.frames])
+    h = torch.zeros(len(before), system.config.memory.dim)
+    for _ in range(FRAMES):
+        system.denoised(before[:, 0], torch.ones(len(before)), before, h)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_everything()  # as training does
+    modules = [(kind, 0) for kind in ("attention", "recurrence", "gru", "lstm", "mamba")] + [
+        ("attention", 4),
+        ("gru", 4),
+    ]
+    systems = {f"{kind}{' of four' if frames else ''}": remembering(kind, frames) for kind, frames in modules}
+    small, paper = systems["attention"], Edeline(PAPER.model, PAPER.objective, space(64))
+    worlds = {"one world": (small, made_up(1, 40)), "16 worlds": (small, made_up(16, 40))}
+    worlds["one world of the paper's size"] = paper, made_up(1, 40, 64)
+    batch, work = made_up(SMALL.batch.rows, SMALL.batch.steps), {}
+    for name, system in systems.items():
+        work[f"training, {name}"] = partial(train, system, batch)
+    for name, (system, seen) in worlds.items():
+        work[f"imagined, {name}"] = partial(imagine, system.world(), seen)
+        work[f"drawn, {name}"] = partial(draw, system, seen)
+    found = medians(work, args.rounds)
+    for name in systems:
+        spent, four = found[f"training, {name}"], found["training, attention of four"]
+        print(f"training step, {name}: {1000 * spent:.0f} ms, {spent / four:.2f} of the same with attention of four")
+    for name in worlds:
+        ratio = found[f"imagined, {name}"] / found[f"drawn, {name}"]
+        print(f"{name}: an imagined frame takes {ratio:.2f} times a pass of the U-Net")
+    print(f"one world: {FRAMES / found['imagined, one world']:.0f} imagined frames a second")
+
+
+if __name__ == "__main__":
+    main()

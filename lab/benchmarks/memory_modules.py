@@ -1,0 +1,64 @@
+"""Time of a training step through a memory alone, by module, as a ratio to a GRU's.
+
+    python -m lab.benchmarks.memory_modules
+
+A step: 64 rows of 19 vectors of width 64, there and back, with a loss on the last; depths are drawn as in training.
+Rounds take turns, so that a busy machine slows all alike; medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from loopwm.core import DepthPlan
+from loopwm.pixel.edeline.memory import Memory, MemoryConfig
+
+MODULES = {
+    "gru": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128),
+    "lstm": MemoryConfig(kind="lstm", dim=64, heads=4, mlp_dim=128),
+    "mamba": MemoryConfig(kind="mamba", dim=64, heads=4, mlp_dim=128),
+    "recurrence, 2 loops": MemoryConfig(
+        kind="recurrence", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
+    ),
+    "recurrence, 3 loops and a coda": MemoryConfig(
+        kind="recurrence", dim=64, heads=4, mlp_dim=128, coda_layers=1, mu_rec=3.0, default_depth=3, max_loops=8
+    ),
+    "attention, 2 loops": MemoryConfig(
+        kind="attention", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
+    ),
+    "gru of the last four": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128, frames=4),
+}
+
+
+def seconds(memory: Memory, x: torch.Tensor, step: int) -> float:
+    config, first = memory.config, torch.zeros(x.shape[:2], dtype=torch.bool)
+    start = time.perf_counter()
+    plan = DepthPlan.sample(0, step, range(len(x)), config.mu_rec, config.max_loops)
+    memory(x, first, plan).h[:, -1].square().mean().backward()
+    memory.zero_grad()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    rounds = parser.parse_args().rounds
+    x = torch.randn(64, 19, 64)
+    memories = {name: Memory(config) for name, config in MODULES.items()}
+    taken: dict[str, list[float]] = {name: [] for name in memories}
+    for step in range(rounds + 1):
+        for name, memory in memories.items():
+            spent = seconds(memory, x, step)
+            if step:  # the first pays for what is set up once
+                taken[name].append(spent)
+    base = statistics.median(taken["gru"])
+    for name, found in taken.items():
+        print(f"{name:32} {1000 * statistics.median(found):8.1f} ms {statistics.median(found) / base:6.1f} x GRU")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Diagnostics of episodes, vocabularies and windows."""

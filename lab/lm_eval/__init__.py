@@ -1,0 +1,1 @@
+"""Suites as tasks of lm-evaluation-harness, written by `python -m lab lm-eval-tasks`."""

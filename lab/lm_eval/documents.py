@@ -1,0 +1,110 @@
+"""What the tasks call: windows as documents, and scores of what came back. Nothing is downloaded.
+
+In the template, which is that of the checkpoint that ships, a document's prompt is `render_prompt` of a window, its
+target the true observation with its end mark. A prompt over the context limit loses its oldest steps, as in the
+service's chats, counted with our tokenizer. Prompted, it is the question of `eval.models.fewshot`, which any language
+model can be asked, and the examples are a split of their own; nothing is cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+import loopwm
+from eval.models.fewshot import ask, load_shots, read_continuation
+from eval.scores.metrics import HEADLINE, score_item
+from eval.scores.suites import load_suite
+from loopwm.records.template import (
+    CONTEXT_LIMIT,
+    END,
+    OBS,
+    Context,
+    Regime,
+    clean,
+    fit_context,
+    render_prompt,
+    render_step,
+    window_context,
+)
+from loopwm.records.windows import Window
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.tokenizer import load_tokenizer
+
+Document = dict[str, Any]
+SHIPPED = Path(loopwm.__file__).parent / "pretrained"
+
+
+def load_template(suite: str, context: Regime, horizon: int, **_: object) -> dict[str, Dataset]:
+    """The documents of a committed suite, or of a window file, in its order. The harness adds keywords."""
+    windows = load_suite(suite).windows
+    return {"test": Dataset.from_list([_template_document(window, context, horizon) for window in windows])}
+
+
+def load_prompted(
+    suite: str, context: Regime, horizon: int, shots: int, examples: str | None, **_: object
+) -> dict[str, Dataset]:
+    """The same as questions, and the examples to show. All windows are of one environment."""
+    windows = load_suite(suite).windows
+    found = load_shots(windows, Path(examples) if examples else None, shots, context, [horizon])
+    (shown,) = found.examples.values()
+    splits = {"test": windows, "examples": shown}
+    return {name: Dataset.from_list(_questions(split, context, horizon)) for name, split in splits.items()}
+
+
+def _template_document(window: Window, regime: Regime, horizon: int) -> Document:
+    actions, observation = window["actions"][:horizon], window["observations"][horizon - 1]
+    config = _config()
+    slots = config.slots
+    after = _count(slots.after_context + "".join(render_step(action, slots) for action in actions) + OBS)
+    asked, room, filled = window_context(window, regime), CONTEXT_LIMIT - after, config.context_tokens - after
+    context: Context
+    context, _ = fit_context(asked, _count, room, slots, filled)
+    return {
+        "id": window["id"],
+        "env": window["env"],
+        "prompt": render_prompt(context, actions, slots),
+        "observation": observation,
+        "target": clean(observation) + END,
+    }
+
+
+def _questions(windows: Sequence[Window], regime: Regime, horizon: int) -> list[Document]:
+    """As `eval.models.fewshot.as_text` writes them, which models of either kind can go on from."""
+    return [
+        {
+            "id": window["id"],
+            "env": window["env"],
+            "prompt": ask(window_context(window, regime), window["actions"][:horizon]) + "\nObservation:",
+            "observation": window["observations"][horizon - 1],
+            "target": window["observations"][horizon - 1].strip(),
+        }
+        for window in windows
+    ]
+
+
+@cache
+def _config() -> LoopWMConfig:
+    config: LoopWMConfig = LoopWMConfig.from_pretrained(SHIPPED)
+    return config
+
+
+@cache
+def _count(text: str) -> int:
+    return len(load_tokenizer()(text)["input_ids"])
+
+
+def score_generation(document: Document, results: list[str]) -> dict[str, float]:
+    scores = score_item(document["env"], read_continuation(results[0]), document["observation"])
+    return {name: scores[name] for name in HEADLINE}
+
+
+def score_target(document: Document, results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """nats: of the observation with its end mark. greedy: whether it is what greedy decoding gives."""
+    log_likelihood, greedy = results[0] if isinstance(results[0], tuple | list) else results
+    size = len(document["observation"].encode())
+    return {"nats": -log_likelihood, "greedy": float(greedy), "bits_per_byte": (log_likelihood, size)}

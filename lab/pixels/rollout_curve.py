@@ -1,0 +1,41 @@
+"""What an agent's world imagines of the agent's own play, by the age of imagination: rewards, ends, whole frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval.pixels.playing import REPLAYED, load_agent, read_config
+from loopwm.pixel.agents.world_check import stretches
+from loopwm.pixel.imagined import Moment, rollout
+from loopwm.pixel.replay import Replay
+from loopwm.records.errors import InputError
+from loopwm.training.real_world import real_environments
+
+
+def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
+    """Rows by age, and over all ages (age 0), of `count` stretches in play that the world has not seen.
+
+    Raises InputError for a run that has not ended, or that learned no world.
+    """
+    config = read_config(folder)
+    env, space = real_environments(config.real.environment, config.real.count)
+    agent = load_agent(folder, space, config)
+    if agent.world is None:
+        raise InputError(f"{folder}: the run learned no world")
+    played = rollout(env, agent.player(config.real.count, seed), REPLAYED, Moment.begin(env, seed))
+    replay = Replay(space, played.segments.action.size)
+    replay.add_segments(played.segments, "agent", seed)
+    rng = np.random.default_rng(seed)
+    found = stretches(agent.world, replay, count, config.imagination.burn_in, steps, rng, torch.device("cpu"))
+    columns = {name: found.by_age(name) for name in ("reward", "end", "whole")}
+    rows: list[dict[str, Any]] = [{"age": 0, "lived": int(found.imagined["lived"].sum()), **found.overall()}]
+    for age in range(steps):
+        row: dict[str, Any] = {"age": age + 1, "lived": int(found.imagined["lived"][:, age].sum())}
+        for name, (real, imagined) in columns.items():
+            row |= {f"{name}_real": float(real[age]), f"{name}_imagined": float(imagined[age])}
+        rows.append(row)
+    return {"run": str(folder), "stretches": count, "context": config.imagination.burn_in, "seed": seed, "rows": rows}

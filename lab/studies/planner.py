@@ -1,0 +1,316 @@
+"""Look-ahead in ScienceWorld: an agent that imagines its candidate plans before it acts, against itself without.
+
+The agent recalls the places of train episodes that resemble its own (BM25) and what was done there. Where these do
+different things, each is a candidate plan: the next K actions of the train episode. Four arms choose among the same
+candidates, by which only they differ:
+
+    retrieval     the plan of the most similar place; no model
+    random        any of the plans; no model
+    look-ahead-1  imagines the first action of every plan
+    look-ahead-K  imagines all K actions of every plan
+
+Look-ahead takes all plans in one batch, K deferred advances with nothing decoded between them. Then the decoder reads,
+for each plan, what the train episode really saw after it, and the refusals; no text is generated. A plan scores its
+place's similarity (1 for the best) plus `--weight` times its agreement: the chance that the last action is not refused,
+times the geometric mean of the chances of the observation's tokens. The first action of the best plan is taken, then
+all is planned anew.
+
+Every arm has the same number of environment steps, and both look-aheads read equally many plans. Each game is played
+by every arm; results.json, report.md and plays.jsonl are written to --out. Killed and started again with the same
+arguments it goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from time import process_time
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from eval.commands.agents import REFUSALS, Recalled, RetrievalAgent, is_refusal
+from eval.commands.play import PLAYS, play_real, read_plays, won
+from eval.commands.real_world import Game, RealWorld
+from eval.models.checkpoint import CheckpointPredictor
+from eval.scores.intervals import estimate
+from eval.scores.predictions import PredictionFolder
+from eval.scores.tables import table
+from loopwm.records.episodes import recorded_episodes
+from loopwm.records.files import write_atomic, write_json
+from loopwm.records.provenance import provenance
+from loopwm.records.template import Context, Transition
+from loopwm.worlds.local import LocalWorlds
+
+Plans = Sequence[Recalled]
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What to play. horizon: K. candidates: most plans of one decision."""
+
+    tasks: tuple[str, ...]
+    split: str
+    episodes: int
+    max_steps: int
+    seed: int
+    candidates: int
+    horizon: int
+    weight: float
+
+
+@dataclass
+class Work:
+    """What a play took. seconds: this process's processor time. overruled: decisions against the most similar place."""
+
+    decisions: int = 0
+    overruled: int = 0
+    advances: int = 0
+    imagined_steps: int = 0
+    plans: int = 0
+    seconds: float = 0.0
+
+
+class Chooser(Protocol):
+    def choose(self, context: Context, plans: Plans, work: Work) -> int:
+        """The index of a plan; there is at least one. Adds what the model did to `work`."""
+        ...
+
+
+class MostSimilar:
+    def choose(self, context: Context, plans: Plans, work: Work) -> int:
+        return 0
+
+
+class AnyPlan:
+    def __init__(self, seed: str) -> None:
+        self._random = Random(seed)
+
+    def choose(self, context: Context, plans: Plans, work: Work) -> int:
+        return self._random.randrange(len(plans))
+
+
+class LookAhead:
+    """Imagines the first `horizon` actions of each plan. For one play: real steps are added to the same world."""
+
+    def __init__(self, worlds: LocalWorlds, horizon: int, weight: float) -> None:
+        self._worlds, self._horizon, self._weight = worlds, horizon, weight
+        self._history: tuple[Transition, ...] | None = None
+
+    def choose(self, context: Context, plans: Plans, work: Work) -> int:
+        agreements = self.agreements(context, plans, work)
+        return best_plan([plan.similarity for plan in plans], agreements, self._weight)
+
+    def agreements(self, context: Context, plans: Plans, work: Work) -> list[float]:
+        """Scores of the plans, each in [0, 1]."""
+        self._see(context)
+        ahead = [plan.after[: self._horizon] for plan in plans]
+        found, rows = [0.0] * len(ahead), list(range(len(ahead)))
+        worlds = self._worlds.fork([0] * len(ahead))
+        for k in range(1, max(map(len, ahead)) + 1):
+            going = [i for i, row in enumerate(rows) if len(ahead[row]) >= k]
+            rows = [rows[i] for i in going]
+            worlds = worlds.fork(going)
+            worlds.step([ahead[row][k - 1].action for row in rows], decode=False)
+            work.advances += 1
+            work.imagined_steps += len(rows)
+            over = [i for i, row in enumerate(rows) if len(ahead[row]) == k]
+            if over:
+                seen = [ahead[rows[i]][-1].observation for i in over]
+                for i, value in zip(over, _agreements(worlds.fork(over), seen), strict=True):
+                    found[rows[i]] = value
+        work.plans += len(ahead)
+        return found
+
+    def _see(self, context: Context) -> None:
+        """What was really seen, by one more step where only that is new."""
+        last = context.history[-1:]
+        if last and self._history == context.history[:-1]:
+            self._worlds.observe([last[0].action], [last[0].observation])
+        else:
+            self._worlds.begin([context])
+        self._history = context.history
+
+
+def _agreements(worlds: LocalWorlds, seen: Sequence[str]) -> list[float]:
+    nats, tokens = worlds.nats(seen)
+    refused = sum(torch.exp(-worlds.nats([text] * len(seen))[0]) for text in sorted(REFUSALS))
+    agreements: list[float] = ((1 - refused) * torch.exp(-nats / tokens)).tolist()
+    return agreements
+
+
+def best_plan(similarities: Sequence[float], agreements: Sequence[float], weight: float) -> int:
+    """The first of the best, by similarity (the highest counts 1) plus weight times agreement."""
+    highest = max(similarities) or 1.0
+    scores = [s / highest + weight * a for s, a in zip(similarities, agreements, strict=True)]
+    return scores.index(max(scores))
+
+
+def candidate_plans(agent: RetrievalAgent, context: Context, count: int) -> list[Recalled]:
+    """The most similar place of each of up to `count` different next actions, best first.
+
+    None where the most similar place of all is the end of an episode: there the agent stops.
+    """
+    plans: dict[str | None, Recalled] = {}
+    for place in agent.recall(context):
+        if place.action is None and not plans:
+            return []
+        if place.action is not None:
+            plans.setdefault(place.action, place)
+        if len(plans) == count:
+            break
+    return list(plans.values())
+
+
+class PlanningAgent:
+    """The retrieval agent with a say in which plan is taken. For one play; `work` grows with it."""
+
+    identity: Mapping[str, str | int] = {}
+
+    def __init__(self, agent: RetrievalAgent, chooser: Chooser, candidates: int) -> None:
+        self._agent, self._chooser, self._candidates = agent, chooser, candidates
+        self.work = Work()
+
+    def act(self, context: Context) -> str | None:
+        began = process_time()
+        plans = candidate_plans(self._agent, context, self._candidates)
+        chosen = self._chooser.choose(context, plans, self.work) if plans else 0
+        self.work.decisions += 1
+        self.work.overruled += chosen > 0
+        self.work.seconds += process_time() - began
+        return plans[chosen].action if plans else None
+
+
+Arms = Mapping[str, Callable[[Game], Chooser]]
+"""By name, what makes an arm's chooser for a game. The first is the reference; the last, what is asked about."""
+
+
+def make_arms(make_worlds: Callable[[], LocalWorlds], settings: PlanSettings) -> Arms:
+    def look_ahead(horizon: int) -> LookAhead:
+        return LookAhead(make_worlds(), horizon, settings.weight)
+
+    return {
+        "retrieval": lambda game: MostSimilar(),
+        "random": lambda game: AnyPlan(f"{settings.seed}/{game.name}"),
+        "look-ahead-1": lambda game: look_ahead(1),
+        f"look-ahead-{settings.horizon}": lambda game: look_ahead(settings.horizon),
+    }
+
+
+def measure(
+    agent: RetrievalAgent, arms: Arms, world: RealWorld, settings: PlanSettings, spec: Mapping[str, Any], out: Path
+) -> dict[str, Any]:
+    """Plays what `out` lacks, writes the results there and returns them. spec: what else decides them."""
+    games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
+    spec = {**asdict(settings), "tasks": list(settings.tasks), **agent.identity, **spec}
+    folder = PredictionFolder(out, spec)
+    plays = read_plays(folder.path / PLAYS, arms)
+    for game in tqdm(games, unit="game", desc=f"{len(arms)} arms"):
+        if game.name not in plays:
+            plays[game.name] = play_game(agent, arms, world, game, settings)
+            folder.add_lines(PLAYS, [plays[game.name]])
+    results = make_results([plays[game.name] for game in games], list(arms), spec)
+    results["provenance"]["commits"] = folder.commits()
+    write_json(out / "results.json", results)
+    write_atomic(out / "report.md", render(results))
+    return results
+
+
+def play_game(
+    agent: RetrievalAgent, arms: Arms, world: RealWorld, game: Game, settings: PlanSettings
+) -> dict[str, Any]:
+    """The game once by every arm: its line of plays.jsonl."""
+
+    def play(make_chooser: Callable[[Game], Chooser]) -> dict[str, Any]:
+        player = PlanningAgent(agent, make_chooser(game), settings.candidates)
+        made = play_real(player, world, game, settings.max_steps)
+        refused = sum(map(is_refusal, made.observations))
+        return {**asdict(made), "success": won(made), "refused": refused, "work": asdict(player.work)}
+
+    made = {name: world.robustly(game, partial(play, chooser)) for name, chooser in arms.items()}
+    return {"game": game.name, "task": game.task, **made}
+
+
+def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of results.json. Scores below 0 count as 0."""
+    score = {arm: np.array([max(play[arm]["score"], 0) for play in plays], dtype=float) for arm in arms}
+    success = {arm: np.array([100 * play[arm]["success"] for play in plays], dtype=float) for arm in arms}
+    tasks = sorted({play["task"] for play in plays})
+    of_task = {task: [i for i, play in enumerate(plays) if play["task"] == task] for task in tasks}
+    return {
+        "n": len(plays),
+        "arms": {
+            arm: {"score": estimate(score[arm]), "success": estimate(success[arm]), **_work(plays, arm)} for arm in arms
+        },
+        "differences": [
+            {
+                "a": arms[-1],
+                "b": other,
+                "score": estimate(score[arms[-1]] - score[other]),
+                "success": estimate(success[arms[-1]] - success[other]),
+            }
+            for other in arms[:-1]
+        ],
+        "task_scores": {
+            task: {"n": len(rows), **{arm: float(score[arm][rows].mean()) for arm in arms}}
+            for task, rows in of_task.items()
+        },
+        "provenance": {**spec, **provenance("lab")},
+    }
+
+
+def _work(plays: Sequence[Mapping[str, Any]], arm: str) -> dict[str, float]:
+    """Environment steps and refusals a game; the rest a decision."""
+    decisions = sum(play[arm]["work"]["decisions"] for play in plays)
+    shares = {name: sum(play[arm]["work"][name] for play in plays) / decisions for name in _WORK}
+    steps = float(np.mean([len(play[arm]["actions"]) for play in plays]))
+    return {"steps": steps, "refused": float(np.mean([play[arm]["refused"] for play in plays])), **shares}
+
+
+_WORK = ("overruled", "advances", "imagined_steps", "plans", "seconds")
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """The content of report.md."""
+    spec, arms = results["provenance"], results["arms"]
+    text = f"# Look-ahead in ScienceWorld\n\n{results['n']} games of split {spec['split']}, at most "
+    text += f"{spec['max_steps']} steps, up to {spec['candidates']} candidate plans, weight {spec['weight']:g}. Final "
+    text += "scores of 0 to 100 (negative ones count as 0), success in per cent, bootstrap 95 % bounds over games.\n\n"
+    header = ["Arm", "score", "success", "steps a game", "refused", "overruled", "advances a decision"]
+    header += ["imagined steps", "plans imagined", "core-seconds"]
+    text += table(header, [_arm_line(arm, row) for arm, row in arms.items()])
+    text += "\nRefused: steps a game that the world refused. Overruled: share of decisions against the most similar "
+    text += "place. The last four are of one decision.\n\nDifferences over the same games:\n\n"
+    lines = [[f"{d['a']} - {d['b']}", _cell(d["score"]), _cell(d["success"])] for d in results["differences"]]
+    text += table(["", "score", "success"], lines)
+    text += "\nMean score by task:\n\n"
+    by_task = results["task_scores"].items()
+    return text + table(
+        ["Task", "n", *arms], [[task, str(row["n"]), *(f"{row[arm]:.1f}" for arm in arms)] for task, row in by_task]
+    )
+
+
+def _arm_line(arm: str, row: Mapping[str, Any]) -> list[str]:
+    counts = [f"{row[name]:.1f}" for name in ("steps", "refused")]
+    shares = [f"{row[name]:.2f}" for name in _WORK]
+    return [arm, _cell(row["score"]), _cell(row["success"]), *counts, *shares]
+
+
+def _cell(estimate: Mapping[str, Any]) -> str:
+    low, high = estimate["ci95"]
+    return f"{estimate['mean']:.1f} ({low:.1f} to {high:.1f})"
+
+
+def run_planner(model: Path, train_episodes: Sequence[Path], settings: PlanSettings, out: Path) -> None:
+    """Plays what `out` lacks and writes results.json, report.md and plays.jsonl there. Raises InputError."""
+    torch.set_num_threads(1)  # seconds are those of one core
+    predictor = CheckpointPredictor(model)
+    episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]
+    arms = make_arms(predictor.worlds, settings)
+    with RealWorld("scienceworld") as world:
+        measure(RetrievalAgent(episodes), arms, world, settings, predictor.identity, out)

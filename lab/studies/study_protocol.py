@@ -1,0 +1,88 @@
+"""What decides a study, written down before its full run: typed YAML, unknown keys are errors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from loopwm.pixel.training_config import PixelTrainingConfig
+from loopwm.records.config import load_typed
+from loopwm.records.errors import InputError
+from loopwm.text.training.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train."""
+
+    overrides: tuple[str, ...] = ()
+    """Changes to the training configuration, `section.key=value`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(ABC):
+    """Arms that are trained with every seed. Subclasses say what is trained and what is measured of it.
+
+    A difference between an arm and the reference counts where the paired bootstrap 95 % interval over what both were
+    asked (of the mean over seeds) excludes zero and every seed has the same sign.
+    """
+
+    question: str
+    base: str
+    """Training configuration that all arms change."""
+    arms: Mapping[str, Arm]
+    reference: str
+    """Arm that the others are compared with."""
+    shared: tuple[str, ...] = ()
+    """Overrides of every arm: size, budget, steps."""
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        check(bool(self.arms), "arms", "at least one is needed")
+        for name in self.arms:
+            check("/" not in name and name not in ("", ".", ".."), "arms", f"{name!r} cannot name a folder")
+        check_one_of("reference", self.reference, self.arms)
+        check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", "expected different numbers")
+
+    @property
+    def trained_arms(self) -> tuple[str, ...]:
+        return tuple(self.arms)
+
+    def overrides(self, arm: str, seed: int, rate: float | None = None) -> tuple[str, ...]:
+        """Changes to the base configuration that make one run. Later ones win."""
+        rates = () if rate is None else (f"optimizer.learning_rate={rate}",)
+        return (*self.shared, *self.arms[arm].overrides, f"run.seed={seed}", *rates)
+
+    @abstractmethod
+    def config(self, arm: str, seed: int, rate: float | None = None) -> TrainingConfig | PixelTrainingConfig:
+        """The configuration of one run; a rate of None is its own. Raises InputError."""
+
+    def check_arm(self, arm: str) -> None:
+        """Raises InputError for what would fail, or spoil the study, only after hours of training."""
+        self.config(arm, self.seeds[0])
+
+
+P = TypeVar("P", bound=Protocol)
+
+
+def load_protocol(kind: type[P], path: Path, overrides: Sequence[str] = ()) -> P:
+    """Raises InputError naming file or key, also for an arm that the training program would refuse."""
+    protocol = load_typed(kind, path, overrides)
+    for arm in protocol.trained_arms:
+        try:
+            protocol.check_arm(arm)
+        except InputError as error:
+            raise InputError(f"{path}: arms.{arm}: {error}") from error
+    return protocol
+
+
+def check(good: bool, key: str, message: str) -> None:
+    if not good:
+        raise InputError(f"{key}: {message}")
+
+
+def check_one_of(key: str, name: str, known: Collection[str]) -> None:
+    check(name in known, key, f"{name!r} is not one of {', '.join(known)}")

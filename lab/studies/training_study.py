@@ -1,0 +1,89 @@
+"""Studies that train text models: every arm with every seed, on the same windows, compared with the reference arm.
+
+Everything a study has finished lies in its folder: OUT/ARM/seed-N holds a training run and, under eval/, its scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from eval.commands.harness import RunSettings, select_windows
+from eval.models.base import Predictor
+from eval.models.checkpoint import CheckpointPredictor
+from eval.models.imagination import FedBack
+from eval.scores.suites import load_suite
+from lab.studies.summary import summarize, write_report
+from lab.studies.text_protocol import Job, TextProtocol
+from lab.studies.training_runs import best_run, in_processes, locked, make_run, read_training_log, train
+from lab.studies.window_scores import add_losses, latent_norms, score
+from loopwm.records.files import write_json
+from loopwm.records.template import Regime
+from loopwm.records.windows import Window
+
+
+def run_training_study(name: str, protocol: TextProtocol, out: Path, workers: int) -> None:
+    """Does what is not done yet, then writes results.json, report.md and plots to `out`."""
+    suite = load_suite(protocol.windows)
+    chosen = [select_windows(suite, settings_for(protocol, "", regime)) for regime in protocol.regimes]
+    rates = choose_rates(protocol, out, workers)
+    jobs = [
+        Job(protocol, arm, make_run(protocol, out, protocol.model_arm(arm), seed, rates[protocol.model_arm(arm)]))
+        for seed in protocol.seeds
+        for arm in protocol.arms
+    ]
+    in_processes(complete, jobs, workers)
+    results = summarize(name, protocol, jobs, suite, chosen[0])
+    write_json(out / "results.json", results)
+    write_report(results, out)
+
+
+def choose_rates(protocol: TextProtocol, out: Path, workers: int) -> dict[str, float | None]:
+    """The learning rate of each trained arm: where the protocol sweeps, the best of the first seed on dev loss."""
+    if not protocol.rates:
+        return dict.fromkeys(protocol.trained_arms)
+    runs = {
+        arm: [make_run(protocol, out, arm, protocol.seeds[0], rate) for rate in protocol.rates]
+        for arm in protocol.trained_arms
+    }
+    in_processes(train, [run for of_arm in runs.values() for run in of_arm], workers)
+    return {arm: best_run(of_arm).rate for arm, of_arm in runs.items()}
+
+
+def complete(job: Job) -> None:
+    """Trains and scores; what is done already is skipped. A run that diverged is not scored."""
+    train(job.run)
+    if read_training_log(job.run.folder).diverged:
+        return
+    with locked(job.run):
+        score_regimes(job)
+
+
+def score_regimes(job: Job) -> None:
+    protocol, fed_back = job.protocol, job.decode == "fed_back"
+    checkpoint = CheckpointPredictor(job.run.model, protocol.depth or None)
+    predictor: Predictor = FedBack(checkpoint, checkpoint.imagination()) if fed_back else checkpoint
+    suite = load_suite(protocol.windows)
+    for regime in protocol.regimes:
+        settings = settings_for(protocol, f"{job.arm}/seed-{job.run.seed}", regime)
+        windows = select_windows(suite, settings)
+        score(predictor, suite, windows, settings, job.scores(regime))
+        if not fed_back:  # a text that is fed back has no loss of the true ones
+            add_losses(checkpoint, windows, settings, job.scores(regime))
+        if job.follows_latents:
+            add_latents(checkpoint, windows, protocol, regime, job.latents(regime))
+
+
+def settings_for(protocol: TextProtocol, model: str, regime: Regime) -> RunSettings:
+    return RunSettings(model, regime, protocol.horizons, protocol.limit or None, 0, protocol.batch_size)
+
+
+def add_latents(
+    predictor: CheckpointPredictor, windows: Sequence[Window], protocol: TextProtocol, regime: Regime, path: Path
+) -> None:
+    """Writes the norms of the latent over a long rollout, unless `path` has them."""
+    if not path.exists():
+        chosen = windows[: protocol.latent_windows]
+        norms = latent_norms(predictor, chosen, regime, protocol.latent_horizon, protocol.batch_size)
+        write_json(path, asdict(norms))

@@ -1,0 +1,292 @@
+"""The actor-critic as a learner: it acts on frames, or on what a latent world makes of them, which it carries along.
+
+Where the world is a `LatentWorld` and the policy reads vectors, imagination draws no frame and never leaves the device.
+Else it plays imagined frames as it plays real ones.
+
+Shape suffixes: B environments, T steps, F width of a feature, Y of a memory, H/W/C frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loopwm.pixel.agents.actor_critic import (
+    ActorCriticConfig,
+    ActorCriticLearner,
+    ActorCriticNetwork,
+    Experience,
+    dream,
+)
+from loopwm.pixel.agents.learner import Chance, Dream, Numbers, a_step
+from loopwm.pixel.imagined import FrameWorld, LatentWorld, Moment, Rollout, rollout
+from loopwm.pixel.replay import as_learned
+from loopwm.records.errors import InputError
+from loopwm.records.frames import FrameSpace
+
+Array = NDArray[Any]
+
+
+class Sight(Protocol):
+    """Turns the frames of a vector of environments into what a policy reads, and may remember what went before."""
+
+    def see(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+        """(B, ...) of obs (B, H, W, C), to which action (B,) led, None before the first; first: bool (B,)."""
+        ...
+
+    def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
+        """As `see`, of a frame on which an episode is cut off; nothing is remembered of it."""
+        ...
+
+    def stretch(self, obs: Tensor) -> Tensor | None:
+        """(B, T, ...) of frames (B, T, H, W, C) of other episodes, where no memory is needed to read them."""
+        ...
+
+
+class FrameSight:
+    """The frame itself."""
+
+    def see(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+        return obs
+
+    def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
+        return obs
+
+    def stretch(self, obs: Tensor) -> Tensor | None:
+        return obs
+
+
+class LatentSight:
+    """The features of a world that is carried along."""
+
+    def __init__(self, world: LatentWorld[Any], generator: torch.Generator) -> None:
+        self._world, self._generator = world, generator
+        self._state: Any = None
+
+    def see(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+        if action is None:
+            nothing = torch.zeros(len(obs), 0, dtype=torch.long, device=obs.device)
+            self._state = self._world.start(obs[:, None], nothing, first[:, None], self._generator)
+        else:
+            self._state = self._world.observe(self._state, action, obs, first, self._generator)
+        return self._world.features(self._state)
+
+    def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
+        carried = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
+        return self._world.features(self._world.observe(self._state, action, obs, carried, self._generator))
+
+    def stretch(self, obs: Tensor) -> Tensor | None:
+        return None
+
+
+class ActorCriticPlayer:
+    """As `Policy`."""
+
+    def __init__(self, network: ActorCriticNetwork, sight: Sight, count: int, generator: torch.Generator) -> None:
+        self.network, self._sight, self._generator = network, sight, generator
+        self.device = next(network.parameters()).device
+        self.memory = network.initial(count, self.device)
+        self.action: Tensor | None = None
+        self.before: tuple[Tensor, Tensor] | None = None
+        """What was looked back at, (B, K, ...), and where episodes began, bool (B, K)."""
+
+    @torch.no_grad()
+    def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
+        return self.act(*self.look(obs, first, info))
+
+    def look(self, obs: Array, first: Array, info: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """What the policy reads, (B, ...), where an episode begins, bool (B,), and the memory that it begins with,
+        (B, Y). Once for each frame: worlds take every look for a step."""
+        if self.action is None and "context_obs" in info:
+            return *self._look_back(info), self.network.initial(len(obs), self.device)
+        began = torch.from_numpy(first).to(self.device)
+        seen = self._sight.see(self.action, torch.from_numpy(obs).to(self.device), began)
+        return seen, began, self._fresh(first, info)
+
+    def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
+        """(B, Y): empty, but after the frames before where a world begins in the middle of an episode."""
+        fresh, rows = self.network.initial(len(first), self.device), np.flatnonzero(first)
+        if not (len(rows) and "context_obs" in info and self.network.config.memory):
+            return fresh
+        frames, began = (torch.from_numpy(info[f"context_{name}"][rows]).to(self.device) for name in ("obs", "first"))
+        before = self._sight.stretch(frames[:, :-1])
+        if before is not None and before.shape[1]:
+            _, warmed = self.network.remember(before, began[:, :-1], self.network.initial(len(rows), self.device))
+            fresh[torch.from_numpy(rows).to(self.device)] = warmed.masked_fill(began[:, -1:], 0)
+        return fresh
+
+    def _look_back(self, info: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """As `look`, where imagined worlds begin in the middle of an episode: first at the frames before."""
+        obs, action, first = (
+            torch.from_numpy(info[f"context_{name}"]).to(self.device) for name in ("obs", "action", "first")
+        )
+        inputs = [self._sight.see(None, obs[:, 0], first[:, 0])]
+        for t in range(1, first.shape[1]):
+            inputs.append(self._sight.see(action[:, t - 1], obs[:, t], first[:, t]))
+        self.before = torch.stack(inputs, 1)[:, :-1], first[:, :-1]
+        _, self.memory = self.network.remember(*self.before, self.memory)
+        return inputs[-1], first[:, -1]
+
+    def act(self, inputs: Tensor, first: Tensor, fresh: Tensor) -> Array:
+        out = self.network.step(inputs, first, self.memory, fresh)
+        self.memory = out.memory
+        self.action = torch.multinomial(out.logits.float().softmax(-1), 1, generator=self._generator)[:, 0]
+        return self.action.cpu().numpy()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read before a step, the memory then and that of episodes which begin, and V of the frame that the step
+    before was cut off at, (B,)."""
+
+    inputs: Tensor
+    first: Tensor
+    memory: Tensor
+    fresh: Tensor
+    cut_value: Tensor
+
+
+class RecordingPlayer(ActorCriticPlayer):
+    """Keeps what there is to learn."""
+
+    def __init__(self, network: ActorCriticNetwork, sight: Sight, count: int, generator: torch.Generator) -> None:
+        super().__init__(network, sight, count, generator)
+        self._ahead: _Read | None = None
+        self._read: list[_Read] = []
+
+    @torch.no_grad()
+    def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
+        now, self._ahead = self._ahead or self._reading(obs, first, info), None
+        self._read.append(now)
+        return self.act(now.inputs, now.first, now.fresh)
+
+    def _reading(self, obs: Array, first: Array, info: dict[str, Any]) -> _Read:
+        cut_value = self._cut_value(obs, info)
+        inputs, began, fresh = self.look(obs, first, info)
+        return _Read(inputs, began, self.memory, fresh, cut_value)
+
+    def _cut_value(self, obs: Array, info: dict[str, Any]) -> Tensor:
+        if self.action is None or "final_obs" not in info:
+            return torch.zeros(len(obs), device=self.device)
+        last = obs.copy()
+        for row in np.flatnonzero(info["_final_obs"]):
+            last[row] = info["final_obs"][row]
+        inputs = self._sight.glimpse(self.action, torch.from_numpy(last).to(self.device))
+        going = torch.zeros(len(obs), dtype=torch.bool, device=self.device)
+        return self.network.value(self.network.step(inputs, going, self.memory).critic)
+
+    @torch.no_grad()
+    def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> tuple[Experience, Rollout]:
+        """Plays on from a moment: what there is to learn, and what happened."""
+        self.before = None
+        found = rollout(env, self, steps, moment)
+        now = found.moment
+        self._ahead = self._reading(now.obs, now.first, now.info)
+        read, self._read = [*self._read, self._ahead], []
+        inputs, first, fresh = (
+            torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first", "fresh")
+        )
+        names = ("action", "reward", "terminated", "truncated")
+        learned = as_learned(found.segments)
+        results = {name: torch.from_numpy(getattr(learned, name)).to(self.device) for name in names}
+        # What was looked back at is learned from: an action may pay for what was seen long before imagination began.
+        memory, before = read[0].memory, (inputs[:, :0], first[:, :0])
+        if self.before is not None:
+            memory, before = self.network.initial(len(inputs), self.device), self.before
+        return Experience(
+            *before,
+            memory=memory,
+            inputs=inputs,
+            first=first,
+            fresh=fresh,
+            **results,
+            final_value=torch.stack([r.cut_value for r in read[1:]], 1),
+            valid=torch.ones_like(results["terminated"]),
+        ), found
+
+
+class ActorCriticAgent:
+    """As `Learner`. It reads frames where its configuration has `channels`, else the features of the world."""
+
+    sections: ClassVar[Mapping[str, type]] = {"actor_critic": ActorCriticConfig}
+
+    def __init__(self, config: Any, space: FrameSpace, width: int) -> None:
+        """Raises InputError for an agent that has neither frames nor features to read."""
+        settings: ActorCriticConfig = config.actor_critic
+        self._reads_frames = bool(settings.channels)
+        if not (self._reads_frames or width):
+            raise InputError("actor_critic.channels: this agent's world has no features, so it must read frames")
+        shape = space.frame_shape if self._reads_frames else (width,)
+        self.network = ActorCriticNetwork(settings, shape, space.actions)
+        self.learner = ActorCriticLearner(self.network, settings)
+        self._from_play = settings.from_play
+        self._player: ActorCriticPlayer | None = None
+        self._played: Experience | None = None
+
+    def _sight(self, world: FrameWorld[Any] | None, generator: torch.Generator) -> Sight:
+        if self._reads_frames:
+            return FrameSight()
+        if world is None:
+            raise InputError("actor_critic.channels: without a world an agent must read frames")
+        return LatentSight(cast("LatentWorld[Any]", world), generator)
+
+    def _generator(self, chance: Chance) -> torch.Generator:
+        """Fresh, where the network is."""
+        device = next(self.network.parameters()).device
+        return torch.Generator(device).manual_seed(int(chance.rng.integers(2**62)))
+
+    def player(self, count: int, generator: torch.Generator, world: FrameWorld[Any] | None) -> ActorCriticPlayer:
+        return ActorCriticPlayer(self.network, self._sight(world, generator), count, generator)
+
+    def begin(self, count: int, chance: Chance, world: FrameWorld[Any] | None) -> None:
+        generator = self._generator(chance)
+        kind = RecordingPlayer if self._from_play else ActorCriticPlayer
+        self._player = kind(self.network, self._sight(world, generator), count, generator)
+
+    def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> Rollout:
+        if isinstance(self._player, RecordingPlayer):
+            self._played, found = self._player.play(env, steps, moment)
+            return found
+        assert self._player is not None
+        return rollout(env, self._player, steps, moment)
+
+    def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
+        """One step: what was played is on policy once. Nothing for an agent that learns in imagination alone."""
+        return {} if self._played is None else self.learner.update(self._played)
+
+    def learn_from_imagination(self, dream_of: Dream, settings: Any, chance: Chance) -> Numbers:
+        generator = self._generator(chance)
+        if self._reads_frames:
+            begun = Moment.begin(dream_of.env, int(chance.rng.integers(2**31)))
+            player = RecordingPlayer(self.network, FrameSight(), dream_of.env.num_envs, generator)
+            data, found = player.play(dream_of.env, settings.steps, begun)
+            return self.learner.update(data) | a_step(found)
+        world = cast("LatentWorld[Any]", dream_of.world)
+        seen = dream_of.replay.sample(settings.count, settings.burn_in, chance.rng)
+        obs, action, first = (
+            torch.from_numpy(x).to(generator.device) for x in (seen.obs, seen.action[:, :-1], seen.first)
+        )
+        data = dream(world, self.network, world.start(obs, action, first, generator), settings.steps, generator)
+        lived = data.valid.sum()
+        diagnostics = {
+            "reward": (data.reward * data.valid).sum() / lived,
+            "ends": (data.terminated & data.valid).sum() / lived,
+        }
+        return self.learner.update(data) | {name: number.item() for name, number in diagnostics.items()}
+
+    def to(self, device: torch.device) -> None:
+        self.network.to(device)
+        self.learner.slow_critic.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state_dict(state)

@@ -1,0 +1,150 @@
+"""Typed configuration of an agent that learns in a world model's imagination (TWISTED, tables 7, 8, 11 and 12).
+
+The sections `model`, `objective` and `sampling` are its system's; others, as `policy`, its learner's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from loopwm.pixel.agents.world_check import TrustConfig
+from loopwm.pixel.registry import AGENTS, LEARNERS, named
+from loopwm.pixel.replay import RewardUnit
+from loopwm.pixel.system import system_class, with_sections
+from loopwm.records.config import require_positive, typed
+from loopwm.records.errors import InputError
+
+
+@dataclass(frozen=True)
+class RealConfig:
+    """Play in the real environment."""
+
+    environment: str = "crafter"
+    count: int = 48
+    """Environments at once."""
+    steps: int = 96
+    """Of each environment in an iteration."""
+    total: int = 1_000_000
+    """T_total: interactions until the run ends."""
+    epochs: int = 4
+    minibatches: int = 8
+    rewards: RewardUnit = "raw"
+    """What learner, world and the log of returns are given: the simulator's reward, or its sign."""
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """The world model's training in an iteration."""
+
+    updates: int = 500
+    """U_WM; 0 learns no model: the learner has its real play alone, or the world that is begun with as it is."""
+    start_from: str = ""
+    """A checkpoint of this system, model and objective that the world begins with, if any."""
+    rows: int = 48
+    steps: int = 20
+    """T_WM."""
+    minibatches: int = 3
+    """Optimiser steps of an update, each on a part of the rows."""
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip_norm: float = 0.5
+    replay: int = 128_000
+    """Transitions kept."""
+    recency: tuple[float, ...] = ()
+    """Shares of the rows by age: of as many equal parts of the replay as there are, the oldest first; none: evenly.
+    EDELINE's published code has 0.1, 0.1, 0.1, 0.7."""
+    demonstrations: str = ""
+    """A folder of recorded episodes that the replay begins with (STORM, table 10), if any."""
+    warmup: int = 0
+    """Interactions before the first update: as long as the replay has no segment of `steps`, nothing can be learned."""
+
+
+@dataclass(frozen=True)
+class ImaginationConfig:
+    """The learner's training in imagined worlds in an iteration."""
+
+    updates: int = 300
+    """U_imag."""
+    warmup: int = 50_000
+    """T_warmup: interactions before the first of them."""
+    count: int = 48
+    """Worlds at once."""
+    steps: int = 20
+    burn_in: int = 5
+    """T_burn: real frames that the policy's memory is warmed up on."""
+    epochs: int = 1
+    minibatches: int = 1
+    entropy_coef: float = 0.01
+    world: Literal["learned", "oracle"] = "learned"
+    """oracle: the simulator itself, to tell a bad world from a bad learner."""
+    trust: TrustConfig = field(default_factory=TrustConfig)
+    """What the world must reach on held-out play before the first update: that of the last real environment."""
+
+
+@dataclass(frozen=True)
+class AgentRunConfig:
+    seed: int = 0
+    save_every: int = 5
+    """Iterations between checkpoints."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if there is one."""
+
+
+POSITIVE = {
+    "real": ("count", "steps", "total", "epochs", "minibatches"),
+    "world": ("rows", "steps", "minibatches", "learning_rate", "clip_norm", "replay"),
+    "imagination": ("count", "steps", "burn_in", "epochs", "minibatches"),
+    "run": ("save_every",),
+}
+"""Keys whose values must be above zero."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Raises InputError for values out of range."""
+
+    system: str = "twisted-agent"
+    learner: str = "ppo"
+    model: Any = None
+    objective: Any = None
+    sampling: Any = None
+    real: RealConfig = field(default_factory=RealConfig)
+    world: WorldConfig = field(default_factory=WorldConfig)
+    imagination: ImaginationConfig = field(default_factory=ImaginationConfig)
+    run: AgentRunConfig = field(default_factory=AgentRunConfig)
+
+    def __post_init__(self) -> None:
+        require_positive(self, POSITIVE)
+        shares = self.world.recency
+        if shares and (min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
+            raise InputError(f"world.recency: {shares}, expected shares that sum to 1")
+        rows_of = {"real": self.real.count, "world": self.world.rows, "imagination": self.imagination.count}
+        for section, rows in rows_of.items():
+            parts = getattr(self, section).minibatches
+            if parts > rows:
+                raise InputError(f"{section}.minibatches: {parts} are more than {rows} rows")
+        c = self.imagination
+        if c.updates and c.world == "learned" and not self.has_world:
+            raise InputError("imagination.updates: there is no world without world.updates or world.start_from")
+        if c.trust.asks and c.world == "learned" and self.real.count < 2:
+            raise InputError("imagination.trust: one real environment is held out, so real.count must be above 1")
+
+    @property
+    def of_system(self) -> str:
+        """The system's name."""
+        return AGENTS[self.system]
+
+    @property
+    def has_world(self) -> bool:
+        return bool(self.world.updates or self.world.start_from)
+
+
+def agent_config(sections: dict[str, Any]) -> AgentConfig:
+    """Raises InputError naming the key at fault."""
+    name = sections.get("system", AgentConfig.system)
+    if name not in AGENTS:
+        raise InputError(f"system: {name!r} is not one of {', '.join(AGENTS)}")
+    kind, learner = system_class(AGENTS[name]), named(LEARNERS, sections.get("learner", AgentConfig.learner), "learner")
+    of_system = {"model": kind.Model, "objective": kind.Objective, "sampling": kind.Sampling}
+    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), sections)

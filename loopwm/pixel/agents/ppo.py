@@ -1,0 +1,182 @@
+"""Proximal policy optimisation over rollouts with memory (TWISTED, appendix B.3.2).
+
+    A_t = delta_t + (1 - over_t) gamma lambda A_{t+1}        delta_t = r_t + (1 - done_t) gamma v_{t+1} - v_t
+    q_t = A_t + v_t                                          over_t: the episode ends, done_t: it is terminated
+
+Advantages are standardised over a batch, those of imagined play by the real play's deviation: where a world has
+nothing to tell, noise would be scaled up to the size of a signal. The critic predicts targets standardised by moving
+statistics; its values are de-standardised before they enter A_t. A truncated episode bootstraps from its last frame, a
+terminated one does not.
+
+Shape suffixes: B environments, T steps, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from loopwm.pixel.agents.ppo_policy import ActorCritic
+
+MIN_DEVIATION = 1e-6
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Defaults are the paper's for Craftax-classic (TWISTED, table 8)."""
+
+    gamma: float = 0.925
+    td_lambda: float = 0.625
+    clip: float = 0.2
+    value_coef: float = 2.0
+    entropy_coef: float = 0.01
+    target_discount: float = 0.95
+    """alpha, how much of the moving mean and deviation of targets stays at each batch."""
+    learning_rate: float = 4.5e-4
+    clip_norm: float = 0.5
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name}: {getattr(self, field.name)} is below zero")
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """What a policy did. obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first step; fresh: (B, T, Y) the memory
+    that an episode begins with, where one does; all else (B, T).
+
+    value, next_value: standardised, of the frame before and after each step, the last of a truncated episode included;
+    log_p: of the action under the policy that took it.
+    """
+
+    obs: Tensor
+    first: Tensor
+    action: Tensor
+    log_p: Tensor
+    value: Tensor
+    next_value: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    memory: Tensor
+    fresh: Tensor
+
+    def select(self, rows: Tensor) -> Trajectories:
+        return Trajectories(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+class TargetScale:
+    """Moving mean and deviation of value targets: the critic's unit (TWISTED, appendix B.3.2)."""
+
+    def __init__(self, discount: float) -> None:
+        self.discount = discount
+        self.mean, self.deviation, self.weight = 0.0, 0.0, 0.0
+
+    def update(self, targets: Tensor) -> None:
+        """Takes a batch of targets in. What was before the first has no weight."""
+        keep = self.discount
+        self.mean = keep * self.mean + (1 - keep) * targets.mean().item()
+        self.deviation = keep * self.deviation + (1 - keep) * targets.std(correction=0).item()
+        self.weight = keep * self.weight + (1 - keep)
+
+    def _moments(self) -> tuple[float, float]:
+        if not self.weight:
+            return 0.0, 1.0
+        return self.mean / self.weight, max(self.deviation / self.weight, MIN_DEVIATION)
+
+    def standardise(self, targets: Tensor) -> Tensor:
+        mean, deviation = self._moments()
+        return (targets - mean) / deviation
+
+    def restore(self, values: Tensor) -> Tensor:
+        mean, deviation = self._moments()
+        return values * deviation + mean
+
+    def state_dict(self) -> dict[str, float]:
+        return {"mean": self.mean, "deviation": self.deviation, "weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.mean, self.deviation, self.weight = state["mean"], state["deviation"], state["weight"]
+
+
+def advantages(data: Trajectories, scale: TargetScale, config: PPOConfig) -> tuple[Tensor, Tensor]:
+    """A_t and q_t, both (B, T), in units of reward (TWISTED, appendix B.3.2)."""
+    value, next_value = scale.restore(data.value), scale.restore(data.next_value)
+    going = 1 - data.terminated.float()
+    delta = data.reward + going * config.gamma * next_value - value
+    within = 1 - (data.terminated | data.truncated).float()
+    found, after = torch.zeros_like(delta), torch.zeros_like(delta[:, 0])
+    for t in reversed(range(delta.shape[1])):
+        after = delta[:, t] + within[:, t] * config.gamma * config.td_lambda * after
+        found[:, t] = after
+    return found, found + value
+
+
+def ppo_loss(
+    policy: ActorCritic, data: Trajectories, advantage: Tensor, target: Tensor, config: PPOConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped objective, squared error of standardised values and entropy, each the mean over steps (TWISTED,
+    appendix B.3.2). advantage and target: (B, T), standardised."""
+    out = policy(data.obs, data.first, data.memory, data.fresh)
+    log_p = F.log_softmax(out.logits.float(), -1)
+    ratio = (log_p.gather(-1, data.action[..., None])[..., 0] - data.log_p).exp()
+    clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+    gain = torch.minimum(ratio * advantage, clipped * advantage).mean()
+    value = (out.value - target).square().mean()
+    entropy = -(log_p.exp() * log_p).sum(-1).mean()
+    loss = config.value_coef * value - gain - config.entropy_coef * entropy
+    beyond = ((ratio - 1).abs() > config.clip).float().mean()
+    diagnostics = {"gain": gain, "value_loss": value, "entropy": entropy, "clipped_share": beyond}
+    return loss, {name: number.detach() for name, number in diagnostics.items()}
+
+
+class PPO:
+    """A policy with its optimiser and the scale of its targets."""
+
+    def __init__(self, policy: ActorCritic, config: PPOConfig) -> None:
+        self.policy, self.config = policy, config
+        self.optimizer: Optimizer = torch.optim.Adam(policy.parameters(), lr=config.learning_rate)
+        self.scale = TargetScale(config.target_discount)
+
+    def update(
+        self,
+        data: Trajectories,
+        epochs: int,
+        minibatches: int,
+        generator: torch.Generator,
+        deviation: float | None = None,
+    ) -> dict[str, float]:
+        """`epochs` passes over the environments of a rollout in `minibatches` parts; diagnostics, means over parts, and
+        the deviation of advantages. deviation: what they are divided by, None for their own.
+
+        Raises ValueError for more parts than environments.
+        """
+        if not 1 <= minibatches <= len(data.obs):
+            raise ValueError(f"minibatches: {minibatches} of {len(data.obs)} environments")
+        advantage, target = advantages(data, self.scale, self.config)
+        own = advantage.std(correction=0).item()
+        advantage = (advantage - advantage.mean()) / max(own if deviation is None else deviation, MIN_DEVIATION)
+        self.scale.update(target)
+        target = self.scale.standardise(target)
+        totals: dict[str, float] = {"advantage_deviation": own}
+        for rows in _parts(len(data.obs), epochs, minibatches, generator):
+            part = data.select(rows)
+            loss, diagnostics = ppo_loss(self.policy, part, advantage[rows], target[rows], self.config)
+            self.optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip_norm)
+            self.optimizer.step()
+            for name, number in {"loss": loss.detach(), "grad_norm": norm, **diagnostics}.items():
+                totals[name] = totals.get(name, 0.0) + number.item() / (epochs * minibatches)
+        return totals
+
+
+def _parts(count: int, epochs: int, minibatches: int, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator).tensor_split(minibatches)

@@ -1,0 +1,209 @@
+"""What a world remembers of its frames, by one key: recurrent modules behind one interface, a vector a step in and out.
+
+The looped core as recurrence or attention, GRU, LSTM and selective state spaces (Mamba) keep the promises of
+`Dynamics`: stepping equals the whole, `first` begins anew, nothing leaks from later steps. `frames` above zero makes
+any of them forget what is older.
+
+Shape suffixes: B batch, T environment steps, D width, S vectors of a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.core import DepthPlan
+from loopwm.pixel.dynamics import (
+    Depth,
+    Dynamics,
+    DynamicsOutput,
+    FrameCache,
+    LoopedAttention,
+    LoopedConfig,
+    LoopedRecurrence,
+    require_positive_sizes,
+)
+from loopwm.pixel.edeline.mamba import SelectiveStateSpace
+from loopwm.pixel.positions import Rotary1D
+
+Kind = Literal["recurrence", "attention", "gru", "lstm", "mamba"]
+
+
+@dataclass(frozen=True)
+class MemoryConfig(LoopedConfig):
+    """Sizes. Those of the loop are for the two looped kinds alone; mamba has a layer for each of theirs."""
+
+    kind: Kind = "recurrence"
+    max_loops: int = 2
+    window: int = 96
+    """Frames that attention sees."""
+    frames: int = 0
+    """Steps that are remembered at all; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive_sizes(self, "window")
+        if self.frames < 0:
+            raise ValueError(f"frames: {self.frames} is below zero")
+        if self.dim // self.heads % 2:
+            raise ValueError(f"dim: {self.dim} does not give {self.heads} heads an even width")
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """inner: the module's own state; steps: int64 (B,), how many it has seen; recent: the vectors that a memory which
+    forgets still knows, each with 1 where it begins an episode: (B, frames - 1, D + 1); else (B, 0, D + 1)."""
+
+    inner: FrameCache | Tensor
+    steps: Tensor
+    recent: Tensor
+
+    def select(self, rows: Tensor) -> MemoryState:
+        inner = self.inner[rows] if isinstance(self.inner, Tensor) else self.inner.select(rows)
+        return MemoryState(inner, self.steps[rows], self.recent[rows])
+
+    def replace(self, rows: Tensor, fresh: MemoryState) -> MemoryState:
+        """The same with its rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
+        batch = len(self.steps)
+        order = torch.arange(batch, device=rows.device)
+        order[rows] = batch + torch.arange(len(rows), device=rows.device)
+        joined = MemoryState(
+            _join(self.inner, fresh.inner),
+            torch.cat((self.steps, fresh.steps)),
+            torch.cat(_as_long(self.recent, fresh.recent)),
+        )
+        return joined.select(order)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """h: (B, T, D); state: where the next call goes on; loops: int64 (B, T), ones for what does not loop."""
+
+    h: Tensor
+    state: MemoryState
+    loops: Tensor
+
+
+class Memory(nn.Module):
+    """h_t = f(h_{t-1}, x_t) (EDELINE, section 5.1.1), by the module of its configuration."""
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.module: Dynamics[FrameCache] | Dynamics[Tensor] = _module(config)
+
+    def initial(self, batch: int, device: torch.device) -> MemoryState:
+        steps = torch.zeros(batch, dtype=torch.long, device=device)
+        return MemoryState(
+            self.module.initial(batch, device), steps, torch.zeros(batch, 0, self.config.dim + 1, device=device)
+        )
+
+    def forward(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None = None) -> Remembered:
+        """x: (B, T, D), first: bool (B, T). With a plan, `state` must be None and what is returned holds nothing."""
+        if self.config.frames:
+            return self._windows(x, first, depth, state)
+        at = self.initial(len(x), x.device) if state is None else state
+        steps = torch.arange(x.shape[1], device=x.device)
+        positions = (at.steps[:, None] + steps)[:, :, None, None]
+        inner = None if state is None else state.inner
+        out: DynamicsOutput[FrameCache | Tensor] = self.module(x[:, :, None], positions, first, depth, inner)  # type: ignore[operator]
+        return Remembered(out.h[:, :, 0], MemoryState(out.state, at.steps + x.shape[1], at.recent), out.loops)
+
+    def step(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState) -> Remembered:
+        """x: (B, D), first: bool (B,); h and loops come without T."""
+        out = self(x[:, None], first[:, None], depth, state)
+        return Remembered(out.h[:, 0], out.state, out.loops[:, 0])
+
+    def _windows(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None) -> Remembered:
+        """Every step's h out of the last `frames` steps alone, each time from nothing."""
+        batch, steps, _ = x.shape
+        width = self.config.frames
+        at = self.initial(batch, x.device) if state is None else state
+        told = torch.cat((at.recent, torch.cat((x, first[..., None].to(x.dtype)), -1)), 1)
+        missing = width - 1 + steps - told.shape[1]
+        padded = F.pad(told, (0, 0, missing, 0))
+        # An absent step is one of an episode before: the window's own begins at its first real step.
+        padded[:, missing, -1] = 1
+        windows = padded.unfold(1, width, 1).permute(0, 1, 3, 2).flatten(0, 1)
+        rows, begins = windows[..., :-1], windows[..., -1] > 0
+        begins[:, 0] = True
+        if isinstance(depth, DepthPlan):
+            depth = _repeated(depth, steps)
+        positions = torch.arange(width, device=x.device).expand(len(rows), width)[:, :, None, None]
+        out = self.module(rows[:, :, None], positions, begins, depth)  # type: ignore[operator]
+        h, loops = out.h[:, -1, 0].unflatten(0, (batch, steps)), out.loops[:, -1].unflatten(0, (batch, steps))
+        kept = padded[:, padded.shape[1] - (width - 1) :]
+        return Remembered(h, MemoryState(at.inner, at.steps + steps, kept), loops)
+
+
+def _module(config: MemoryConfig) -> Dynamics[FrameCache] | Dynamics[Tensor]:
+    rotary = Rotary1D(config.dim // config.heads)
+    match config.kind:
+        case "recurrence":
+            return LoopedRecurrence(config.core(), rotary)
+        case "attention":
+            return LoopedAttention(config.core(), rotary, config.window)
+        case "gru":
+            return Gated(nn.GRU(config.dim, config.dim, batch_first=True), 1)
+        case "lstm":
+            return Gated(nn.LSTM(config.dim, config.dim, batch_first=True), 2)
+        case "mamba":
+            return SelectiveStateSpace(config.dim, config.prelude_layers + config.block_layers + config.coda_layers)
+
+
+class Gated(nn.Module):
+    """A GRU or an LSTM as `Dynamics` of frames of one slot; depth decides nothing. Its state is (B, S, D): h, and the
+    cell of an LSTM."""
+
+    def __init__(self, cell: nn.GRU | nn.LSTM, vectors: int) -> None:
+        super().__init__()
+        self.cell, self.vectors = cell, vectors
+
+    def initial(self, batch: int, device: torch.device) -> Tensor:
+        return torch.zeros(batch, self.vectors, self.cell.hidden_size, device=device)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor | None = None
+    ) -> DynamicsOutput[Tensor]:
+        """As in `Dynamics`. One call from each step at which an episode begins in some row to the next."""
+        state = self.initial(len(x), x.device) if state is None else state
+        begins = first.any(0)
+        begins[0] = True
+        starts = [*begins.nonzero()[:, 0].tolist(), x.shape[1]]
+        parts = []
+        for start, stop in pairwise(starts):
+            state = torch.where(first[:, start, None, None], 0, state)
+            vectors = tuple(vector.contiguous() for vector in state.transpose(0, 1).split(1))
+            out, after = self.cell(x[:, start:stop, 0], vectors if self.vectors > 1 else vectors[0])
+            state = torch.cat(after if self.vectors > 1 else (after,)).transpose(0, 1)
+            parts.append(out)
+        return DynamicsOutput(torch.cat(parts, 1)[:, :, None], state, torch.ones_like(first, dtype=torch.long))
+
+    def step(self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor) -> DynamicsOutput[Tensor]:
+        out = self(x[:, None], positions[:, None], first[:, None], depth, state)
+        return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])
+
+
+def _repeated(plan: DepthPlan, times: int) -> DepthPlan:
+    """Each row's depth for as many rows."""
+    loops, seeds = (tuple(x for x in values for _ in range(times)) for values in (plan.loops, plan.noise_seeds))
+    return DepthPlan(loops, plan.mu_bwd, seeds)
+
+
+def _as_long(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Both (.., S, D) with zeros before the shorter one."""
+    length = max(ours.shape[1], theirs.shape[1])
+    return (F.pad(ours, (0, 0, length - ours.shape[1], 0)), F.pad(theirs, (0, 0, length - theirs.shape[1], 0)))
+
+
+def _join(ours: FrameCache | Tensor, theirs: FrameCache | Tensor) -> FrameCache | Tensor:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return torch.cat(_as_long(ours, theirs))
+    assert isinstance(ours, FrameCache)
+    assert isinstance(theirs, FrameCache)
+    return ours.join(theirs)

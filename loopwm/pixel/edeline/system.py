@@ -1,0 +1,375 @@
+"""EDELINE on the looped core: memory that outlives the last frames, diffusion that draws the next one.
+
+    x_t                 = encoder(o_t) and the action a_t, as one vector
+    h_t                 = f(h_{t-1}, x_t)                           the recurrent embedding, `loopwm.pixel.edeline.memory`
+    o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that takes noise away in a few steps
+    r_t, d_t            ~ p(. | h_t)
+
+Departures from the paper: the looped core, a GRU or an LSTM beside Mamba; equation 5 is unbounded below, so
+harmonisers are log(1 + exp(s)); memory and noise level are separate keys of the cross-attention, which over one key
+would ignore its query; agents may act on h after each action in the place of frames. What the published code adds is
+switched in `EdelineLoss` and `EdelineSampling`.
+
+Shape suffixes: B rows, T environment steps, L conditioning frames, C channels, H/W frame, D memory, E condition.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.edeline.auxiliary_losses import LEVELS, Contrast, Preview, different, novelty, to_signed
+from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss, EdelineSampling
+from loopwm.pixel.edeline.memory import Memory, MemoryState
+from loopwm.pixel.edeline.unet import FourierFeatures, UNet, UNetConfig
+from loopwm.pixel.imagined import Imagined
+from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
+from loopwm.records.frames import FrameSpace
+
+SIGMA_DATA = 0.5
+REGRESSED_SIGMA = 1e4
+"""Of the noise level told to a network that regresses: nothing of the noised frame is left."""
+
+
+class Preconditioners(NamedTuple):
+    """(EDELINE, equations 13 to 16): one number a row."""
+
+    c_in: Tensor
+    c_out: Tensor
+    c_noise: Tensor
+    c_skip: Tensor
+
+
+def preconditioners(sigma: Tensor) -> Preconditioners:
+    """sigma: (B,)."""
+    both = sigma.square() + SIGMA_DATA**2
+    return Preconditioners(both.rsqrt(), sigma * SIGMA_DATA * both.rsqrt(), sigma.log() / 4, SIGMA_DATA**2 / both)
+
+
+def harmonised(loss: Tensor, s: Tensor) -> Tensor:
+    """exp(-s) L + log(1 + exp(s)): least where exp(s) is about L, and never below zero (EDELINE, equation 5)."""
+    return torch.exp(-s) * loss + F.softplus(s)
+
+
+@dataclass(frozen=True)
+class EdelineState:
+    """memory: of all before the frame now; frames: (B, L, C, H, W) in -1 .. 1, the last of them now; first: bool (B,),
+    whether that begins an episode."""
+
+    memory: MemoryState
+    frames: Tensor
+    first: Tensor
+
+
+class Encoder(nn.Module):
+    """Frames (B, C, H, W) as vectors: each level a convolution and a residual one, and halved."""
+
+    def __init__(self, channels: tuple[int, ...], stem: int, frame_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        height, width, colours = frame_shape
+        unit = stem * 2 ** len(channels)
+        if height % unit or width % unit:
+            raise ValueError(
+                f"encoder_channels: {len(channels)} levels and a stem of {stem} halve frames that are divisible by "
+                f"{unit}, not {height} x {width}"
+            )
+        self.stem = stem
+        widths = (colours * stem**2, *channels)
+        self.inwards = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(widths, channels, strict=False))
+        self.onwards = nn.ModuleList(nn.Conv2d(b, b, 3, padding=1) for b in channels)
+        self.norms = nn.ModuleList(nn.GroupNorm(max(1, b // 32), b) for b in channels)
+        self.width = channels[-1] * (height // unit) * (width // unit)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pixel_unshuffle(x, self.stem)
+        for inwards, norm, onwards in zip(self.inwards, self.norms, self.onwards, strict=True):
+            x = inwards(x)
+            x = F.avg_pool2d(x + onwards(F.silu(norm(x))), 2)
+        return F.silu(x).flatten(1)
+
+
+class Edeline(PixelSystem):
+    name = "edeline"
+    Model, Objective, Sampling = EdelineConfig, EdelineLoss, EdelineSampling
+    rewards: Tensor
+
+    def __init__(self, config: EdelineConfig, objective: EdelineLoss, space: FrameSpace) -> None:
+        super().__init__(config, objective, space)
+        config.unet.check(space.frame_shape)
+        self.shortest = config.burn_in + int(objective.own_frame)
+        self.width = space.actions * config.memory.dim
+        colours, dim, condition = space.frame_shape[2], config.memory.dim, config.unet.condition
+        self.encoder = Encoder(config.encoder_channels, config.encoder_stem, space.frame_shape)
+        self.action = nn.Embedding(space.actions, config.action_dim)
+        self.inwards = nn.Linear(self.encoder.width + config.action_dim, dim)
+        self.memory = Memory(config.memory)
+        self.reward_head = _head(dim, config.head_hidden, len(config.rewards))
+        self.end_head = _head(dim, config.head_hidden, 1)
+        self.unet = UNet(config.unet, colours * (config.frames + 1), colours)
+        self.noise = nn.Sequential(FourierFeatures(condition), nn.Linear(condition, condition), nn.SiLU())
+        self.memory_key, self.noise_key = nn.Linear(dim, condition), nn.Linear(condition, condition)
+        self.memory_map = _map(config.unet, dim, space.frame_shape)
+        self.preview = _preview(config.unet, objective.preview, colours)
+        self.contrast = Contrast(dim, self.encoder.width) if objective.contrast else None
+        self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
+        self.harmonisers = nn.Parameter(torch.zeros(2))
+        """Of the frame's loss and the reward's."""
+        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def embed(self, frames: Tensor, action: Tensor) -> Tensor:
+        """x (N, D) of frames (N, C, H, W) and actions (N,)."""
+        return self.inwards(torch.cat((self.encoder(frames), self.action(action)), -1))
+
+    def remember(self, obs: Tensor, action: Tensor, first: Tensor, depth: Depth) -> tuple[Tensor, Tensor]:
+        """h (B, T, D) of frames uint8 (B, T, H, W, C) from nothing, and loops (B, T)."""
+        x = self.embed(to_signed(obs).flatten(0, 1), action.flatten()).unflatten(0, action.shape)
+        out = self.memory(x, first, depth)
+        return out.h, out.loops
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def network(self, noised: Tensor, c_noise: Tensor, before: Tensor, h: Tensor) -> Tensor:
+        """F (B, C, H, W) of scaled noised frames, after frames (B, L, C, H, W) and memory h (B, D)."""
+        noise, memory = self.noise(c_noise), self.memory_key(h)
+        keys = torch.stack((memory, self.noise_key(noise)), 1)
+        condition = self.condition(torch.cat((memory, noise), -1))
+        laid = None if self.memory_map is None else self.memory_map(h)
+        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys, laid)
+
+    def denoised(self, noised: Tensor, sigma: Tensor, before: Tensor, h: Tensor) -> Tensor:
+        """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise) (EDELINE, equation 10); sigma: (B,)."""
+        c = preconditioners(sigma)
+        found = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
+        return _wide(c.c_skip) * noised + _wide(c.c_out) * found
+
+    def frame_loss(
+        self, target: Tensor, before: Tensor, h: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Squared error of F against (o - c_skip x) / c_out at drawn noise levels, and the denoised frames; that of the
+        frame itself where the network regresses."""
+        if self.config.predict == "regression":
+            found = self.regressed(before, h)
+            return (found - target).square().mean(), found.detach()
+        o, batch = self.objective, len(target)
+        normal = torch.randn(batch, generator=generator, device=generator.device).to(target.device)
+        sigma = (normal * o.noise_std + o.noise_mean).exp().clamp(o.sigma_min, o.sigma_max)
+        offset = torch.randn(*target.shape[:2], 1, 1, generator=generator, device=generator.device)
+        each = torch.randn(target.shape, generator=generator, device=generator.device)
+        noised = target + _wide(sigma) * each.to(target.device) + o.offset_noise * offset.to(target.device)
+        c = preconditioners((sigma.square() + o.offset_noise**2).sqrt())
+        found = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
+        wanted = (target - _wide(c.c_skip) * noised) / _wide(c.c_out)
+        frame = _wide(c.c_skip) * noised + _wide(c.c_out) * found
+        return (found - wanted).square().mean(), frame.detach()
+
+    def regressed(self, before: Tensor, h: Tensor) -> Tensor:
+        """(B, C, H, W): the mean frame, out of the same network at a noise level that leaves nothing of its input."""
+        nothing = torch.zeros_like(before[:, 0])
+        level = torch.full((len(before),), math.log(REGRESSED_SIGMA) / 4, device=before.device)
+        return self.network(nothing, level, before, h)
+
+    def sampled(self, before: Tensor, h: Tensor, sampling: EdelineSampling, generator: torch.Generator) -> Tensor:
+        """(B, C, H, W) by Euler steps from normal noise."""
+        if self.config.predict == "regression":
+            return _seen(self.regressed(before, h), sampling)
+        shape = before[:, 0].shape
+        noise = torch.randn(shape, generator=generator, device=generator.device)
+        x = sampling.deviation * noise.to(before.device)
+        sigmas = sampling.sigmas()
+        for sigma, following in pairwise(sigmas):
+            told = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
+            denoised = _seen(self.denoised(x, told, before, h), sampling)
+            x = x + (x - denoised) / sigma * (following - sigma)
+        return x
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
+        """Equation 5: frames drawn at random (with `own_frame`, the next ones too), rewards and ends of all steps."""
+        o = self.objective
+        h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
+        chances = self._chances(batch)
+        at = self._drawn(batch, chances, generator)
+        frames, own = [], None
+        for later in range(1 + int(o.own_frame)):
+            loss, own = self._target_loss(batch, h, at + later, own, generator)
+            frames.append(loss)
+        frame = torch.stack(frames).mean()
+        kinds = (batch.reward[..., None] - self.rewards).abs().argmin(-1)
+        reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
+        end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
+        foresight = self._foresight(batch, chances, h)
+        parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
+        count = batch.action.numel()
+        diagnostics = {
+            "loss": mean_of(frame, count),
+            "reward_loss": mean_of(reward, count),
+            "done_loss": mean_of(end, count),
+            "mean_depth": mean_of(loops.float().mean(), count),
+        }
+        weighted = h.new_zeros(())
+        for weight, name in ((o.preview, "preview"), (o.contrast, "contrast")):
+            if name in foresight:
+                diagnostics[f"{name}_loss"] = mean_of(foresight[name], count)
+                weighted = weighted + weight * foresight[name]
+        return parts[0] + parts[1] + end + weighted, diagnostics
+
+    def _chances(self, batch: FrameBatch) -> Tensor:
+        """(B, steps after the burn-in): how likely the frame that each leads to is drawn as a target."""
+        share, end = self.objective.novelty, batch.action.shape[1] - int(self.objective.own_frame)
+        even = torch.ones(len(batch.action), end - self.config.burn_in + 1, device=batch.action.device)
+        new = novelty(batch, self.config.frames)[:, self.config.burn_in - 1 : end] if share else even
+        new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
+        return share * new / new.sum(1, keepdim=True) + (1 - share) / even.shape[1]
+
+    def _drawn(self, batch: FrameBatch, chances: Tensor, generator: torch.Generator) -> Tensor:
+        """The steps (B * targets,) that lead to the frames that are predicted."""
+        rows = len(chances)
+        drawn = torch.rand(rows * self.objective.targets, generator=generator, device=generator.device)
+        drawn = drawn.to(chances.device).view(rows, -1)
+        reached = chances.double().cumsum(1)
+        found = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
+        return self.config.burn_in - 1 + found.clamp(max=chances.shape[1] - 1).flatten()
+
+    def _foresight(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> dict[str, Tensor]:
+        """What the memory is told of the frames that steps after the burn-in lead to, by the name of its weight."""
+        steps = slice(self.config.burn_in - 1, self.config.burn_in - 1 + chances.shape[1])
+        memories, frames = h[:, steps].flatten(0, 1), batch.next_obs[:, steps].flatten(0, 1)
+        errors = {}
+        if self.preview is not None and self.memory_map is not None:
+            errors["preview"] = self.preview.error(self.memory_map(memories), to_signed(frames))
+        if self.contrast is not None:
+            candidates, which = different(frames)
+            errors["contrast"] = self.contrast.error(memories, self.encoder(to_signed(candidates)), which)
+        return {name: (chances * each.view(chances.shape)).sum(1).mean() for name, each in errors.items()}
+
+    def _target_loss(
+        self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Of the frames that steps `at` (B * targets,) led to, after the L frames up to each; `own` stands for the last
+        of them where the episode goes on."""
+        length = self.config.frames
+        rows = torch.arange(len(h), device=at.device).repeat_interleave(len(at) // len(h))
+        places = at[:, None] + torch.arange(1 - length, 1, device=at.device)
+        before = to_signed(batch.obs[rows[:, None], places])
+        begins = batch.first[rows[:, None], places]
+        if own is not None:
+            before[:, -1] = torch.where(_wide(begins[:, -1]), before[:, -1], own)
+        before = before * _wide(same_episode(begins))
+        return self.frame_loss(to_signed(batch.next_obs[rows, at]), before, h[rows, at], generator)
+
+    def world(self, sampling: EdelineSampling | None = None) -> EdelineWorld:
+        return EdelineWorld(self, EdelineSampling() if sampling is None else sampling)
+
+
+class EdelineWorld:
+    """A `LatentWorld`: each step one pass of the memory and, for the frame, one of the U-Net a denoising step."""
+
+    def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
+        self.system, self.sampling, self.space = system, sampling, system.space
+        self.depth, self.width = system.config.default_depth, system.width
+
+    @torch.no_grad()
+    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> EdelineState:
+        frames, length = to_signed(obs), self.system.config.frames
+        memory = self.system.memory.initial(len(obs), obs.device)
+        if action.shape[1]:
+            x = self.system.embed(frames[:, :-1].flatten(0, 1), action.flatten()).unflatten(0, action.shape)
+            memory = self.system.memory(x, first[:, :-1], self.depth, memory).state
+        missing = max(0, length - frames.shape[1])
+        begins = F.pad(first[:, -length:], (missing, 0))
+        last = F.pad(frames[:, -length:], (0, 0, 0, 0, 0, 0, missing, 0)) * _wide(same_episode(begins))
+        return EdelineState(memory, last, first[:, -1])
+
+    @torch.no_grad()
+    def observe(
+        self, state: EdelineState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
+    ) -> EdelineState:
+        _, memory = self._remember(state, action)
+        before = state.frames[:, 1:] * _wide(~first[:, None])
+        return EdelineState(memory, torch.cat((before, to_signed(obs)[:, None]), 1), first)
+
+    @torch.no_grad()
+    def step(self, state: EdelineState, action: Tensor, generator: torch.Generator) -> Imagined[EdelineState]:
+        h, memory = self._remember(state, action)
+        chances = self.system.reward_head(h).float().softmax(-1).to(generator.device)
+        kinds = torch.multinomial(chances, 1, generator=generator)
+        ends = self.system.end_head(h)[:, 0].float().sigmoid()
+        terminated = torch.rand(ends.shape, generator=generator, device=generator.device).to(h.device) < ends
+        frame = self.system.sampled(state.frames, h, self.sampling, generator)
+        after = EdelineState(memory, torch.cat((state.frames[:, 1:], frame[:, None]), 1), torch.zeros_like(terminated))
+        return Imagined(self.system.rewards[kinds[:, 0].to(h.device)], terminated, after)
+
+    @torch.no_grad()
+    def features(self, state: EdelineState) -> Tensor:
+        """(B, A D): h after each of the actions, from which its reward would be read."""
+        batch, actions = len(state.first), self.space.actions
+        rows = torch.arange(batch, device=state.first.device).repeat_interleave(actions)
+        each = EdelineState(state.memory.select(rows), state.frames[rows, -1:], state.first[rows])
+        h, _ = self._remember(each, torch.arange(actions, device=rows.device).repeat(batch))
+        return h.float().unflatten(0, (batch, actions)).flatten(1)
+
+    def _remember(self, state: EdelineState, action: Tensor) -> tuple[Tensor, MemoryState]:
+        x = self.system.embed(state.frames[:, -1], action)
+        out = self.system.memory.step(x, state.first, self.depth, state.memory)
+        return out.h, out.state
+
+    def show(self, state: EdelineState) -> Tensor:
+        frame = (state.frames[:, -1].clamp(-1, 1) + 1) / 2 * LEVELS
+        return frame.round().byte().permute(0, 2, 3, 1)
+
+    @torch.no_grad()
+    def replace(self, state: EdelineState, rows: Tensor, fresh: EdelineState) -> EdelineState:
+        frames, first = (
+            ours.index_copy(0, rows, theirs)
+            for ours, theirs in ((state.frames, fresh.frames), (state.first, fresh.first))
+        )
+        return EdelineState(state.memory.replace(rows, fresh.memory), frames, first)
+
+
+def same_episode(begins: Tensor) -> Tensor:
+    """Which of frames, bool (B, L) with True where an episode begins, belong to that of the last: bool (B, L)."""
+    later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()
+    return later == 0
+
+
+def _seen(frame: Tensor, sampling: EdelineSampling) -> Tensor:
+    if not sampling.rounded:
+        return frame
+    return ((frame.clamp(-1, 1) + 1) / 2 * LEVELS).round() / LEVELS * 2 - 1
+
+
+def _wide(x: Tensor) -> Tensor:
+    """With three dimensions of size 1 behind, over C, H and W."""
+    return x[..., None, None, None]
+
+
+def _head(dim: int, hidden: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, out))
+
+
+def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.Module | None:
+    """From a memory (B, D) to its channels over the U-Net's first map."""
+    if not config.memory_map:
+        return None
+    sides = [side // config.stem for side in frame_shape[:2]]
+    places = math.prod(sides)
+    return nn.Sequential(nn.Linear(dim, config.memory_map * places), nn.Unflatten(1, (config.memory_map, *sides)))
+
+
+def _preview(config: UNetConfig, weight: float, colours: int) -> Preview | None:
+    """Raises ValueError where no memory is laid out."""
+    if not weight:
+        return None
+    if not config.memory_map:
+        raise ValueError("unet.memory_map: objective.preview wants at least one channel")
+    return Preview(config.memory_map, colours, config.stem)

@@ -1,0 +1,240 @@
+"""Training rows as a batch of tensors, with the masks and the latents of their branches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loopwm.records.token_episode import Tokens
+from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
+from loopwm.text.data.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
+from loopwm.text.model.heads import STATE_TEXTS
+
+WIDTH_MULTIPLE = 64
+"""Blocks of columns are as wide as a multiple of this, so that few shapes come up: oneDNN writes itself a program for
+every new shape of a product, which took as long as a third of what was computed."""
+
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """Rows padded to one length L: every tensor (B, L). The first `trunk` columns hold the trunks, the others the
+    branches, as the layout says; every block is padded at its end. Padding has branch -1 and no targets. `place` is
+    the index of a token in its row.
+
+    stage_ends: where the stages end that run one after another where a latent is carried; with the layout for one
+    pass there is one. steps: the latents of the branches. trunk_steps: those of the trunk's steps that are targets;
+    branches count for nothing there. `row_ids` are the rows' indices in the global batch.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    limit: Tensor
+    branch: Tensor
+    decode: Tensor
+    stage: Tensor
+    label: Tensor
+    horizon: Tensor
+    undetermined: Tensor
+    weight: Tensor
+    place: Tensor
+    steps: BranchSteps
+    trunk_steps: BranchSteps
+    trunk: int
+    stage_ends: tuple[int, ...]
+    row_ids: tuple[int, ...]
+
+    @classmethod
+    def collate(
+        cls,
+        rows: Sequence[TreeRow],
+        row_ids: Sequence[int],
+        pad_id: int,
+        layout: Layout = trunk_and_branches,
+    ) -> TreeBatch:
+        widths = row_widths(rows, layout).max(0)
+        ends = widths.cumsum()
+        columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
+
+        slots = max((len(s.places) for row in rows for s in (*row.steps, *row.trunk_steps)), default=0)
+
+        def padded(values: Sequence[Sequence[float]], fill: float) -> Tensor:
+            out = np.full((len(rows), ends[-1]), fill, dtype=np.float32 if isinstance(fill, float) else np.int64)
+            for line, places, row in zip(out, columns, values, strict=True):
+                line[places] = row
+            return torch.from_numpy(out)
+
+        return cls(
+            tokens=padded([row.tokens for row in rows], pad_id),
+            positions=padded([row.positions for row in rows], 0),
+            limit=padded([row.limit for row in rows], 0),
+            branch=padded([row.branch for row in rows], -1),
+            decode=padded([row.decode for row in rows], 0),
+            stage=padded([row.stage for row in rows], 0),
+            label=padded([row.label for row in rows], IGNORED),
+            horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
+            undetermined=padded([row.undetermined for row in rows], 0).bool(),
+            weight=padded([row.weight for row in rows], 1.0),
+            place=padded([range(len(row)) for row in rows], 0),
+            steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),
+            trunk_steps=BranchSteps.collate([row.trunk_steps for row in rows], columns, slots, pad_id),
+            trunk=int(ends[0]),
+            stage_ends=tuple(ends[1:].tolist()),
+            row_ids=tuple(row_ids),
+        )
+
+    def to(self, device: torch.device) -> TreeBatch:
+        steps, trunk_steps = self.steps.to(device), self.trunk_steps.to(device)
+        return replace(self, steps=steps, trunk_steps=trunk_steps, **_moved(self, device))
+
+    @property
+    def targets(self) -> int:
+        return int((self.label != IGNORED).sum())
+
+    def attention_mask(self) -> TreeMask:
+        """A branch position sees its row's trunk up to its limit, its branch's spine, and its own side branch."""
+        t, length = self.trunk, self.tokens.shape[1]
+        index = torch.arange(length, device=self.tokens.device)
+        in_trunk = index[None, None, :] < self.limit[:, t:, None]
+        causal = index[None, :] <= index[t:, None]
+        same_branch = self.branch[:, t:, None] == self.branch[:, None, :]
+        decode_k = self.decode[:, None, :]
+        spine_or_own = (decode_k == 0) | (decode_k == self.decode[:, t:, None])
+        own = same_branch & spine_or_own & causal & (index >= t)
+        return TreeMask(t, (in_trunk | own)[:, None])
+
+    def state_mask(self) -> TreeMask:
+        """As `attention_mask`, but what is decoded sees the newest slots and itself only, D(h_K) (LoopWM,
+        equation 18)."""
+        t = self.trunk
+        slots = torch.zeros_like(self.tokens, dtype=torch.bool)
+        slots[self.steps.row[:, None], self.steps.columns] = True
+        newest = slots[:, None, :] & (self.stage[:, None, :] == self.stage[:, t:, None])
+        decode = self.decode[:, t:, None]
+        allowed = (decode <= 0) | newest | (decode == self.decode[:, None, :])
+        return TreeMask(t, self.attention_mask().branches & allowed[:, None])
+
+
+def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
+    """The mask of a batch laid out for one pass, taken apart by branches."""
+    t = batch.trunk
+    rows = []
+    for row, branch in enumerate(batch.branch[:, t:].tolist()):
+        spans, start = [], 0
+        for number, columns in itertools.groupby(branch):
+            end = start + len(list(columns))
+            if number > 0:
+                limit = min(-(-int(batch.limit[row, t + start]) // KEYS_MULTIPLE) * KEYS_MULTIPLE, t)
+                seen = mask.branches[row, 0, start:end]
+                visible = torch.cat((seen[:, :limit], seen[:, t + start : t + end]), dim=1)
+                spans.append(BranchSpan(start, end, limit, visible))
+            start = end
+        rows.append(tuple(spans))
+    return BranchMask(t, tuple(rows))
+
+
+def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The column of each token, given its block and where the blocks start."""
+    order = blocks.argsort(kind="stable")
+    rank = np.empty(len(blocks), dtype=np.int64)
+    rank[order] = np.arange(len(blocks))
+    before = np.bincount(blocks, minlength=len(starts)).cumsum() - np.bincount(blocks, minlength=len(starts))
+    return starts[blocks] + rank - before[blocks]
+
+
+def _moved(tensors: Any, device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) for name, value in vars(tensors).items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True)
+class BranchSteps:
+    """The latents h_k of a batch's branches, N in all, branch by branch with k = 0, 1, .., K.
+
+    row (N,) and columns (N, M): where the slots stand. branch (N,): numbered over the batch, `branches` in all.
+    horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
+    observation_length (N,). observation_weight (N, O): what its tokens weigh in the loss, 0 for marks and padding.
+    state (N, STATE_TEXTS, S): look and inventory after the step, padded at their ends; state_known (N,).
+    """
+
+    row: Tensor
+    columns: Tensor
+    branch: Tensor
+    horizon: Tensor
+    deepest: Tensor
+    supervised: Tensor
+    reward: Tensor
+    done: Tensor
+    observation: Tensor
+    observation_length: Tensor
+    observation_weight: Tensor
+    state: Tensor
+    state_known: Tensor
+    branches: int
+
+    @classmethod
+    def collate(
+        cls, rows: Sequence[Sequence[BranchStep]], columns: Sequence[NDArray[np.int64]], slots: int, pad_id: int
+    ) -> BranchSteps:
+        """rows: the latents of each row. columns: for each row, the batch column of each of its tokens. slots: M."""
+        steps = [(i, step) for i, row in enumerate(rows) for step in row]
+        at = np.array([columns[i][step.places] for i, step in steps], dtype=np.int64)
+        horizon = torch.tensor([step.horizon for _, step in steps], dtype=torch.long)
+        lengths = [len(step.observation) for _, step in steps]
+        observation = np.full((len(steps), max(lengths, default=0)), pad_id, dtype=np.int64)
+        weight = np.zeros(observation.shape, dtype=np.float32)
+        for line, weights, (_, step) in zip(observation, weight, steps, strict=True):
+            line[: len(step.observation)] = step.observation
+            weights[1 : 1 + len(step.weights[1:-1])] = step.weights[1:-1]
+        return cls(
+            row=torch.tensor([i for i, _ in steps], dtype=torch.long),
+            columns=torch.from_numpy(at.reshape(len(steps), slots)),
+            branch=(horizon == 0).long().cumsum(0) - 1,
+            horizon=horizon,
+            deepest=torch.tensor([step.deepest for _, step in steps], dtype=torch.long),
+            supervised=torch.tensor([step.supervised for _, step in steps], dtype=torch.bool),
+            reward=torch.tensor([step.reward for _, step in steps], dtype=torch.float32),
+            done=torch.tensor([step.done for _, step in steps], dtype=torch.bool),
+            observation=torch.from_numpy(observation),
+            observation_length=torch.tensor(lengths, dtype=torch.long),
+            observation_weight=torch.from_numpy(weight),
+            state=_padded_states([step.state for _, step in steps], pad_id),
+            state_known=torch.tensor([step.state is not None for _, step in steps], dtype=torch.bool),
+            branches=int((horizon == 0).sum()),
+        )
+
+    @property
+    def between(self) -> Tensor:
+        """The steps k = 1, .., K - 1, which nobody decodes in a deferred rollout: bool (N,)."""
+        return (self.horizon > 0) & (self.horizon < self.deepest)
+
+    def at_slots(self, h_BLD: Tensor) -> Tensor:
+        """What a tensor (B, L, D) holds at the slots: (N, M, D)."""
+        return h_BLD[self.row[:, None], self.columns]
+
+    def to(self, device: torch.device) -> BranchSteps:
+        return replace(self, **_moved(self, device))
+
+
+def _padded_states(states: Sequence[tuple[Tokens, Tokens] | None], pad_id: int) -> Tensor:
+    """Return the texts of each state (N, STATE_TEXTS, S), padded at their ends; padding alone where none is known."""
+    longest = max((len(text) for state in states if state for text in state), default=0)
+    out = np.full((len(states), STATE_TEXTS, longest), pad_id, dtype=np.int64)
+    for lines, state in zip(out, states, strict=True):
+        for line, text in zip(lines, state or (), strict=False):
+            line[: len(text)] = text
+    return torch.from_numpy(out)
+
+
+def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
+    """Columns that each row takes in each block, with those up to the next multiple, (rows, blocks): at least two
+    blocks."""
+    counts = [np.bincount(layout(row), minlength=2) for row in rows]
+    blocks = max(map(len, counts))
+    widths = np.array([np.pad(count, (0, blocks - len(count))) for count in counts])
+    return -(-widths // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

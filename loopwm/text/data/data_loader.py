@@ -1,0 +1,238 @@
+"""Which rows a text run sees, in which order: a pure function of the seed, so that a run resumes exactly.
+
+Episodes of one world and policy, and of one task where tasks have shares, are a source. An epoch of a source cuts each
+of its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; regimes and
+deferred horizons are handed out by quota as the windows are cut. Sources take turns by quota, each in epochs of its
+own. An optimiser step takes rows until it has enough rows and tokens, and sorts them by length into micro-batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwm.records.errors import InputError
+from loopwm.records.token_episode import TokenEpisode
+from loopwm.text.data.collate import TreeBatch, row_widths
+from loopwm.text.data.sampler import EpochPlanner, generator
+from loopwm.text.data.tree import Layout, RowBuilder, RowPlan, TreeRow
+from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
+
+Group = tuple[str, str, str]
+"""World, policy and task of a source; all tasks together are the empty one."""
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row as its plan lays it out, and the plan, so that it can be laid out shallower."""
+
+    episode: TokenEpisode
+    plan: RowPlan
+    row: TreeRow
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a source stands: its epoch, the next row in it, and the target tokens it has given so far."""
+
+    epoch: int = 0
+    row: int = 0
+    targets: int = 0
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where the stream stands: the fields of each source's `Place`, by its name. Absent sources stand at the start."""
+
+    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class Source:
+    """The endless rows of the episodes of a group. share: of the target tokens of all sources."""
+
+    def __init__(
+        self, name: str, share: float, planner: EpochPlanner, builder: RowBuilder, seed: tuple[int, int]
+    ) -> None:
+        self.name = name
+        self.share = share
+        self.planner = planner
+        self._builder = builder
+        self._seed = seed
+        self._cached: tuple[int, list[tuple[int, RowPlan]]] | None = None
+
+    def epoch(self, number: int) -> list[tuple[int, RowPlan]]:
+        """The rows of an epoch: the episode's index and the plan."""
+        if self._cached is None or self._cached[0] != number:
+            self._cached = (number, self.planner.plan(generator(*self._seed, number)))
+        return self._cached[1]
+
+    def take(self, place: Place) -> tuple[PlannedRow, Place]:
+        """The next row and the place after it."""
+        rows = self.epoch(place.epoch)
+        index, plan = rows[place.row]
+        episode = self.planner.episodes[index].episode
+        planned = PlannedRow(episode, plan, self._builder.build(episode, plan))
+        at_end = place.row + 1 == len(rows)
+        epoch, row = (place.epoch + 1, 0) if at_end else (place.epoch, place.row + 1)
+        return planned, Place(epoch, row, place.targets + planned.row.targets)
+
+
+def make_sources(
+    episodes: Sequence[TokenEpisode],
+    data: DataConfig,
+    objective: ObjectiveConfig,
+    builder: RowBuilder,
+    trunk_is_served: bool,
+    seed: int,
+) -> list[Source]:
+    """The sources of these episodes, each with its share. trunk_is_served: by the model, `LoopWMConfig` says which.
+
+    Raises InputError if there is no step, for a regime that no step can be shown in, and as `source_shares` does.
+    """
+    groups: dict[Group, list[TokenEpisode]] = {}
+    for episode in episodes:
+        if episode.last_step > 0:
+            task = episode.task if episode.env in data.tasks else ""
+            groups.setdefault((episode.env, episode.policy, task), []).append(episode)
+    if not groups:
+        raise InputError("data.train: the shards hold no episode with a step")
+    planners = {
+        group: EpochPlanner(groups[group], data, objective, builder.slots, trunk_is_served) for group in sorted(groups)
+    }
+    for regime, share in data.regimes.items():
+        if share > 0 and not any(planner.offers(regime) for planner in planners.values()):
+            raise InputError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
+    shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
+    return [
+        Source("/".join(filter(None, group)), share, planners[group], builder, (seed, number))
+        for number, (group, share) in enumerate(shares.items())
+        if share > 0
+    ]
+
+
+def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group, float]:
+    """Shares of the target tokens by world, within a world by policy, within a policy by task: the configured ones
+    among those there are, or as many as there are.
+
+    targets: of each source. A policy without a task that has a share has none. Raises InputError for a world or policy
+    without a share where others have one.
+    """
+    shares: dict[Group, float] = {}
+    kept = {
+        (env, policy, task): count
+        for (env, policy, task), count in targets.items()
+        if env not in data.tasks or data.tasks[env].get(task, 0.0) > 0
+    }
+    if not kept:
+        raise InputError("data.tasks: no share is left for what the shards hold")
+    for env, share in _normalised(_configured("data.envs", _counted(kept, 0), data.envs)).items():
+        inside = {group: count for group, count in kept.items() if group[0] == env}
+        for policy, part in _normalised(_configured("data.policies", _counted(inside, 1), data.policies)).items():
+            counts = {task: float(count) for (_, of, task), count in inside.items() if of == policy}
+            known = data.tasks.get(env, counts)
+            tasks = _normalised({task: known.get(task, 0.0) for task in counts})
+            shares |= {(env, policy, task): share * part * of_task for task, of_task in tasks.items()}
+    whole = sum(shares.values())
+    if whole <= 0:
+        raise InputError("data.envs, data.policies, data.tasks: no share is left for what the shards hold")
+    return {group: shares.get(group, 0.0) / whole for group in targets}
+
+
+def _counted(targets: Mapping[Group, int], part: int) -> dict[str, float]:
+    """Target tokens by one part of the groups."""
+    counts: dict[str, float] = {}
+    for group, count in targets.items():
+        counts[group[part]] = counts.get(group[part], 0.0) + count
+    return counts
+
+
+def _normalised(shares: Mapping[str, float]) -> dict[str, float]:
+    """Of sum 1, or all zero as they are."""
+    whole = sum(shares.values())
+    return {name: share / whole if whole else 0.0 for name, share in shares.items()}
+
+
+def _configured(key: str, present: Mapping[str, float], shares: Mapping[Any, float]) -> dict[str, float]:
+    """The shares of what is present; by default `present` itself."""
+    if not shares:
+        return dict(present)
+    if missing := sorted(set(present) - set(shares)):
+        raise InputError(f"{key}: the shards hold {missing[0]!r}, which has no share; 0 leaves it out")
+    return {name: shares[name] for name in present}
+
+
+def partition(widths_NK: NDArray[np.int64], groups: int) -> list[tuple[int, int]]:
+    """Cuts N rows, in their order, into so many groups that the padded tokens of all are fewest: start and end of each.
+
+    widths: columns of each row's blocks; a group is as wide in each block as its widest row. groups: at most N.
+    """
+    count = len(widths_NK)
+    cost = np.full((count, count + 1), np.inf)
+    for start in range(count):
+        widest = np.maximum.accumulate(widths_NK[start:], axis=0).sum(1)
+        cost[start, start + 1 :] = widest * np.arange(1, count - start + 1)
+    best, cuts = cost[0], []
+    for _ in range(groups - 1):
+        totals = best[:count, None] + cost
+        cuts.append(totals.argmin(0))
+        best = totals.min(0)
+    ends = [count]
+    for cut in reversed(cuts):
+        ends.append(int(cut[ends[-1]]))
+    return list(itertools.pairwise([0, *reversed(ends)]))
+
+
+class BatchStream:
+    """The endless stream of global batches; which rows they hold depends only on seed and cursor."""
+
+    def __init__(
+        self, sources: Sequence[Source], builder: RowBuilder, batch: BatchConfig, pad_id: int, layout: Layout
+    ) -> None:
+        self.sources = sources
+        self.builder = builder
+        self.batch = batch
+        self.pad_id = pad_id
+        self.layout = layout
+
+    def steps(self, cursor: Cursor) -> Iterator[tuple[list[PlannedRow], Cursor]]:
+        """Yields the rows of each optimiser step and the cursor after it."""
+        places = {source.name: Place(*cursor.places.get(source.name, ())) for source in self.sources}
+        while True:
+            rows: list[PlannedRow] = []
+            while len(rows) < self.batch.rows or sum(len(planned.row) for planned in rows) < self.batch.tokens:
+                source = min(self.sources, key=lambda source: places[source.name].targets / source.share)
+                planned, places[source.name] = source.take(places[source.name])
+                rows.append(planned)
+            yield rows, Cursor({name: (p.epoch, p.row, p.targets) for name, p in places.items()})
+
+    def global_batches(self, cursor: Cursor, horizons: Iterator[int]) -> Iterator[tuple[list[TreeBatch], Cursor]]:
+        """Yields the micro-batches of each optimiser step and the cursor after it.
+
+        `horizons`: the deepest branch of each of these steps. Rows are cut to it; the cursor moves as without.
+        """
+        for horizon, (rows, after) in zip(horizons, self.steps(cursor), strict=False):
+            yield self.collate(rows, self.batch.micro_batches, horizon), after
+
+    def collate(self, rows: Sequence[PlannedRow], groups: int, horizon: int) -> list[TreeBatch]:
+        """Makes so many batches, of rows alike in length lest much be padded; no branch is deeper than `horizon`."""
+        rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
+        cuts = partition(row_widths([planned.row for planned in rows], self.layout), groups)
+        cut = [self._cut(planned, horizon) for planned in rows]
+        return [TreeBatch.collate(cut[a:b], range(a, b), self.pad_id, self.layout) for a, b in cuts]
+
+    def _cut(self, planned: PlannedRow, horizon: int) -> TreeRow:
+        plan = planned.plan.cut(horizon)
+        return planned.row if plan is planned.plan else self.builder.build(planned.episode, plan)
+
+
+def horizons(config: ObjectiveConfig, max_horizon: int, step: int) -> Iterator[int]:
+    """K of optimiser step `step` and all later ones: min(K_max, 1 + floor(step / Delta)) (LoopWM, section
+    3.5.4)."""
+    while True:
+        yield min(max_horizon, 1 + step // config.horizon_every) if config.horizon_every else max_horizon
+        step += 1

@@ -1,0 +1,104 @@
+"""What the rows of a text run hold: how much of what is computed are targets, and of which kinds.
+
+python -m loopwm.text.data.row_statistics --config configs/text-small.yaml --steps 100
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from loopwm.records.command import exit_status, script_parser
+from loopwm.records.errors import InputError
+from loopwm.text.data.collate import row_widths
+from loopwm.text.data.data_loader import Cursor, PlannedRow, partition
+from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, Layout
+from loopwm.text.training.config import load_config
+from loopwm.text.training.program import TextProgram
+
+
+@dataclass
+class RowStatistics:
+    """Sums over optimiser steps. tokens: computed ones, without padding; padded: with it. targets: tokens that are
+    targets, by kind, and `served`: those whose prompt is one that is served. transitions: trunk steps with a target."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    padded: int = 0
+    served: int = 0
+    transitions: int = 0
+    by: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[PlannedRow], trunk_is_served: bool) -> None:
+        """An optimiser step's rows."""
+        self.steps += 1
+        self.rows += len(rows)
+        self.tokens += sum(len(planned.row) for planned in rows)
+        for planned in rows:
+            horizons = Counter(
+                horizon
+                for horizon, label in zip(planned.row.horizon, planned.row.label, strict=True)
+                if label != IGNORED
+            )
+            targets = sum(horizons.values())
+            self.served += targets if trunk_is_served else targets - horizons[TRUNK_HORIZON]
+            first = planned.plan.targets_from
+            self.transitions += 0 if first is None else planned.plan.last - first + 1
+            self._count("regime", planned.plan.regime, targets)
+            self._count("world", planned.episode.env, targets)
+            self._count("policy", planned.episode.policy, targets)
+            self._count("task", planned.episode.task, targets)
+            for horizon, count in horizons.items():
+                self._count("horizon", "trunk" if horizon == TRUNK_HORIZON else str(horizon), count)
+
+    def pad(self, rows: Sequence[PlannedRow], groups: int, layout: Layout) -> None:
+        """Counts what the micro-batches of a step compute."""
+        widths = row_widths([p.row for p in sorted(rows, key=lambda p: len(p.row), reverse=True)], layout)
+        self.padded += sum((b - a) * int(widths[a:b].max(0).sum()) for a, b in partition(widths, groups))
+
+    def _count(self, kind: str, name: str, targets: int) -> None:
+        self.by.setdefault(kind, Counter())[name] += targets
+
+    def lines(self) -> Iterable[str]:
+        targets = sum(self.by["regime"].values())
+        yield f"{self.steps} steps of {self.rows / self.steps:.1f} rows and {self.tokens / self.steps:.0f} tokens"
+        yield f"{self.transitions / self.steps:.1f} transitions a step are targets of a trunk"
+        yield f"targets: {targets / self.tokens:.1%} of the tokens, in a served format: {self.served / self.tokens:.1%}"
+        yield f"padding: {1 - self.tokens / self.padded:.1%} of what is computed"
+        for kind, counts in self.by.items():
+            shares = "  ".join(f"{name} {count / targets:.1%}" for name, count in sorted(counts.items()))
+            yield f"targets by {kind}: {shares}"
+
+
+def statistics(program: TextProgram, steps: int) -> RowStatistics:
+    """Those of the first `steps` optimiser steps."""
+    stream, found = program.train_stream, RowStatistics()
+    for rows, _ in islice(stream.steps(Cursor()), steps):
+        found.add(rows, program.model_config.trunk_is_served)
+        found.pad(rows, stream.batch.micro_batches, stream.layout)
+    return found
+
+
+def run(config: Path, overrides: Sequence[str], steps: int) -> None:
+    """Prints the statistics. Raises InputError."""
+    if steps < 1:
+        raise InputError(f"--steps: {steps} is below 1")
+    print("\n".join(statistics(TextProgram(load_config(config, overrides)), steps).lines()))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = script_parser("loopwm.text.data.row_statistics", __doc__)
+    parser.add_argument("--config", type=Path, required=True, help="training configuration")
+    parser.add_argument("--steps", type=int, default=100, help="optimiser steps to look at (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
+    arguments = parser.parse_args(argv)
+    return exit_status(lambda: run(arguments.config, arguments.overrides, arguments.steps))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

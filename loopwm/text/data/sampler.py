@@ -1,0 +1,297 @@
+"""An epoch of a source: every transition a target of a trunk once, but of long episodes where so configured; regimes
+and deferred horizons by quota."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopwm.records.template import STEP_MARKS, Regime, StateSlots
+from loopwm.records.token_episode import ACTION, OBSERVATION, TokenEpisode
+from loopwm.text.data.tree import Branch, RowPlan
+from loopwm.text.training.config import DataConfig, ObjectiveConfig
+
+HEAD_MARKS = 2
+"""Those of a head's observation."""
+
+Key = TypeVar("Key")
+
+
+class Quota(Generic[Key]):
+    """Something handed out by shares: whoever has least for its share is next."""
+
+    def __init__(self, shares: Mapping[Key, float]) -> None:
+        self.shares = {key: share for key, share in shares.items() if share > 0}
+        self._given = dict.fromkeys(self.shares, 0.0)
+
+    def give(self, key: Key, amount: float) -> None:
+        if key in self.shares:
+            self._given[key] += amount
+
+    def served(self, key: Key) -> float:
+        """What it was given for each unit of its share."""
+        return self._given[key] / self.shares[key]
+
+    def next(self, among: Sequence[Key]) -> Key:
+        """Whoever has least for its share, the first of equals. Raises ValueError for none."""
+        return min(among, key=self.served)
+
+
+class MeasuredEpisode:
+    """An episode with the lengths that rows are cut by. ends[i]: tokens of the trunk's steps 1 .. i."""
+
+    def __init__(self, episode: TokenEpisode, slots: StateSlots) -> None:
+        self.episode = episode
+        self.targets = episode.lengths(OBSERVATION) + np.int32(1)
+        marks = STEP_MARKS + (slots.count if slots.in_trunk else 0)
+        steps = episode.lengths(ACTION) + self.targets + np.int32(marks - 1)
+        steps[0] = 0
+        self.ends = steps.cumsum(dtype=np.int32)
+        actions = episode.identities(ACTION)
+        self._repeats = actions[1:] == actions[:-1]
+        self._equal_before = _equal_before(episode.identities(OBSERVATION).tolist())
+
+    def head_length(self, step: int, regime: Regime) -> int | None:
+        """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
+        texts = list(self.episode.head(step, regime).values())
+        if any(text is None for text in texts):
+            return None
+        return sum(len(text) + 1 for text in texts if text is not None) + int(self.targets[step]) - 1 + HEAD_MARKS
+
+    def reach(self, step: int, room: int) -> int:
+        """The last step so that steps after `step` up to it fit into `room` tokens; `step` itself if none does."""
+        return int(np.searchsorted(self.ends, self.ends[step] + room, side="right")) - 1
+
+    def reach_back(self, step: int, room: int) -> int:
+        """The first step so that steps from it up to `step` fit into `room` tokens; step + 1 if none does."""
+        return int(np.searchsorted(self.ends, self.ends[step] - room, side="left")) + 1
+
+    def repeats(self, step: int, horizon: int) -> bool:
+        """Whether two of the `horizon` actions after `step` in a row are equal."""
+        return bool(self._repeats[step + 1 : step + horizon].any())
+
+    def echoes(self, step: int, horizon: int) -> bool:
+        """Whether two of the `horizon` observations after `step` are equal."""
+        return bool((self._equal_before[step + 1 : step + horizon + 1] > step).any())
+
+
+def _equal_before(texts: Sequence[int]) -> NDArray[np.int32]:
+    """The index of the last equal text before each; -1 for none."""
+    last: dict[int, int] = {}
+    found = np.full(len(texts), -1, dtype=np.int32)
+    for i, text in enumerate(texts):
+        found[i] = last.get(text, -1)
+        last[text] = i
+    return found
+
+
+class EpochPlanner:
+    """Cuts the episodes of one source into the rows of an epoch."""
+
+    def __init__(
+        self,
+        episodes: Sequence[TokenEpisode],
+        config: DataConfig,
+        objective: ObjectiveConfig,
+        slots: StateSlots,
+        trunk_is_served: bool,
+    ) -> None:
+        """trunk_is_served: by the model (`LoopWMConfig.trunk_is_served`), if trunks are supervised."""
+        self.config = config
+        self.supervise = objective.supervise
+        self.episodes = [MeasuredEpisode(episode, slots) for episode in episodes]
+        self.trunk_is_served = self.supervise == "every" and trunk_is_served
+
+    @property
+    def targets(self) -> int:
+        """Target tokens of all transitions."""
+        return sum(int(measured.targets[1:].sum()) for measured in self.episodes)
+
+    def offers(self, regime: Regime) -> bool:
+        """Whether some row can be of this regime."""
+        return any(
+            self._allowed(measured, step, regime)
+            for measured in self.episodes
+            for step in range(measured.episode.last_step)
+        )
+
+    def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
+        """The rows of an epoch in their order: the episode's index and its plan."""
+        regimes = Quota(self.config.regimes)
+        asked = self.config.query_share
+        queries = Quota({True: asked, False: 1 - asked})
+        horizons = Quota(dict(enumerate(self.config.horizon_shares, start=1)))
+        rows = [
+            (int(index), plan)
+            for index in rng.permutation(len(self.episodes))
+            for plan in self._taken(self.episodes[index], regimes, horizons, queries, rng)
+        ]
+        return [rows[i] for i in rng.permutation(len(rows))]
+
+    def _taken(
+        self,
+        measured: MeasuredEpisode,
+        regimes: Quota[Regime],
+        horizons: Quota[int],
+        queries: Quota[bool],
+        rng: np.random.Generator,
+    ) -> list[RowPlan]:
+        """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
+        rows, most = list(self._rows(measured, regimes, horizons, queries, rng)), self.config.episode_steps
+        if not most or measured.episode.last_step <= most:
+            return rows
+        order = rng.permutation(len(rows))
+        new = np.diff([0, *(row.last for row in rows)])  # steps: each window begins after the one before
+        steps = np.cumsum(new[order])
+        return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
+
+    def _rows(
+        self,
+        measured: MeasuredEpisode,
+        regimes: Quota[Regime],
+        horizons: Quota[int],
+        queries: Quota[bool],
+        rng: np.random.Generator,
+    ) -> Iterator[RowPlan]:
+        """The windows of an episode: each begins after the last step of the one before."""
+        start = 0
+        while start < measured.episode.last_step:
+            allowed = [regime for regime in regimes.shares if self._allowed(measured, start, regime)]
+            regime = regimes.next(allowed) if allowed else "observed"
+            head, first, last = self._window(measured, start, regime, rng)
+            last = self._end_where_due(measured, start, last, regimes)
+            targets_from = start + 1 if self.supervise == "every" else None
+            targets = int(measured.targets[targets_from : last + 1].sum()) if targets_from is not None else 0
+            if self.trunk_is_served:
+                horizons.give(1, targets)
+            branches = self._branches(measured, start, last, horizons, rng)
+            deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
+            queries.give(False, targets + deferred)
+            asked, answers = self._query_branches(measured.episode, start, last, queries, rng)
+            regimes.give(regime, targets + deferred + answers)
+            yield RowPlan(head, regime, first, last, branches + asked, targets_from)
+            start = last
+
+    def _allowed(self, measured: MeasuredEpisode, start: int, regime: Regime) -> bool:
+        """Whether what the regime shows is recorded and leaves room for a step."""
+        head, before = (0, max(0, start - 1)) if regime in ("observed", "briefed") else (start, start)
+        length = measured.head_length(head, regime)
+        steps = int(measured.ends[start + 1] - measured.ends[before])
+        return length is not None and length + steps <= self.config.trunk_tokens_max
+
+    def _window(
+        self, measured: MeasuredEpisode, start: int, regime: Regime, rng: np.random.Generator
+    ) -> tuple[int, int, int]:
+        """The head of a row whose first target is step start + 1, and its first and last trunk step.
+
+        Its trunk's length is drawn log-uniformly; one that opens with a hidden state, which is long, is as long as may
+        be, so that many steps share it. A row with a history keeps the episode's first observation and drops the oldest
+        steps after it, as contexts over the limit do; the last one before the first target always stays.
+        """
+        low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
+        drawn = math.exp(rng.uniform(low, high))
+        budget = self.config.trunk_tokens_max if regime in ("briefed", "full") else int(drawn)
+        head, first, longest = start, start + 1, start + self.config.snapshot_steps
+        if regime in ("observed", "briefed"):
+            head, longest = 0, measured.episode.last_step
+        room = budget - (measured.head_length(head, regime) or 0)
+        if head < start:
+            first = min(measured.reach_back(start, int(max(0, room) * self.config.history_share)), start)
+            room -= int(measured.ends[start] - measured.ends[first - 1])
+        last = min(measured.reach(start, max(0, room)), longest, measured.episode.last_step)
+        return head, first, max(last, start + 1)
+
+    def _end_where_due(self, measured: MeasuredEpisode, start: int, last: int, regimes: Quota[Regime]) -> int:
+        """An earlier end of a window, where the regime that has least can begin, if it can not at `last`."""
+        due = regimes.next(list(regimes.shares))
+        if last == measured.episode.last_step or self._allowed(measured, last, due):
+            return last
+        return next((step for step in range(last - 1, start, -1) if self._allowed(measured, step, due)), last)
+
+    def _branches(
+        self, measured: MeasuredEpisode, start: int, last: int, horizons: Quota[int], rng: np.random.Generator
+    ) -> tuple[Branch, ...]:
+        """Branches at random steps of a window, more likely before runs of equal actions, until none is due."""
+        branches: list[Branch] = []
+        for step in self._places(measured, start, last, rng):
+            if len(branches) == self.config.max_branches:
+                break
+            reach = min(self.config.max_horizon, measured.episode.last_step - step)
+            if decoded := self._decoded(horizons, reach):
+                branches.append(Branch(step, decoded))
+                for k in decoded:
+                    horizons.give(k, int(measured.targets[step + k]))
+        return tuple(branches)
+
+    def _places(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
+        """Steps of a window in the order of a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
+        steps = range(start, min(last, measured.episode.last_step - 1) + 1)
+        horizon, echo = self.config.max_horizon, self.config.echo_weights.get(measured.episode.env, 1.0)
+        weights = np.array(
+            [
+                (self.config.repeat_weight if measured.repeats(step, horizon) else 1.0)
+                * (echo if measured.echoes(step, horizon) else 1.0)
+                for step in steps
+            ]
+        )
+        order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")
+        return [steps[i] for i in order]
+
+    def _query_branches(
+        self, episode: TokenEpisode, start: int, last: int, queries: Quota[bool], rng: np.random.Generator
+    ) -> tuple[tuple[Branch, ...], int]:
+        """Draw state queries at steps of a window until none is due; return them and their target tokens.
+
+        Each follows 0 to K_max - 1 deferred actions, so that a deferred latent must know the state it leads to.
+        """
+        branches: list[Branch] = []
+        tokens = 0
+        if self.config.query_share > 0:
+            for step, index, length in self._asked(episode, start, last, rng):
+                if len(branches) == self.config.max_queries or queries.next((False, True)) is False:
+                    break
+                depth = int(rng.integers(0, min(self.config.max_horizon - 1, step - start) + 1))
+                branches.append(Branch(step - depth, (depth + 1,), index))
+                queries.give(True, length)
+                tokens += length
+        return tuple(branches), tokens
+
+    def _asked(
+        self, episode: TokenEpisode, start: int, last: int, rng: np.random.Generator
+    ) -> list[tuple[int, int, int]]:
+        """List (step, index of the query, target tokens) in the order of a weighted draw, as `_places` draws."""
+        found, weights, before = [], [], _answers(episode, max(start - 1, 0))
+        for step in range(start, last + 1):
+            answers = _answers(episode, step)
+            for index, (action, answer) in enumerate(answers.items()):
+                found.append((step, index, answer[1] - answer[0] + 1))
+                weights.append(1.0 if before.get(action) == answer else self.config.change_weight)
+            before = answers
+        order = np.argsort(-(rng.random(len(found)) ** (1 / np.array(weights))), kind="stable")
+        return [found[i] for i in order]
+
+    def _decoded(self, horizons: Quota[int], reach: int) -> tuple[int, ...]:
+        """The horizons to decode of a branch that can be `reach` deep; none if it is not needed.
+
+        A trunk with slots is what horizon 1 is served as, so that branches hold deeper ones alone, as many as are due.
+        `supervise: terminal` decodes the deepest alone (LoopWM, equation 19).
+        """
+        known = [k for k in horizons.shares if k <= reach]
+        if self.trunk_is_served:
+            return tuple(k for k in known if k > 1 and horizons.served(k) < horizons.served(1))
+        if self.supervise == "terminal" and known:
+            return (horizons.next(known),)
+        return tuple(known)
+
+
+def _answers(episode: TokenEpisode, step: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return where the answers to the state queries of a step stand, by where their action does."""
+    return dict(episode.query_places(step))
+
+
+def generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))

@@ -1,0 +1,1 @@
+"""The Hugging Face model, its heads and tokenizer."""

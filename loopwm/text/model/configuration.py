@@ -1,0 +1,188 @@
+"""Configuration of a text world model, and the sizes that have a name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from loopwm.core import CoreConfig
+from loopwm.records.template import CONTEXT_LIMIT, StateSlots
+
+AUTO_MAP = {
+    "AutoConfig": "auto.LoopWMConfig",
+    "AutoModel": "auto.LoopWMModel",
+    "AutoModelForCausalLM": "auto.LoopWMForCausalLM",
+}
+"""Where the Auto classes look in a checkpoint folder; `loopwm/text/model/auto.py` is saved there."""
+
+
+@strict
+class LoopWMConfig(PreTrainedConfig):
+    r"""
+    Args:
+        prelude_layers, block_layers, coda_layers: layers before, inside (L_R) and after the loop.
+        mu_rec: mean of the Poisson depth in training.
+        num_key_value_heads: heads of keys and values, each shared by as many heads of queries; None: one for each.
+        max_loops: most loops of any pass; fixes the number of attention slots.
+        default_depth: loops of a pass outside training when the caller names none.
+        state_slots: M, `<|state|>` tokens that carry the latent of a world.
+        slots_in_trunk: steps of the past carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in
+            checkpoints that were trained without.
+        copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
+        zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
+        input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
+        spectral_constraint: A_bar is kept inside (0, 1). Off only to compare: A_bar is then a free diagonal.
+        prediction_heads: reward and continuation are read from h_k.
+        monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
+        propagate: "latent" adds a projection of h_k to the input of the next step's slots.
+        carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
+        decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
+        state_norm: the carried state is normalised at the end of every loop.
+        sandwich_norms: what attention and MLP of the looped layers add is normalised before it is added.
+        exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
+        context_tokens: a context is filled with history up to so many tokens, older steps are dropped. Rows of training
+            are shorter than a context may be, and beyond what was trained on, answers fall apart.
+        num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
+    """
+
+    model_type = "loopwm"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - the base class declares it so
+
+    vocab_size: int = 4096
+    hidden_size: int = 384
+    num_attention_heads: int = 6
+    num_key_value_heads: int | None = None
+    head_dim: int = 64
+    intermediate_size: int = 1536
+    prelude_layers: int = 1
+    block_layers: int = 3
+    coda_layers: int = 1
+    max_loops: int = 12
+    mu_rec: float = 4.0
+    default_depth: int = 4
+    state_slots: int = 1
+    slots_in_trunk: bool = True
+    copy_attention: bool = True
+    zoh: bool = False
+    input_norm: bool = True
+    spectral_constraint: bool = True
+    prediction_heads: bool = False
+    monitor_head: bool = False
+    propagate: Literal["none", "latent"] = "none"
+    carry_state: bool = False
+    decode_sees: Literal["all", "state"] = "all"
+    exit_gate: bool = False
+    state_norm: bool = False
+    sandwich_norms: bool = False
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 4096
+    context_tokens: int = CONTEXT_LIMIT
+    num_hidden_layers: int = 0
+    auto_map: dict[str, str] | None = None
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 1
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
+            if type(getattr(self, name)) is not int:
+                raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
+        self.auto_map = AUTO_MAP
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
+        self.num_hidden_layers = self.core.num_slots
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Part of the strict validation; raises ValueError naming the field."""
+        if self.num_attention_heads * self.head_dim != self.hidden_size:
+            raise ValueError(
+                f"hidden_size: {self.hidden_size} is not num_attention_heads * head_dim "
+                f"= {self.num_attention_heads} * {self.head_dim}"
+            )
+        if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
+            raise ValueError(
+                f"num_key_value_heads: {self.num_key_value_heads} does not divide "
+                f"num_attention_heads = {self.num_attention_heads}"
+            )
+        if not 1 <= self.default_depth <= self.max_loops:
+            raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
+        if self.zoh and not self.spectral_constraint:
+            raise ValueError("zoh: the exact hold needs spectral_constraint")
+        if not 1 <= self.context_tokens <= CONTEXT_LIMIT:
+            raise ValueError(f"context_tokens: {self.context_tokens} is not in 1 .. {CONTEXT_LIMIT}")
+        if self.state_slots < 1 or self.block_layers < 1:
+            raise ValueError("state_slots and block_layers must be at least 1")
+        for name, value, known in (
+            ("propagate", self.propagate, ("none", "latent")),
+            ("decode_sees", self.decode_sees, ("all", "state")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
+        if self.carry_state and self.propagate != "latent":
+            raise ValueError(f"carry_state: needs propagate: latent, got {self.propagate!r}")
+
+    def require_causal(self, user: str) -> None:
+        """Raises ValueError, one line, if the model is no plain causal language model, which `user` needs."""
+        for name, value, needed in (("propagate", self.propagate, "none"), ("decode_sees", self.decode_sees, "all")):
+            if value != needed:
+                raise ValueError(f"{name}: {value} is not supported by {user}, which needs {needed}")
+
+    @property
+    def slots(self) -> StateSlots:
+        return StateSlots(self.state_slots, self.slots_in_trunk)
+
+    @property
+    def trunk_is_served(self) -> bool:
+        """Whether a step of a trunk in training computes what is computed where horizon 1 is served."""
+        return self.slots_in_trunk and self.propagate == "none" and self.decode_sees == "all"
+
+    @property
+    def core(self) -> CoreConfig:
+        return CoreConfig(
+            dim=self.hidden_size,
+            heads=self.num_attention_heads,
+            head_dim=self.head_dim,
+            mlp_dim=self.intermediate_size,
+            prelude_layers=self.prelude_layers,
+            block_layers=self.block_layers,
+            coda_layers=self.coda_layers,
+            max_loops=self.max_loops,
+            norm_eps=self.rms_norm_eps,
+            zoh=self.zoh,
+            input_norm=self.input_norm,
+            spectral_constraint=self.spectral_constraint,
+            exit_gate=self.exit_gate,
+            state_norm=self.state_norm,
+            sandwich_norms=self.sandwich_norms,
+            kv_heads=self.num_key_value_heads or self.num_attention_heads,
+        )
+
+
+def _preset(dim: int, head_dim: int, layers: tuple[int, int, int], mu_rec: int) -> dict[str, int | float]:
+    return {
+        "hidden_size": dim,
+        "num_attention_heads": dim // head_dim,
+        "head_dim": head_dim,
+        "intermediate_size": 4 * dim,
+        "prelude_layers": layers[0],
+        "block_layers": layers[1],
+        "coda_layers": layers[2],
+        "mu_rec": float(mu_rec),
+        "default_depth": mu_rec,
+        "max_loops": 3 * mu_rec,
+    }
+
+
+PRESETS: dict[str, dict[str, int | float]] = {
+    "tiny": _preset(64, 32, (1, 1, 1), 2),
+    "small": _preset(384, 64, (1, 3, 1), 4),
+    "base": _preset(512, 64, (2, 4, 2), 4),
+    "large": _preset(1024, 64, (3, 6, 3), 6),
+    "1b": _preset(2048, 128, (5, 10, 4), 8),
+}
+"""Keyword arguments of `LoopWMConfig` by name; vocabulary and everything else as given or by default."""

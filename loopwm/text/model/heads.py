@@ -1,0 +1,129 @@
+"""What reads and carries the latent h_k beside the decoder. h_k is the coda output at the state slots: (N, M, D).
+
+It is the end of a residual stream, whose size is arbitrary and grows while a model trains; so everything here takes it
+at a root mean square of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.core.twohot import BINS, two_hot_mode, two_hot_value
+
+POINTS = 100.0
+"""Points of score that make a reward of 1."""
+
+EPS = 1e-6
+
+
+def _pooled(h_NMD: Tensor) -> Tensor:
+    return unit(h_NMD).mean(1)
+
+
+def unit(h: Tensor) -> Tensor:
+    return F.rms_norm(h.float(), h.shape[-1:], eps=EPS).to(h.dtype)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """reward: (N,) the likeliest score difference of the last step in points, as the text is the likeliest;
+    expected_reward: (N,) its mean; continuation: (N,) chance that the world goes on."""
+
+    reward: Tensor
+    expected_reward: Tensor
+    continuation: Tensor
+
+
+class PredictionHeads(nn.Module):
+    """Reward as symlog two-hot logits and continuation as one logit, from the mean of h_k over its slots.
+
+    LoopWM, equation 3: r_hat and c_hat. Both start at zero: a reward of about 0 and an even chance.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.reward = nn.Linear(dim, BINS)
+        self.continuation = nn.Linear(dim, 1)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.reward, self.continuation):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
+        """Reward logits (N, BINS) and continuation logits (N,)."""
+        pooled = _pooled(h_NMD)
+        return self.reward(pooled), self.continuation(pooled)[:, 0]
+
+    def predict(self, h_NMD: Tensor) -> Predictions:
+        reward, continuation = self(h_NMD)
+        return Predictions(
+            POINTS * two_hot_mode(reward), POINTS * two_hot_value(reward), continuation.float().sigmoid()
+        )
+
+
+class BagHead(nn.Linear):
+    """What is told at step k, read from the state h^(T) of its slots: a query for the tied output embedding.
+
+    For training alone (`loopwm.text.training.loss.bag_of_words_loss`): it belongs to the objective, not to the model.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+
+    def forward(self, h_NMD: Tensor) -> Tensor:
+        """(N, D)."""
+        return super().forward(_pooled(h_NMD))
+
+
+STATE_TEXTS = 2
+"""Texts that describe a state: look and inventory."""
+
+RARE = -6.0
+"""Initial logit of a word: most of the vocabulary is in no state's text."""
+
+
+class StateHead(nn.Module):
+    """Predicts which tokens `look` and `inventory` would hold, from the state h^(T) of a step's slots.
+
+    Used in training only (`loopwm.text.training.loss.state_loss`), so it belongs to the objective and not to the model.
+    """
+
+    def __init__(self, dim: int, vocabulary: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(dim, STATE_TEXTS * dim, bias=False)
+        self.bias_SV = nn.Parameter(torch.empty(STATE_TEXTS, vocabulary))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.query.weight, std=self.query.in_features**-0.5)
+        nn.init.constant_(self.bias_SV, RARE)
+
+    def forward(self, h_NMD: Tensor, embedding_VD: Tensor) -> Tensor:
+        """Return logits (N, STATE_TEXTS, V); `embedding_VD` is the tied output embedding."""
+        pooled_ND = _pooled(h_NMD)
+        query_NSD = self.query(pooled_ND).unflatten(-1, (STATE_TEXTS, pooled_ND.shape[-1]))
+        return query_NSD @ embedding_VD.T + self.bias_SV
+
+
+class MonitorHead(nn.Linear):
+    """g_omega: a summary of h_k as a unit vector (LoopWM, equation 20; LoopWM, section 3.5.5)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, h_NMD: Tensor) -> Tensor:
+        """(N, D), every row of length 1."""
+        return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)

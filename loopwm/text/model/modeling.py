@@ -1,0 +1,344 @@
+"""The looped text world model in Hugging Face form.
+
+    x     = RMSNorm(E[tokens])
+    h     = LoopedCore(x)                                           prelude, looped block, coda
+    f     = RMSNorm(h) + sigmoid(w . h + c) * s * copy(h)           copy: attention whose values are E[tokens]
+    logits = E f                                                    tied embeddings
+
+Every attention call of the deepest pass has a slot of its own, a weightless module with its own `layer_idx`, so
+that caches and serving engines keep one set of keys and values for each. Departures from the LoopWM paper: the
+copy attention (ours), and that the decoder may attend to everything before it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from loopwm.core import (
+    Attend,
+    AttentionInputs,
+    CoreState,
+    DepthPlan,
+    ExitRule,
+    LoopedCore,
+    SharedState,
+    StateGroup,
+    as_rule,
+    attention_products,
+    causal_attention,
+    prefix_attention,
+    rotary_angles,
+)
+from loopwm.core.block import RMSNorm
+from loopwm.text.data.tree_attention import BranchMask, TreeMask, tree_attention
+from loopwm.text.model.attention import AttentionSlot, CopyAttention
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.heads import MonitorHead, PredictionHeads
+from loopwm.text.model.propagation import Carried as Carried
+from loopwm.text.model.propagation import Propagation
+
+States = CoreState | StateGroup
+"""What keeps keys and values for us."""
+
+RowMask = TreeMask | BranchMask
+"""Who sees whom in training rows."""
+
+OBSERVATIONS_TOGETHER = 32
+"""Observations that go through the prelude together."""
+
+
+class LoopWMPreTrainedModel(PreTrainedModel):
+    config: LoopWMConfig
+    config_class = LoopWMConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block"]  # noqa: RUF012 - the base class declares it so
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, and leaves the file that `auto_map` names."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        shutil.copyfile(Path(__file__).with_name("auto.py"), Path(save_directory) / "auto.py")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LoopedCore | CopyAttention | PredictionHeads | MonitorHead | Propagation):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+@dataclass
+class LoopWMOutput(BaseModelOutputWithPast):
+    """last_hidden_state (B, L, D) goes into the tied output embedding; latent (B, L, D) is h_k, the coda output;
+    the others are those of `CoreOutput`."""
+
+    latent: Tensor | None = None
+    state: Tensor | None = None
+    previous_state: Tensor | None = None
+    loops: Tensor | None = None
+    carried: tuple[Tensor, ...] | None = None
+    gate_logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a pass starts from: token embeddings (B, L, D), and the attention of all its layers."""
+
+    embeds: Tensor
+    shared: AttentionInputs
+    attend: Attend
+
+
+class LoopWMModel(LoopWMPreTrainedModel):
+    def __init__(self, config: LoopWMConfig) -> None:
+        if config._attn_implementation == "vllm":
+            config.require_causal("vLLM")
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=None)
+        self.embed_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.core = LoopedCore(config.core)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.copy = CopyAttention(config) if config.copy_attention else None
+        self.propagation = Propagation(config.hidden_size) if config.propagate == "latent" else None
+        self.heads = PredictionHeads(config.hidden_size) if config.prediction_heads else None
+        self.monitor = MonitorHead(config.hidden_size) if config.monitor_head else None
+        self.slots = nn.ModuleList(AttentionSlot(config, i) for i in range(config.num_hidden_layers))
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | RowMask | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | States | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        depth: int | ExitRule | DepthPlan | None = None,
+        exit_columns: int = 1,
+        carried: Carried | None = None,
+        **kwargs: Any,
+    ) -> LoopWMOutput:
+        """Runs tokens (B, L) through the core.
+
+        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, what a StateGroup
+        gave, or the RowMask of training rows, which leaves the slots aside. `depth` is the number of loops or an exit
+        rule that decides by the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`.
+        `carried` is what a step takes over from the one before it. Raises ValueError for a depth that the core refuses,
+        and for an exit rule with a cache of transformers: it can not fill the loops that a row skips.
+        """
+        depth = self.config.default_depth if depth is None else depth
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if isinstance(past_key_values, Cache) and not isinstance(depth, int):
+            raise ValueError("depth: with a cache of transformers it must be a number of loops")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        inputs = self._inputs(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
+        x = self.embed_norm(inputs_embeds)
+        initial = None
+        if carried is not None and self.propagation is not None:
+            x, initial = x + self.propagation(carried.latent.to(x.dtype)), carried.initial
+        if isinstance(depth, DepthPlan):
+            out = self.core.forward_sampled(x, inputs.shared, inputs.attend, depth, initial)
+        else:
+            out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
+        final = self._final(out.h, inputs)
+        if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
+            limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
+            past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
+        return LoopWMOutput(
+            last_hidden_state=final,
+            past_key_values=past_key_values,  # type: ignore[arg-type]  # a CoreState stands in for a Cache
+            latent=out.h,
+            state=out.state,
+            previous_state=out.previous_state,
+            loops=out.loops,
+            carried=out.carried or None,
+            gate_logits=out.gate_logits,
+        )
+
+    def trajectory(self, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor, limit: int) -> list[Tensor]:
+        """h^(1) .. h^(limit) of training rows, each (B, L, D), from one pass."""
+        inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
+        return self.core.trajectory(self.embed_norm(inputs.embeds), inputs.shared, inputs.attend, limit)
+
+    def read_out(self, state: Tensor, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor) -> Tensor:
+        """`last_hidden_state` (B, L, D) as if the loop had ended with this state (B, L, D) of training rows."""
+        inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
+        dtype = self.embed_norm(inputs.embeds).dtype
+        return self._final(self.core.read_out(state, inputs.shared, inputs.attend, dtype), inputs)
+
+    def _inputs(
+        self,
+        embeds: Tensor,
+        attention_mask: Tensor | RowMask | None,
+        position_ids: Tensor | None,
+        cache: Cache | States | None,
+        **kwargs: Any,
+    ) -> _Inputs:
+        if isinstance(cache, StateGroup):
+            assert position_ids is not None, "a StateGroup tells them"
+            angles = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+            attend = cache.attend(partial(self._slot_attention, **kwargs))
+            return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _apart(attend))
+        if position_ids is None:
+            position_ids = _positions(embeds, attention_mask, cache)
+        cos, sin = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
+        if isinstance(attention_mask, RowMask):
+            return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _apart(_row_attention(cache)))
+        mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
+        attend = self._slot_attention(cache, **kwargs)
+        if isinstance(cache, CoreState):  # other caches are of libraries that compile the pass: no settings within it
+            attend = _apart(attend)
+        return _Inputs(embeds, AttentionInputs(cos, sin, mask), attend)
+
+    def _final(self, latent: Tensor, inputs: _Inputs) -> Tensor:
+        final = self.norm(latent)
+        if self.copy is not None:
+            slot = self.config.core.copy_slot
+            final = final + self.copy(final, inputs.embeds, inputs.shared, inputs.attend, slot)
+        return final
+
+    def _causal_mask(
+        self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None, position_ids: Tensor
+    ) -> Tensor | None:
+        if attention_mask is not None and attention_mask.dim() == 4:
+            return attention_mask
+        if isinstance(cache, CoreState):
+            return None  # the first columns of a state are plainly causal; later ones come with its mask
+        return create_causal_mask(  # type: ignore[return-value]  # a BlockMask only with flex attention
+            config=self.config,
+            inputs_embeds=embeds,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            position_ids=position_ids,
+        )
+
+    @torch.no_grad()
+    def embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
+        """Each observation by itself through the prelude: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
+
+        tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
+        flows (LoopWM, equation 20: e*_k = sg(E(o_k))).
+        """
+        summary_ND = torch.zeros(len(tokens_NO), self.config.hidden_size, device=tokens_NO.device)
+        # Most are short and few are long: all together they would be mostly padding.
+        for rows in length_N.argsort().split(OBSERVATIONS_TOGETHER) if len(length_N) else ():
+            longest = int(length_N[rows[-1]])
+            summary_ND[rows] = self._embed_observations(tokens_NO[rows, :longest], length_N[rows])
+        return summary_ND
+
+    def _embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
+        positions = torch.arange(tokens_NO.shape[1], device=tokens_NO.device)[None]
+        shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
+        e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)
+        real = positions < length_N[:, None]
+        return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
+
+    def _slot_attention(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
+        if isinstance(cache, SharedState):
+            return _attention_of_sharers(cache)
+
+        def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            return self.slots[slot](q, k, v, mask, cache, **kwargs)
+
+        return attend
+
+
+def _apart(attention: Attend) -> Attend:
+    """The same, apart from `quick_products`."""
+
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        with attention_products(q.shape[2]):
+            return attention(slot, q, k, v, mask)
+
+    return attend
+
+
+def _attention_of_sharers(cache: SharedState) -> Attend:
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return prefix_attention(q, *cache.update(k, v, slot), mask, *cache.prefix.columns(slot))
+
+    return attend
+
+
+def _row_attention(kept: Cache | CoreState | None) -> Attend:
+    """Attention of training rows. With a state, columns also see those of earlier passes that it keeps."""
+    if not isinstance(kept, CoreState):
+        return tree_attention
+
+    def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: RowMask) -> Tensor:
+        return tree_attention(slot, q, *kept.update(k, v, slot), mask)
+
+    return attend
+
+
+def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: Cache | CoreState | None) -> Tensor:
+    """Positions (B or 1, L) of new tokens: counted over real tokens where a padding mask (B, S) tells them."""
+    length = embeds.shape[1]
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+    past = cache.get_seq_length() if isinstance(cache, Cache) else 0
+    return torch.arange(past, past + length, device=embeds.device)[None]
+
+
+class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LoopWMConfig) -> None:
+        super().__init__(config)
+        self.model = LoopWMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | CoreState | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        depth: int | ExitRule | DepthPlan | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
+
+        Raises ValueError for a model whose worlds are more than a causal language model.
+        """
+        self.config.require_causal("a causal language model")
+        out = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, depth, **kwargs
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
+
+
+AutoConfig.register("loopwm", LoopWMConfig)
+AutoModel.register(LoopWMConfig, LoopWMModel)
+AutoModelForCausalLM.register(LoopWMConfig, LoopWMForCausalLM)

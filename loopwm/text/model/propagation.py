@@ -1,0 +1,108 @@
+"""`propagate: latent`: the slots of a step take over the latent of the step before, h_{k-1}.
+
+The slots of step k need h_{k-1}, so a training row of K horizons is K + 1 passes: stage 0 holds the trunk and the slots
+of h_0, stage k the action, the slots and the side branches of horizon k (the layout `loopwm/text/data/tree.py:by_stage`).
+Stages share keys and values, with their gradients, and the depth of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+from loopwm.core import CoreState, DepthPlan
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.tree_attention import TreeMask
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.heads import unit
+
+Output = TypeVar("Output", bound=ModelOutput)
+
+
+class Propagation(nn.Linear):
+    """h_{k-1} on its way into the slots of step k: the latent part of [h_{k-1}; e_k; u_k] (LoopWM, equation 4).
+
+    It starts at zero, so that a fresh model is the one without it.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(..., D) -> (..., D); zeros stay zeros."""
+        return super().forward(unit(h))
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the columns of a pass take over from the step before; used with `propagate: latent` only.
+
+    latent: (B, L, D) h_{k-1} at the slots, zeros elsewhere. initial: (B, L, D) h^(0), None for the usual one.
+    """
+
+    latent: Tensor
+    initial: Tensor | None
+
+
+def run_stages(
+    model: Callable[..., Output], config: LoopWMConfig, batch: TreeBatch, mask: TreeMask, depth: DepthPlan | int
+) -> list[Output]:
+    """What the model says of every stage. Raises ValueError for a batch that is not laid out `by_stage`."""
+    if len(batch.stage_ends) != 1 + int(batch.stage.max()):
+        raise ValueError("batch: laid out for one pass, propagate: latent needs the layout by_stage")
+    kept = CoreState(0, batch.tokens.device)
+    first = _first_states(config, batch, depth)
+    outs: list[Output] = []
+    start = 0
+    for stage, end in enumerate(batch.stage_ends):
+        columns = slice(start, end)
+        out = model(
+            batch.tokens[:, columns],
+            mask.stage(start, end),
+            batch.positions[:, columns],
+            past_key_values=kept,
+            use_cache=False,
+            depth=depth,
+            carried=_carried(config, batch, stage, outs, first[:, columns]),
+        )
+        outs.append(out)
+        start = end
+    return outs
+
+
+def _carried(
+    config: LoopWMConfig, batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BLD: Tensor
+) -> Carried:
+    """What the slots of this stage's columns take from the stage before; `first_BLD` is h^(0) of everything else.
+
+    The state that starts the next step: LoopWM, section 3.2, cross-timestep state propagation.
+    """
+    latent = torch.zeros_like(first_BLD)
+    if stage == 0:
+        return Carried(latent, first_BLD)
+    steps, starts = batch.steps, (0, *batch.stage_ends)
+    here = (steps.horizon == stage).nonzero()[:, 0]
+    row, column = steps.row[here, None], steps.columns[here] - starts[stage]
+    source = steps.columns[here - 1] - starts[stage - 1]
+    before = outs[-1]
+    latent = latent.index_put((row, column), before["latent"][row, source].float())
+    if config.carry_state:
+        first_BLD = first_BLD.index_put((row, column), before["state"].detach()[row, source])
+    return Carried(latent, first_BLD)
+
+
+def _first_states(config: LoopWMConfig, batch: TreeBatch, depth: DepthPlan | int) -> Tensor:
+    """h^(0) of all columns (B, L, D): the noise one pass over them would start from."""
+    rows, length = batch.tokens.shape
+    dim, device = config.hidden_size, batch.tokens.device
+    if isinstance(depth, DepthPlan):
+        return depth.initial_state(length, dim, device)
+    return torch.zeros(rows, length, dim, device=device)

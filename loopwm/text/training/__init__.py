@@ -1,0 +1,1 @@
+"""The training program of text worlds, its losses, and export."""

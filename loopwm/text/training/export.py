@@ -1,0 +1,64 @@
+"""A checkpoint of a text run as a model that can be served and evaluated, while the run goes on.
+
+python -m loopwm.text.training.export --checkpoint runs/mine/checkpoints/step-00000400 --out runs/mine-400
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+
+from loopwm.records.command import exit_status, script_parser
+from loopwm.records.errors import InputError
+from loopwm.records.files import read_json
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
+from loopwm.text.training.config import load_config
+from loopwm.text.training.loss import TextObjective
+from loopwm.text.training.program import coefficients, export_model, model_config
+
+WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
+"""As accelerate names them in a checkpoint."""
+
+
+def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> None:
+    """Takes a checkpoint's weights, or their average where the run keeps one. Raises InputError."""
+    file = checkpoint / (AVERAGE if averaged else WEIGHTS)
+    try:
+        if averaged:
+            state = torch.load(file, weights_only=True)
+            objective.load_state_dict({k.removeprefix("module."): v for k, v in state.items() if k != "n_averaged"})
+        else:
+            load_model(objective, file)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{file}: {str(error).splitlines()[0]}") from error
+
+
+def export_checkpoint(checkpoint: Path, out: Path) -> None:
+    """Raises InputError for what is no checkpoint of a text run."""
+    config = load_config(checkpoint.parent.parent / "config.yaml")
+    tokenizer = load_tokenizer()
+    model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
+    objective = TextObjective(model, coefficients(config.objective))
+    load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
+    learned = read_json(checkpoint / "progress.json")["program"].get("learned_mean")
+    if learned is not None:
+        model.config.mu_rec = learned["mu_rec"]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    export_model(objective.model, tokenizer, out)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = script_parser("loopwm.text.training.export", __doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a folder in a run's checkpoints/")
+    parser.add_argument("--out", type=Path, required=True, help="the model's folder")
+    arguments = parser.parse_args(argv)
+    return exit_status(lambda: export_checkpoint(arguments.checkpoint, arguments.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Training rows through the model: in one pass, or stage by stage where a latent is carried from step to step.
+
+The second is `loopwm/text/model/propagation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopwm.core import DepthPlan
+from loopwm.text.data.collate import TreeBatch, branch_mask
+from loopwm.text.data.tree_attention import BranchMask, TreeMask
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.modeling import LoopWMModel, LoopWMOutput
+from loopwm.text.model.propagation import run_stages
+
+COLUMNS = ("last_hidden_state", "latent", "state", "previous_state")
+
+
+@dataclass(frozen=True)
+class RowOutput:
+    """Those parts of a `LoopWMOutput` that every column has, (B, L, D) each; and, of one pass only, what a gate is
+    taught from (`CoreOutput`)."""
+
+    last_hidden_state: Tensor
+    latent: Tensor
+    state: Tensor
+    previous_state: Tensor
+    carried: tuple[Tensor, ...] = ()
+    gate_logits: Tensor | None = None
+
+    @classmethod
+    def of(cls, out: LoopWMOutput) -> RowOutput:
+        columns = {name: out[name] for name in COLUMNS}
+        return cls(**columns, carried=out.carried or (), gate_logits=out.gate_logits)
+
+    @classmethod
+    def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
+        columns: dict[str, Any] = {name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS}
+        return cls(**columns)
+
+
+def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:
+    """Who sees whom, by `decode_sees`."""
+    return batch.attention_mask() if config.decode_sees == "all" else batch.state_mask()
+
+
+def one_pass_mask(config: LoopWMConfig, batch: TreeBatch) -> BranchMask:
+    """The same for a batch laid out for one pass, which computes what is seen alone."""
+    return branch_mask(batch, row_mask(config, batch))
+
+
+def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> RowOutput:
+    """Runs a batch as the model's configuration lets its columns see and carry.
+
+    Raises ValueError if the model carries latents and the batch is not laid out `by_stage`.
+    """
+    if model.config.propagate == "none":
+        mask = one_pass_mask(model.config, batch)
+        return RowOutput.of(model(batch.tokens, mask, batch.positions, use_cache=False, depth=depth))
+    outs = run_stages(model, model.config, batch, row_mask(model.config, batch), depth)
+    return RowOutput.join([RowOutput.of(out) for out in outs])

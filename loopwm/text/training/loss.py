@@ -1,0 +1,357 @@
+"""The training objective of text worlds: each part returns (loss, diagnostics).
+
+    L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont + gamma sum_k l_bag
+         + delta sum_k l_state + alpha sum_branches L_consist + beta sum_branches L_contract
+         + sum_positions L_exit) / tokens
+
+Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
+of the observation loss are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from loopwm.core import DepthPlan
+from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
+from loopwm.core.twohot import two_hot_loss, two_hot_value
+from loopwm.text.data.collate import BranchSteps, TreeBatch
+from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
+from loopwm.text.model.heads import POINTS, BagHead, StateHead
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.forward import RowOutput, one_pass_mask, run_rows
+
+Term = tuple[Tensor, dict[str, Tensor]]
+"""A loss, summed, and its diagnostics."""
+
+MEDIAN_STEPS = 256
+"""Optimiser steps over which the median of C_max runs."""
+
+TINY = 1e-12
+"""Under the root of a norm, whose slope at zero is infinite."""
+
+ExitLoss = Literal["none", "entropy", "expected"]
+"""What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
+
+
+def observation_loss(
+    loss_N: Tensor,
+    weight_N: Tensor,
+    right_N: Tensor,
+    horizon_N: Tensor,
+    starts_N: Tensor,
+    undetermined_N: Tensor,
+    normaliser: float,
+) -> Term:
+    """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), weighted, summed and divided by `normaliser`.
+
+    loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
+    starts there, whose targets are all those before the next start. undetermined_N: whether nothing that was shown
+    determines the target. Diagnostics, each (QUERY_HORIZON + 1,) by horizon, the trunk at 0 and answers to state
+    queries at the end: summed loss in nats without weights, targets, right tokens, observations, and those of them
+    whose tokens are all right: `exact`, what greedy decoding would match; loss and number of undetermined targets;
+    `answerable` observations, which have none, and those of them that are exact.
+    """
+
+    def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
+        return torch.zeros(QUERY_HORIZON + 1, device=values.device).index_add(0, horizon, values.detach().float())
+
+    first = starts_N.nonzero()[:, 0]
+
+    def by_observation(marks: Tensor) -> Tensor:
+        return torch.zeros_like(first, dtype=torch.float32).index_add(0, starts_N.cumsum(0) - 1, marks.float())
+
+    exact, answerable = by_observation(~right_N) == 0, by_observation(undetermined_N) == 0
+    sums = {
+        "loss": by_horizon(horizon_N, loss_N),
+        "targets": by_horizon(horizon_N, torch.ones_like(loss_N)),
+        "right": by_horizon(horizon_N, right_N),
+        "observations": by_horizon(horizon_N[first], torch.ones_like(exact)),
+        "exact": by_horizon(horizon_N[first], exact),
+        "undetermined_loss": by_horizon(horizon_N, loss_N * undetermined_N),
+        "undetermined": by_horizon(horizon_N, undetermined_N),
+        "answerable": by_horizon(horizon_N[first], answerable),
+        "answerable_exact": by_horizon(horizon_N[first], answerable & exact),
+    }
+    return (weight_N * loss_N).sum() / normaliser, sums
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the environment did at steps, each (N,): supervised, reward in points, done."""
+
+    supervised: Tensor
+    reward: Tensor
+    done: Tensor
+
+    @classmethod
+    def of(cls, steps: Sequence[BranchSteps]) -> Outcomes:
+        """Those of all these steps, in their order."""
+        return cls(*(torch.cat([getattr(s, field.name) for s in steps]) for field in fields(cls)))
+
+    @property
+    def recorded(self) -> Tensor:
+        """Those that are charged: rewards nobody recorded do not count."""
+        return self.supervised & ~self.reward.isnan()
+
+
+def reward_loss(logits_NK: Tensor, outcomes: Outcomes) -> Term:
+    """Two-hot cross-entropy of the rewards at supervised steps (LoopWM, equation 10: l_rew), summed.
+
+    Diagnostics: reward_loss, and reward_error: mean absolute error in points.
+    """
+    wanted = outcomes.recorded
+    logits, target = logits_NK[wanted], outcomes.reward[wanted]
+    loss = two_hot_loss(logits, target / POINTS)
+    error = (POINTS * two_hot_value(logits) - target).abs()
+    return loss.sum(), {"reward_loss": _pair(loss), "reward_error": _pair(error)}
+
+
+def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
+    """Binary cross-entropy of "the world goes on" at supervised steps (LoopWM, equation 10: l_cont), summed.
+
+    Diagnostics: continue_loss and continue_accuracy.
+    """
+    wanted = outcomes.recorded
+    logits, target = logits_N[wanted].float(), (~outcomes.done[wanted]).float()
+    loss = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    right = ((logits > 0) == (target > 0)).float()
+    return loss.sum(), {"continue_loss": _pair(loss), "continue_accuracy": _pair(right)}
+
+
+def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor) -> Term:
+    """sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, equation 20).
+
+    Both sides are unit vectors (N, D) at the N steps between; `deepest_N` holds the K of their branches, and
+    `reference_ND` carries no gradient. Diagnostics: consistency_loss, of one branch.
+    """
+    distance = (summary_ND - reference_ND.detach()).square().sum(-1)
+    share = 1 / (deepest_N - 1)
+    loss = (distance * share).sum()
+    return loss, {"consistency_loss": torch.stack((loss.detach(), share.sum()))}
+
+
+def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
+    """sum over branches of max(0, sum_k rms(h_{k+1} - h_k) - K C_max) (LoopWM, equation 22).
+
+    The norm is a root mean square over slots and width, so that C_max does not depend on the width. Diagnostics:
+    contraction_loss of a branch, latent_step_rms of a step, first_step_rms of the step from h_0.
+    """
+    later = (steps.horizon > 0).nonzero()[:, 0]
+    h = h_NMD.float()
+    moved = ((h[later] - h[later - 1]).square().mean((1, 2)) + TINY).sqrt()
+    excess = moved.new_zeros(steps.branches).index_add(0, steps.branch[later], moved - c_max)
+    loss = excess.relu()
+    first = moved[steps.horizon[later] == 1]
+    numbers = {"contraction_loss": loss, "latent_step_rms": moved, "first_step_rms": first}
+    return loss.sum(), {name: _pair(values) for name, values in numbers.items()}
+
+
+def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) -> Term:
+    """Cross-entropy of one distribution over the vocabulary against the distinct tokens of o_k, in parts as they weigh,
+    summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss).
+
+    A plan decodes its last step alone, so that only what is decoded then teaches the latents before. This one
+    asks each of them what happened at its step: a later action reads there that an earlier one was refused. It is
+    ours, not LoopWM's. Steps whose tokens weigh nothing are left out. Diagnostics: bag_loss, of a step.
+    """
+    target_NV = logits_NV.new_zeros(logits_NV.shape, dtype=torch.float32)
+    target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")
+    told = target_NV.sum(1) > 0
+    target_NV = target_NV[told] / target_NV[told].sum(1, keepdim=True)
+    loss = F.cross_entropy(logits_NV[told].float(), target_NV, reduction="none")
+    return loss.sum(), {"bag_loss": _pair(loss)}
+
+
+def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
+    """Binary cross-entropy of the tokens that look and inventory hold after each step, summed over all of them.
+
+    An observation such as "The door is now open." names no place, so the latent of a deferred action is taught the
+    state that it leads to. It is ours, not LoopWM's. Steps whose state was not recorded are left out.
+
+    Args:
+        logits_NSV: of each token in each text, from `StateHead`.
+        steps: whose `state` holds the texts.
+        pad_id: the token that pads them.
+
+    Diagnostics: state_loss, of a step.
+    """
+    known = steps.state_known
+    logits = logits_NSV[known].float()
+    target = torch.zeros_like(logits).scatter(2, steps.state[known], 1.0)
+    target[:, :, pad_id] = 0.0
+    loss_N = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum((1, 2))
+    return loss_N.sum(), {"state_loss": _pair(loss_N)}
+
+
+@torch.no_grad()
+def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
+    """state_rms and last_step_rms: the rms of h^(T) and of its last step in each row's batch, as pairs over rows."""
+    real, rows = batch.branch >= 0, len(batch.row_ids)
+    state, previous = out.state[real], out.previous_state[real]
+    norms = {"state_rms": state, "last_step_rms": state - previous}
+    return {name: _pair(x.square().mean().sqrt().expand(rows)) for name, x in norms.items()}
+
+
+@torch.no_grad()
+def depth_moments(loss_N: Tensor, row_N: Tensor, loops: Sequence[int]) -> dict[str, Tensor]:
+    """The fields of `DepthMoments` as pairs over rows; a row without targets has no loss and does not count.
+
+    loss_N, row_N: loss and row of every target. loops: of each row.
+    """
+    nats, targets = (loss_N.new_zeros(len(loops)).index_add(0, row_N, x) for x in (loss_N, torch.ones_like(loss_N)))
+    counted = targets > 0
+    nats, depth = nats[counted] / targets[counted], nats.new_tensor(loops)[counted]
+    values = {"nats": nats, "loops": depth, "nats_loops": nats * depth, "loops_squared": depth.square()}
+    return {f"row_{name}": _pair(x) for name, x in values.items()}
+
+
+def _pair(values: Tensor) -> Tensor:
+    """Sum and number of some values."""
+    return torch.stack((values.detach().sum(), torch.tensor(float(len(values)), device=values.device)))
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta, gamma, delta."""
+
+    reward: float = 0.0
+    continuation: float = 0.0
+    consistency: float = 0.0
+    contraction: float = 0.0
+    bag_of_words: float = 0.0
+    state: float = 0.0
+
+
+class TextObjective(nn.Module):
+    """A model with its loss, in one module so that data parallel wrappers see one forward.
+
+    `first_steps` are the rms of the step from h_0 to h_1 in the last optimiser steps, the newest at the end. They are a
+    buffer, so that they are saved and resumed with a run.
+    """
+
+    first_steps: Tensor
+
+    def __init__(
+        self,
+        model: LoopWMForCausalLM,
+        coefficients: Coefficients = Coefficients(),
+        exit_loss: ExitLoss = "none",
+        exit_entropy_coef: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.coefficients = coefficients
+        self.exit_loss = exit_loss
+        self.exit_entropy_coef = exit_entropy_coef
+        self.bag = BagHead(model.config.hidden_size) if coefficients.bag_of_words else None
+        config = model.config
+        self.state_head = StateHead(config.hidden_size, config.vocab_size) if coefficients.state else None
+        self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
+
+    def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
+        """Loss of a batch (LoopWM, equation 10); `normaliser` is the number of targets of the whole global batch.
+
+        Diagnostics: those of every term, and state_rms and last_step_rms of the recurrence.
+        """
+        out = run_rows(self.model.model, batch, depth)
+        wanted = batch.label != IGNORED
+        logits = self.model.lm_head(out.last_hidden_state[wanted])
+        target_N = batch.label[wanted]
+        loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
+        starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
+        right_N = logits.argmax(-1) == target_N
+        loss, diagnostics = observation_loss(
+            loss_N,
+            batch.weight[wanted],
+            right_N,
+            batch.horizon[wanted],
+            starts_N,
+            batch.undetermined[wanted],
+            normaliser,
+        )
+        if isinstance(depth, DepthPlan):
+            diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
+        if out.gate_logits is not None:
+            loss, numbers = self._with_exits(loss, batch, out, loss_N, normaliser)
+            diagnostics |= numbers
+        for weight, (term, numbers) in self._branch_terms(batch, out):
+            loss = loss + weight * term / normaliser
+            diagnostics |= numbers
+        return loss, diagnostics | recurrence_norms(batch, out)
+
+    def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, loss_N: Tensor, normaliser: float) -> Term:
+        """The observation loss with what teaches the gate: beside it (LoopWM, section 3.3), or in its place."""
+        assert out.gate_logits is not None
+        if self.exit_loss == "entropy":
+            term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
+            return loss + term / normaliser, numbers
+        if self.exit_loss == "expected":
+            wanted = batch.label != IGNORED
+            weighted_NS = batch.weight[wanted][:, None] * self._losses_by_exit(batch, out, loss_N)
+            term, numbers = expected_exit_loss(out.gate_logits[wanted], weighted_NS, self.exit_entropy_coef)
+            return term / normaliser, numbers
+        return loss, {}
+
+    def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_loss_N: Tensor) -> Tensor:
+        """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
+        wanted, mask = batch.label != IGNORED, one_pass_mask(self.model.config, batch)
+        losses = []
+        for state in out.carried[:-1]:
+            hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)
+            logits = self.model.lm_head(hidden[wanted])
+            losses.append(F.cross_entropy(logits.float(), batch.label[wanted], reduction="none"))
+        return torch.stack((*losses, last_loss_N), dim=-1)
+
+    def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
+        """The terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""
+        model, weights, steps = self.model.model, self.coefficients, batch.steps
+        h_NMD = steps.at_slots(out.latent)
+        measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged, and free where it is off
+        yield weights.contraction, contraction_loss(measured, steps, self.c_max())
+        if model.heads is not None:
+            charged = (steps, batch.trunk_steps)
+            reward, continuation = model.heads(torch.cat([s.at_slots(out.latent) for s in charged]))
+            outcomes = Outcomes.of(charged)
+            yield weights.reward, reward_loss(reward, outcomes)
+            yield weights.continuation, continuation_loss(continuation, outcomes)
+        if model.monitor is not None:
+            at = steps.between
+            reference = model.embed_observations(steps.observation[at], steps.observation_length[at])
+            yield weights.consistency, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
+        if self.bag is not None:
+            yield weights.bag_of_words, self._bag_of_words(self.bag, out.state, (steps, batch.trunk_steps))
+        if self.state_head is not None:
+            yield weights.state, self._state(self.state_head, out.state, (steps, batch.trunk_steps))
+
+    def _bag_of_words(self, bag: BagHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
+        """The term of all these steps, whose latents are read before the coda: later columns see what goes into it and
+        not what comes out."""
+        terms = [
+            bag_of_words_loss(self.model.lm_head(bag(s.at_slots(state))), s.observation, s.observation_weight)
+            for s in groups
+        ]
+        loss, found = (sum(parts[1:], parts[0]) for parts in zip(*((t, n["bag_loss"]) for t, n in terms), strict=True))
+        return loss, {"bag_loss": found}
+
+    def _state(self, head: StateHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
+        """The state loss of all these steps, read before the coda as the bag of words is."""
+        embedding_VD, pad_id = self.model.lm_head.weight, self.model.config.pad_token_id
+        assert pad_id is not None
+        terms = [state_loss(head(s.at_slots(state), embedding_VD), s, pad_id) for s in groups]
+        loss, total = (sum(p[1:], p[0]) for p in zip(*((t, n["state_loss"]) for t, n in terms), strict=True))
+        return loss, {"state_loss": total}
+
+    def c_max(self) -> Tensor:
+        """C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite before the first one."""
+        return (2 * self.first_steps.nanmedian()).nan_to_num(nan=torch.inf)
+
+    def remember_first_step(self, rms: float) -> None:
+        """Takes the mean rms of an optimiser step's steps from h_0 to h_1 into the running median."""
+        self.first_steps.copy_(torch.cat((self.first_steps[1:], self.first_steps.new_tensor([rms]))))

@@ -1,0 +1,353 @@
+"""The text system as a program of the trainer: builds the model, streams batches, evaluates, exports."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from loopwm.core import DepthPlan
+from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
+from loopwm.records import template as template
+from loopwm.records.errors import InputError
+from loopwm.records.files import publish
+from loopwm.records.shards import read_shards
+from loopwm.records.token_episode import TokenEpisode
+from loopwm.text.data.collate import TreeBatch
+from loopwm.text.data.data_loader import BatchStream, Cursor, PlannedRow, horizons, make_sources
+from loopwm.text.data.tree import QUERY_HORIZON, RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
+from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.integer_embedding import integer_tokens, start_with_fourier
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer, special_ids, tokenizer_hash
+from loopwm.text.training.config import ModelConfig, ObjectiveConfig, TrainingConfig
+from loopwm.text.training.loss import Coefficients, TextObjective
+
+HEAD_OF = {
+    "reward_coef": "prediction_heads",
+    "continue_coef": "prediction_heads",
+    "consistency_coef": "monitor_head",
+}
+"""The switch of the model without which a coefficient has nothing to weigh."""
+SAMPLERS = {
+    "per_sequence": DepthPlan.sample,
+    "per_batch": DepthPlan.sample_batch,
+    "fixed": DepthPlan.constant,
+}
+"""How `depth.sampling` draws."""
+
+DEV_SEED = 0
+"""Of every run, whatever its own: dev rows are the same for all."""
+
+EXACT = {"exact": "observations", "answerable_exact": "answerable"}
+"""Measurements of exact observations and what they are shares of: all, and those without undetermined tokens."""
+
+BY_HORIZON = ("loss", "targets", "right", "undetermined_loss", "undetermined", *EXACT, *EXACT.values())
+SUMS = {*BY_HORIZON, "tokens", "rows", "loops"}
+"""Measurements that are no pairs of sum and count."""
+
+
+@dataclass(frozen=True)
+class DevBatch:
+    """Rows of one world and policy, which `name` tells."""
+
+    name: str
+    rows: TreeBatch
+
+    def to(self, device: torch.device) -> DevBatch:
+        return replace(self, rows=self.rows.to(device))
+
+
+def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
+    marks = (template.GOAL, template.HIDDEN, template.LOOK, template.INV, template.OBS, template.ACT)
+    return TemplateIds(*special_ids(tokenizer, (*marks, template.STATE, template.END)))
+
+
+def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
+    """What the preset and its overrides make. Raises InputError."""
+    if model.preset not in PRESETS:
+        raise InputError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
+    unknown = set(model.overrides) - set(LoopWMConfig().to_dict())
+    if unknown:
+        raise InputError(f"model.overrides.{min(unknown)}: unknown key")
+    try:
+        return LoopWMConfig(**{"vocab_size": vocab_size, **PRESETS[model.preset], **model.overrides})
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise InputError(f"model.overrides: {' '.join(str(error).split())}") from error
+
+
+def new_model(
+    model_config: LoopWMConfig, config: TrainingConfig, tokenizer: PreTrainedTokenizerFast
+) -> LoopWMForCausalLM:
+    """The model that a run begins with. Raises InputError for `model.weights` of another shape or tokenizer.
+
+    A gate among the weights stays behind where the new model has none: it was fitted to what they were.
+    """
+    model = LoopWMForCausalLM(model_config)
+    if config.model.weights:
+        given, known = load_checkpoint(Path(config.model.weights))
+        if known.get_vocab() != tokenizer.get_vocab():
+            raise InputError(f"model.weights: {config.model.weights} has another tokenizer")
+        try:
+            known_weights = given.state_dict()
+            if not model_config.exit_gate:
+                known_weights = {
+                    name: w for name, w in known_weights.items() if not name.startswith("model.core.gate.")
+                }
+            model.load_state_dict(known_weights)
+        except RuntimeError as error:
+            raise InputError(f"model.weights: {' '.join(str(error).split())[:200]}") from error
+    elif config.model.integers == "fourier":
+        generator = torch.Generator().manual_seed(config.run.seed)
+        start_with_fourier(model.model.embed_tokens.weight, tokenizer, generator)
+    return model
+
+
+def coefficients(c: ObjectiveConfig) -> Coefficients:
+    """Weights of the loss's terms as a configuration has them."""
+    return Coefficients(
+        c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef, c.state_coef
+    )
+
+
+class TextProgram:
+    """Text worlds as a `Program`."""
+
+    cursor_type = Cursor
+
+    def __init__(self, config: TrainingConfig) -> None:
+        if not config.data.train:
+            raise InputError("data.train: at least one shard folder is needed")
+        self.config = config
+        self.micro_batches = config.batch.micro_batches
+        self.tokenizer = load_tokenizer()
+        self.model_config = model_config(config.model, len(self.tokenizer))
+        self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
+        self.learned_mean = self._learned_mean()
+        self._check_exit_loss()
+        model = new_model(self.model_config, config, self.tokenizer)
+        exits = config.objective
+        self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
+        episodes = _episodes(config.data.train)
+        self._check_names(episodes)
+        self.train_stream = self._stream(episodes, config.run.seed)
+        self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
+
+    def _learned_mean(self) -> LearnedMean | None:
+        depth, model = self.config.depth, self.model_config
+        if not depth.mean_rate:
+            return None
+        return LearnedMean(model.mu_rec, model.max_loops, depth.loop_price, depth.mean_rate)
+
+    def _check_exit_loss(self) -> None:
+        wanted, model = self.config.objective.exit_loss, self.model_config
+        if model.exit_gate != (wanted != "none"):
+            raise InputError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
+        if wanted == "expected" and model.mu_rec <= 2:
+            raise InputError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
+        if wanted != "none" and model.propagate != "none":
+            raise InputError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
+
+    def _check_names(self, episodes: Sequence[TokenEpisode]) -> None:
+        """Raises InputError for a world or a task that a key names and no episode of training is of."""
+        data, objective = self.config.data, self.config.objective
+        held = {(episode.env, episode.task) for episode in episodes}
+        for env, task in ((env, task) for env, tasks in data.tasks.items() for task in tasks):
+            if (env, task) not in held:
+                raise InputError(f"data.tasks.{env}.{task}: data.train holds no episode of it")
+        by_world = {
+            "data.echo_weights": data.echo_weights,
+            "objective.integer_weights": objective.integer_weights,
+            "objective.opening_weights": objective.opening_weights,
+        }
+        for key, env in ((key, env) for key, weights in by_world.items() for env in weights):
+            if env not in {world for world, _ in held}:
+                raise InputError(f"{key}.{env}: data.train holds no episode of it")
+
+    def _coefficients(self) -> Coefficients:
+        for key, head in HEAD_OF.items():
+            if getattr(self.config.objective, key) > 0 and not getattr(self.model_config, head):
+                raise InputError(f"objective.{key}: needs model.overrides.{head}")
+        return coefficients(self.config.objective)
+
+    def _stream(self, episodes: Sequence[TokenEpisode], seed: int) -> BatchStream:
+        integers = integer_tokens(self.tokenizer)
+        worlds = {episode.env for episode in episodes}
+        c = self.config.objective
+        weights = {
+            env: TargetWeights(
+                dict.fromkeys(integers, c.integer_weights.get(env, 1.0)),
+                c.opening_weights.get(env, 1.0),
+                c.undetermined_weight,
+            )
+            for env in worlds
+        }
+        builder = RowBuilder(template_ids(self.tokenizer), self.model_config.slots, weights)
+        (pad,) = special_ids(self.tokenizer, (template.PAD,))
+        layout = trunk_and_branches if self.model_config.propagate == "none" else by_stage
+        served = self.model_config.trunk_is_served
+        sources = make_sources(episodes, self.config.data, self.config.objective, builder, served, seed)
+        return BatchStream(sources, builder, self.config.batch, pad, layout)
+
+    def global_batches(self, cursor: Cursor, step: int = 0) -> Iterator[tuple[list[TreeBatch], Cursor]]:
+        """The global batches from optimiser step `step` on, which begins at `cursor`."""
+        curriculum = horizons(self.config.objective, self.config.data.max_horizon, step)
+        return self.train_stream.global_batches(cursor, curriculum)
+
+    def evaluation_batches(self) -> list[DevBatch]:
+        """The rows of the first `eval_batches` steps of the dev stream, the same every time, by world and policy."""
+        if self.dev_stream is None:
+            return []
+        sources: dict[str, list[PlannedRow]] = {}
+        for rows, _ in itertools.islice(self.dev_stream.steps(Cursor()), self.config.run.eval_batches):
+            for planned in rows:
+                sources.setdefault(f"{planned.episode.env}/{planned.episode.policy}", []).append(planned)
+        size = self.config.batch.rows // self.micro_batches
+        return [
+            DevBatch(name, batch)
+            for name, rows in sorted(sources.items())
+            for batch in self.dev_stream.collate(rows, math.ceil(len(rows) / size), self.config.data.max_horizon)
+        ]
+
+    def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
+        draw = SAMPLERS[self.config.depth.sampling]
+        mu_rec = self.learned_mean.mu_rec if self.learned_mean else self.ramp.at(step)
+        plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
+        return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
+
+    def normaliser(self, batches: Sequence[TreeBatch]) -> float:
+        """Target tokens of a global batch."""
+        return sum(batch.targets for batch in batches)
+
+    def loss(
+        self, objective: nn.Module, batch: TreeBatch, step: int, normaliser: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        plan = self.depth_plan(step, batch)
+        loss, diagnostics = objective(batch, plan, normaliser)
+        return loss, diagnostics | _counts(batch, sum(plan.loops), loss.device)
+
+    def evaluation(self, objective: nn.Module, batch: DevBatch) -> dict[str, Tensor]:
+        """Teacher-forced loss and exactness by horizon at the default depth, and exactness by world and policy."""
+        depth = self.model_config.default_depth
+        loss, found = objective(batch.rows, depth, 1.0)
+        exact = {f"{kind}/{batch.name}": found[kind] for kind in (*EXACT, *EXACT.values())}
+        return found | exact | _counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
+
+    def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        loss, targets, right = sums["loss"], sums["targets"], sums["right"]
+        record = {
+            "loss": (loss.sum() / targets.sum()).item(),
+            "tokens": sums["tokens"].item(),
+            "rows": sums["rows"].item(),
+            "target_share": (targets.sum() / sums["tokens"]).item(),
+            "mean_depth": (sums["loops"] / sums["rows"]).item(),
+        }
+        for k in torch.nonzero(targets).flatten().tolist():
+            record[f"loss_{_kind(k)}"] = (loss[k] / targets[k]).item()
+            record[f"token_accuracy_{_kind(k)}"] = (right[k] / targets[k]).item()
+        for name, value in sums.items():
+            kind, _, source = name.partition("/")
+            if kind in EXACT:
+                record |= _exact(kind, value, sums[name.replace(kind, EXACT[kind], 1)], source)
+            elif kind not in SUMS and value[1]:
+                record[name] = (value[0] / value[1]).item()
+        return record | _answerable(sums)
+
+    def summary(self, record: Mapping[str, float]) -> str:
+        return f"depth {record['mean_depth']:.1f} |h| {record['state_rms']:.2f} |dh| {record['last_step_rms']:.2f}"
+
+    def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
+        if "first_step_rms" in record:  # a step may have no branch
+            self.objective.remember_first_step(record["first_step_rms"])
+        more = {"c_max": self.objective.c_max().item()}
+        if self.learned_mean:
+            self.learned_mean.update(DepthMoments(**{f.name: record[f"row_{f.name}"] for f in fields(DepthMoments)}))
+            more["mu_rec"] = self.learned_mean.mu_rec
+        return more
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"learned_mean": self.learned_mean.state_dict()} if self.learned_mean else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.learned_mean:
+            self.learned_mean.load_state_dict(state["learned_mean"])
+
+    def provenance(self) -> dict[str, Any]:
+        folders = (*self.config.data.train, *self.config.data.dev)
+        shards = {folder: json.loads((Path(folder) / "index.json").read_text())["shards"] for folder in folders}
+        return {"tokenizer_hash": tokenizer_hash(), "data": shards}
+
+    def export(self, folder: Path) -> None:
+        if self.learned_mean:
+            self.objective.model.config.mu_rec = self.learned_mean.mu_rec
+        export_model(self.objective.model, self.tokenizer, folder)
+
+
+def _episodes(folders: Sequence[str]) -> list[TokenEpisode]:
+    return [episode for folder in folders for episode in read_shards(Path(folder), tokenizer_hash())]
+
+
+def _exact(kind: str, exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:
+    """Shares of observations that are right to the last token, by horizon, and how many there were."""
+    at = f"/{source}" if source else ""
+    record = {}
+    for k in torch.nonzero(observations).flatten().tolist():
+        record[f"{kind}_{_kind(k)}{at}"] = (exact[k] / observations[k]).item()
+        record[f"{EXACT[kind]}_{_kind(k)}{at}"] = observations[k].item()
+    return record
+
+
+def _answerable(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the loss of determined and of undetermined targets and, where groups of worlds and policies were measured
+    apart, dev_answerable: the mean over groups of the share of answerable observations that are exact. State queries do
+    not count there: no suite asks them."""
+    record = {}
+    undetermined, targets = sums["undetermined"].sum(), sums["targets"].sum()
+    if undetermined > 0:
+        record["undetermined_share"] = (undetermined / targets).item()
+        record["loss_undetermined"] = (sums["undetermined_loss"].sum() / undetermined).item()
+    if targets > undetermined:
+        determined = sums["loss"].sum() - sums["undetermined_loss"].sum()
+        record["loss_determined"] = (determined / (targets - undetermined)).item()
+    groups = [
+        (sums[name.replace("answerable", "answerable_exact", 1)][:QUERY_HORIZON].sum() / count).item()
+        for name in sums
+        if name.startswith("answerable/") and (count := sums[name][:QUERY_HORIZON].sum()) > 0
+    ]
+    return record | ({"dev_answerable": sum(groups) / len(groups)} if groups else {})
+
+
+def _kind(horizon: int) -> str:
+    """Name a horizon in records: k0 is the trunk."""
+    return "query" if horizon == QUERY_HORIZON else f"k{horizon}"
+
+
+def _counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Tensor]:
+    """Real tokens, rows and loops of a micro-batch."""
+    rows = torch.tensor([len(batch.row_ids), loops], device=device)
+    return {"tokens": (batch.branch >= 0).sum(), "rows": rows[0], "loops": rows[1]}
+
+
+def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+
+    The folder appears as a whole or not at all.
+    """
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    published = LoopWMForCausalLM(model.config)
+    published.load_state_dict(model.state_dict())
+    published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+    tokenizer.save_pretrained(temporary)
+    publish(temporary, folder)

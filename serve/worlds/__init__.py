@@ -1,0 +1,1 @@
+"""World sessions: state, storage and steps."""

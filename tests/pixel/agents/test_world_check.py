@@ -1,0 +1,198 @@
+"""A world is learned in when it can be trusted; the simulator itself is a world, too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from loopwm.pixel.agents.agent_trainer import AgentTrainer
+from loopwm.pixel.agents.simulator_world import Oracle
+from loopwm.pixel.agents.world_check import TrustConfig, lit_pixels, stretches, whole
+from loopwm.pixel.imagined import Imagined, Moment, RandomPolicy, rollout
+from loopwm.pixel.replay import Replay
+from loopwm.records.errors import InputError
+from tests.pixel.agents.test_actor_critic_learner import FRAMES, config
+from tests.pixel.agents.test_agent_trainer import blocks
+from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TrueWorld:
+    """The blocks as they are; `blind` worlds end by chance and show nothing."""
+
+    blind: bool = False
+    space = SPACE
+
+    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Tensor:
+        corners = obs[:, -1, ::PATCH, ::PATCH, 0].flatten(1)
+        at = (corners == 200).long().argmax(1)
+        return torch.stack((at // COLUMNS, at % COLUMNS), 1)
+
+    def step(self, state: Tensor, action: Tensor, generator: torch.Generator) -> Imagined[Tensor]:
+        state = (state + torch.tensor(MOVES)[action]) % torch.tensor((ROWS, COLUMNS))
+        there = (state == 0).all(1)
+        if self.blind:
+            there = torch.rand(len(state), generator=generator) < 0.5
+        return Imagined(there.float(), there, state)
+
+    def show(self, state: Tensor) -> Tensor:
+        frames = np.stack([drawn(place, (2, 3)) for place in state.numpy()])
+        return torch.from_numpy(frames * (not self.blind))
+
+
+@pytest.fixture(scope="module")
+def play() -> Replay:
+    replay, env = Replay(SPACE, 10_000), blocks(8)
+    policy = RandomPolicy(SPACE.actions, np.random.default_rng(0))
+    replay.add_segments(rollout(env, policy, 200, Moment.begin(env, 0)).segments, "random", 0)
+    return replay
+
+
+def look(world: TrueWorld, play: Replay) -> Any:
+    made: Any = world
+    return stretches(made, play, 256, 3, 6, np.random.default_rng(0), CPU)
+
+
+def test_the_true_world_is_trusted_and_a_blind_one_is_not(play: Replay) -> None:
+    true, blind = (look(TrueWorld(blind), play).overall() for blind in (False, True))
+    assert true["objects"] == 1.0
+    assert true["reward_real"] == pytest.approx(true["reward_imagined"], abs=0.02)
+    assert true["ends"] < 0.2
+    assert blind["objects"] == 0.0
+    assert blind["ends"] > 1.0
+
+
+def test_what_lies_behind_the_first_end_does_not_count(play: Replay) -> None:
+    found = look(TrueWorld(), play)
+    for end, lived in zip(found.imagined["end"], found.imagined["lived"], strict=True):
+        expected = len(end) if not end.any() else int(end.argmax()) + 1
+        assert lived.tolist() == [t < expected for t in range(len(end))]
+    assert not found.real["lived"][:, 1:][found.real["end"][:, :-1]].any()
+    real, imagined = found.by_age("reward")
+    assert real.shape == imagined.shape == (6,)
+    lived = found.real["lived"][:, 3]
+    assert real[3] == pytest.approx(found.real["reward"][lived, 3].mean())
+
+
+def test_frames_with_two_balls_or_none_are_not_whole() -> None:
+    real = np.zeros((4, 3, 3, 2), np.uint8)
+    real[np.arange(4), np.arange(4) % 3, 1, 0] = 255  # one ball
+    real[2:, 0, 0, 1] = 255  # sometimes a paddle
+    imagined = np.zeros((1, 4, 3, 3, 2), np.uint8)
+    imagined[0, 0, 2, 2, 0] = 255
+    imagined[0, 1, 2, :2, 0] = 255
+    imagined[0, 3, 2, 2, 0] = imagined[0, 3, :2, 0, 1] = 255
+    assert lit_pixels(imagined)[0].tolist() == [[1, 0], [2, 0], [0, 0], [1, 2]]
+    assert whole(imagined, real)[0].tolist() == [True, False, False, False]
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def gated(**trust: float) -> Any:
+    settings = {
+        "updates": 2,
+        "warmup": 30,
+        "count": 4,
+        "steps": 5,
+        "burn_in": 3,
+        "trust": trust | {"every": 1, "steps": 3},
+    }
+    return config(imagination=settings)
+
+
+@pytest.mark.parametrize(("bar", "passes"), [({"ends": 1e6}, True), ({"objects": 1.0, "ends": 1e-9}, False)])
+def test_no_imagined_update_before_the_world_passes_and_the_log_says_when(
+    tmp_path: Path, bar: dict[str, float], passes: bool
+) -> None:
+    trainer = AgentTrainer(gated(**bar), blocks(4), SPACE, tmp_path)
+    trainer.run()
+    found = records(tmp_path)
+    assert all({"trust_ends", "trust_objects", "trusted"} <= record.keys() for record in found)
+    assert [record["trusted"] for record in found] == [float(passes)] * 4
+    assert ["imagined_loss" in record for record in found] == [passes] * 4
+    assert len(trainer.replay) == 3 * 32
+    assert len(trainer.held_out) == 32
+
+
+def test_held_out_play_and_trust_are_resumed(tmp_path: Path) -> None:
+    AgentTrainer(gated(ends=1e6), blocks(4), SPACE, tmp_path).run(max_minutes=1e-4)
+    again = AgentTrainer(gated(ends=1e6), blocks(4), SPACE, tmp_path)
+    assert again.trusted
+    assert len(again.held_out) == again.interactions // 4 > 0
+    again.run()
+
+
+def test_an_oracle_goes_on_where_it_stands() -> None:
+    oracle, env = Oracle(blocks(4), 3), blocks(4)
+    policy = [RandomPolicy(SPACE.actions, np.random.default_rng(1)) for _ in range(2)]
+    parts, moment = [], None
+    for _ in range(3):
+        found = rollout(oracle, policy[0], 4, Moment.begin(oracle, 7))
+        parts.append(found.segments.obs)
+    moment = Moment.begin(env, 7)
+    whole_play = rollout(env, policy[1], 12, moment).segments.obs
+    assert np.array_equal(np.concatenate(parts, 1), whole_play)
+
+
+def test_an_oracle_shows_the_frames_before_as_imagined_worlds_do() -> None:
+    oracle = Oracle(blocks(4), 3)
+    obs, info = oracle.reset(seed=7)
+    assert "context_obs" not in info
+    frames, actions = [obs], [np.array(moves) for moves in ((0, 1, 2, 3), (1, 1, 0, 0), (3, 2, 1, 0))]
+    begun = [np.ones(4, bool)]
+    for move in actions:
+        obs, _, terminated, truncated, _ = oracle.step(move)
+        frames.append(obs.copy())
+        begun.append(terminated | truncated)
+    again, info = oracle.reset()
+    assert np.array_equal(again, frames[-1])
+    assert np.array_equal(info["context_obs"], np.stack(frames[-3:], 1))
+    assert np.array_equal(info["context_action"], np.stack(actions[-2:], 1))
+    assert np.array_equal(info["context_first"], np.stack(begun[-3:], 1))
+
+
+@pytest.mark.parametrize("learner", ["actor-critic", "ppo"])
+def test_a_learner_learns_in_the_simulator_itself_without_a_world(tmp_path: Path, learner: str) -> None:
+    alone = config(
+        actor_critic=FRAMES,
+        world={"updates": 0},
+        imagination={"updates": 2, "warmup": 30, "count": 3, "steps": 5, "world": "oracle"},
+    )
+    if learner == "ppo":
+        pytest.importorskip("scipy")
+        from loopwm.pixel.agents.config import agent_config
+
+        sections = {"system": "storm-agent", "policy": {"channels": [4], "memory": 8, "hidden": 8}}
+        sections |= {"real": {"count": 4, "steps": 8, "total": 64, "minibatches": 1}, "world": {"updates": 0}}
+        sections |= {"imagination": {"updates": 1, "warmup": 30, "count": 3, "steps": 5, "world": "oracle"}}
+        alone = agent_config(sections)
+    AgentTrainer(alone, blocks(4), SPACE, tmp_path, oracle=blocks(3)).run()
+    found = records(tmp_path)
+    assert all("imagined_reward" in record for record in found)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"objects": 1.5}, r"objects: 1.5 is outside 0 to 1"), ({"ends": -0.1}, r"ends: -0.1 is below zero")],
+)
+def test_bars_out_of_range_are_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrustConfig(**change)  # type: ignore[arg-type]
+
+
+def test_one_environment_cannot_be_held_out_of_one() -> None:
+    made = gated(ends=0.2)
+    with pytest.raises(InputError, match=r"imagination.trust: .* real.count must be above 1"):
+        replace(made, real=replace(made.real, count=1))

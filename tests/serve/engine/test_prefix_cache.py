@@ -1,0 +1,63 @@
+"""Keys and values that are kept: which are found, which go, and how they are counted."""
+
+from __future__ import annotations
+
+import torch
+
+from loopwm.core import CoreState, allocated_bytes
+from loopwm.core.buffers import SLACK
+from serve.engine.prefix_cache import BLOCK, KVCache
+from tests.serve.in_the_engine import random_prompt
+
+
+def state_of(length: int) -> CoreState:
+    made = CoreState(1, torch.device("cpu"))
+    made.extend(torch.ones(1, length, dtype=torch.bool))
+    made.update(torch.zeros(1, 1, length, 256), torch.zeros(1, 1, length, 256), 0)
+    return made
+
+
+def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
+    cache = KVCache(1 << 40)
+    prompt = random_prompt(2 * BLOCK + 5, 1)
+    cache.put_prompt(prompt, 2, state_of(len(prompt)))
+    cache.put_prompt(random_prompt(BLOCK - 1, 3), 2, state_of(BLOCK - 1))
+    assert cache.prompt((*prompt, 1), 2).length == len(prompt)
+    assert cache.prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
+    assert cache.prompt(prompt[:20], 2).length == 20
+    assert cache.prompt(prompt[: BLOCK - 1], 2) is None
+    assert cache.prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
+    assert len(cache) == 1, "what is too short is not worth it"
+
+
+def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
+    prompts = [random_prompt(1024, seed) for seed in range(3)]
+    size = allocated_bytes()
+    first = state_of(1024)
+    size = allocated_bytes() - size
+    assert size == 2 * 1024 * 256 * 4
+    cache = KVCache(allocated_bytes() + size + size // 2)
+    cache.put_prompt(prompts[0], 2, first)
+    del first
+    cache.put_prompt(prompts[1], 2, state_of(1024))
+    assert cache.prompt(prompts[0], 2) is not None
+    cache.put_prompt(prompts[2], 2, state_of(1024))
+    assert cache.prompt(prompts[1], 2) is None
+    assert cache.prompt(prompts[0], 2) is not None
+    assert cache.prompt(prompts[2], 2) is not None
+    assert not cache.make_room(3 * size)
+    assert len(cache) == 0
+
+
+def test_memory_that_forks_share_counts_once_and_goes_with_the_last_of_them():
+    before = allocated_bytes()
+    state = state_of(64)
+    one = allocated_bytes() - before
+    forks = [state.fork() for _ in range(5)]
+    assert allocated_bytes() - before == one > 0
+    for fork in forks[:2]:
+        fork.extend(torch.ones(1, 1, dtype=torch.bool))
+        fork.update(torch.zeros(1, 1, 1, 256), torch.zeros(1, 1, 1, 256), 0)
+    assert allocated_bytes() - before == one + 2 * 2 * 4 * 256 * (65 + SLACK), "room for more is counted, too"
+    del state, forks, fork
+    assert allocated_bytes() == before

@@ -1,0 +1,184 @@
+"""Whatever comes, goes, shares and leaves early beside it, a request hears what it would hear alone."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from loopwm.core import CoreState, ExitRule, Fixed, Gate
+from loopwm.records.template import OBS, Context
+from loopwm.text.model.tokenizer import special_ids
+from loopwm.text.world import World, WorldModel
+from serve.engine.batch import RunningBatch
+from serve.engine.passes import Forward
+from serve.engine.prefill import prefill
+from serve.engine.prefix_cache import BLOCK, KVCache
+from serve.engine.requests import Event, Request
+from serve.engine.requests import Sequence as Row
+from serve.engine.sampling import Sampling, choose
+from tests.serve.conftest import live_states
+from tests.serve.in_the_engine import run
+from tests.text.conftest import random_model
+
+SCHEDULES = 300
+DEPTHS: tuple[ExitRule, ...] = (Fixed(1), Fixed(3), Gate(0.3, 3))
+ACTIONS = ("wait", "go to hall", "pick up pot")
+GOALS = ("boil water", "find a tree")
+Heard = list[tuple[int, int]]
+"""Tokens and the loops behind them."""
+
+
+@pytest.fixture(scope="module")
+def library(tokenizer) -> WorldModel:
+    return WorldModel(random_model(exit_gate=True), tokenizer)
+
+
+class Reference:
+    """Every request by itself: a plain state of one row, nothing shared, nothing kept. Answers are remembered."""
+
+    def __init__(self, library: WorldModel) -> None:
+        self._library, self._forward = library, Forward(library.model)
+        self._known: dict[Any, Heard] = {}
+
+    def completion(self, request: Request) -> Heard:
+        key = (request.prompt, request.max_tokens, request.sampling, request.depth)
+        if key not in self._known:
+            state = CoreState(1, torch.device("cpu"))
+            if len(request.prompt) > 1:
+                self._forward.tokens(state, [request.prompt[:-1]], Fixed(request.depth.limit))
+            first = self._forward.tokens(state, [request.prompt[-1:]], request.depth)
+            self._known[key] = self._generate(state, first, request)
+        return self._known[key]
+
+    def observation(self, goal: str, actions: tuple[str, ...], request: Request) -> Heard:
+        key = (goal, actions, request.max_tokens, request.depth)
+        if key not in self._known:
+            pair = self._library.encode([Context(goal, "a room")] * 2, request.depth)  # two rows share nothing
+            for action in actions:
+                pair = self._library.advance(pair, [action] * 2)
+            state = pair.state.select(torch.tensor([0]))
+            self._known[key] = self._generate(
+                state, self._forward.tokens(state, [request.prompt], request.depth), request
+            )
+        return self._known[key]
+
+    def _generate(self, state: CoreState, first: tuple[torch.Tensor, torch.Tensor], request: Request) -> Heard:
+        (logits, loops), generator = first, request.sampling.generator()
+        heard: Heard = []
+        while True:
+            token = choose(logits[0], request.sampling, generator)
+            heard.append((token, int(loops)))
+            if len(heard) == request.max_tokens:
+                return heard
+            logits, loops = self._forward.tokens(state, [[token]], request.depth)
+
+
+class Asked:
+    """A request in the batch, what it has heard, and where its reference comes from."""
+
+    def __init__(self, request: Request, expected: Callable[[], Heard]) -> None:
+        self.heard: Heard = []
+        self.expected = expected
+        self.row = Row(request, self)
+
+    def __call__(self, event: Event) -> None:
+        assert event.error is None
+        assert event.token is not None
+        self.heard.append((event.token, event.loops))
+
+
+class Schedule:
+    """A batch and worlds under seeded random requests."""
+
+    def __init__(self, seed: int, library: WorldModel, reference: Reference) -> None:
+        self.rng = random.Random(seed)
+        self.library, self.reference = library, reference
+        self.forward, self.cache = Forward(library.model), KVCache(1 << 40)
+        self.batch = RunningBatch(self.forward, end_token=-1)
+        self.worlds: list[tuple[World, str, tuple[str, ...]]] = []
+        self.asked: list[Asked] = []
+        (self.obs,) = special_ids(library.tokenizer, (OBS,))
+
+    def run(self) -> None:
+        moves = (self.complete, self.complete, self.create, self.advance, self.fork, self.decode, self.decode)
+        for _ in range(12):
+            self.rng.choice((*moves, self.cancel, self.forget, self.batch.step, self.batch.step))()
+        while len(self.batch):
+            self.batch.step()
+        for asked in self.asked:
+            expected = asked.expected()
+            assert asked.heard == (expected[: len(asked.heard)] if asked.row.cancelled else expected)
+
+    def complete(self) -> None:
+        """Some prompts of one depth, which may begin like each other and like former ones."""
+        depth, numbers = self.rng.choice(DEPTHS), self.rng.sample(range(6), self.rng.randint(1, 3))
+        for number in numbers:
+            head = tuple(range(20, 20 + BLOCK * (number % 3)))
+            sampling = Sampling() if number % 2 else Sampling(1.0, 0.9, number)
+            prompt = (*head, 300 + number, *range(400, 400 + 3 * number))
+            request = Request(prompt, 2 + number % 4, sampling, depth)
+            work = prefill(self.forward, self.cache, prompt[:-1], depth.limit)
+            expected = lambda request=request: self.reference.completion(request)  # noqa: E731
+            self._add(Asked(request, expected), run(work, self.rng.choice((5, 99))))
+
+    def create(self) -> None:
+        goal, depth = self.rng.choice(GOALS), self.rng.choice(DEPTHS)
+        self.worlds.append((self.library.encode([Context(goal, "a room")], depth), goal, ()))
+
+    def advance(self) -> None:
+        if self.worlds:
+            place = self.rng.randrange(len(self.worlds))
+            world, goal, actions = self.worlds[place]
+            action = self.rng.choice(ACTIONS)
+            self.worlds[place] = self.library.advance(world, [action]), goal, (*actions, action)
+
+    def fork(self) -> None:
+        if self.worlds:
+            self.worlds.append(self.rng.choice(self.worlds))
+
+    def decode(self) -> None:
+        """The observations of a world and of forks of it."""
+        if not self.worlds:
+            return
+        world, goal, actions = self.rng.choice(self.worlds)
+        request = Request((self.obs,), self.rng.randint(1, 5), Sampling(), world.depth, world.state)
+        expected = lambda: self.reference.observation(goal, actions, request)  # noqa: E731
+        for _ in range(self.rng.randint(1, 3)):
+            self._add(Asked(request, expected), request.start.fork())
+
+    def cancel(self) -> None:
+        if self.asked:
+            self.rng.choice(self.asked).row.cancelled = True
+
+    def forget(self) -> None:
+        self.cache.make_room(1 << 50)
+
+    def _add(self, asked: Asked, state: CoreState) -> None:
+        self.asked.append(asked)
+        self.batch.add(asked.row, state)
+
+
+@pytest.mark.slow
+def test_every_random_schedule_answers_as_single_requests_do_and_leaves_no_state_behind(library):
+    reference = Reference(library)
+    left_early = shared = 0
+    with torch.inference_mode():
+        gc.collect()
+        baseline = live_states()
+        for seed in range(SCHEDULES):
+            schedule = Schedule(seed, library, reference)
+            schedule.run()
+            left_early += sum(
+                loops < asked.row.request.depth.limit for asked in schedule.asked for _, loops in asked.heard
+            )
+            shared += sum(asked.row.request.start is not None for asked in schedule.asked)
+            if seed % 50 == 0:
+                del schedule
+                gc.collect()  # what was asked and its row hold each other here
+                assert live_states() == baseline
+    assert min(left_early, shared) > SCHEDULES / 10, (left_early, shared)

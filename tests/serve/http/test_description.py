@@ -1,0 +1,140 @@
+"""The description of the API says what every route answers, and real answers are so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import routing
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
+
+from loopwm.text.world import WorldModel
+from serve.http import openai, tokens, worlds
+from serve.http.openai_replies import Health, Version
+from tests.serve.http.test_http import events
+from tests.serve.worlds.test_worlds import GOAL, SEEN, create
+from tests.text.conftest import random_model
+
+CHAT = "/v1/chat/completions"
+PROMPT = {"model": "tiny", "prompt": "boil", "max_tokens": 3}
+SCORED = {"temperature": 1, "logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
+
+
+@pytest.fixture(scope="module")
+def client(serving, tokenizer) -> Iterator[httpx.Client]:
+    model = random_model(prediction_heads=True, monitor_head=True)
+    with serving(model, end_token=WorldModel(model, tokenizer)._end) as client:
+        yield client
+
+
+def answer_of(method: str, path: str) -> Any:
+    """The model that a route says it answers with."""
+    for router in (openai.router, tokens.router, worlds.router, worlds.batch_router):
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.path == path and method in route.methods:
+                return route.response_model or route.responses[200]["model"]
+    return {"/health": Health, "/version": Version}[path]
+
+
+def fits(method: str, path: str, response: httpx.Response) -> Any:
+    """The answer, which has all that it should have and nothing else."""
+    assert response.is_success, response.text
+    TypeAdapter(answer_of(method, path)).validate_json(response.content, strict=True, extra="forbid")
+    return response.json()
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/worlds", "/tokenizer_info"])
+def test_what_there_is_to_get(client, path):
+    fits("GET", path, client.get(path))
+
+
+def test_models_and_tokens(client):
+    fits("GET", "/v1/models/{name}", client.get("/v1/models/tiny"))
+    for fields in ({}, {"return_token_strs": True}):
+        told = fits("POST", "/tokenize", client.post("/tokenize", json={"prompt": "boil water", **fields}))
+    fits("POST", "/detokenize", client.post("/detokenize", json={"tokens": told["tokens"]}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"prompt": ["boil", "look"], "n": 2, "temperature": 1, "logprobs": 2, "return_token_ids": True, "echo": False},
+        {"logprobs": 0},
+        {"echo": True},
+        {"echo": True, "logprobs": 2, "max_tokens": 1},
+        {"echo": True, "logprobs": 0, "max_tokens": 0},
+    ],
+)
+def test_completions(client, fields):
+    fits("POST", "/v1/completions", client.post("/v1/completions", json={**PROMPT, **fields}))
+
+
+@pytest.mark.parametrize("fields", [{}, SCORED, {"max_tokens": 400}])
+def test_chats(client, chat, fields):
+    fits("POST", CHAT, client.post(CHAT, json={**chat, **fields}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"actions": ["a", "b"], "decode": "each", "logprobs": True, "uncertainty": True, "monitor": True},
+     {"decode": "none", "uncertainty": True}],
+)  # fmt: skip
+def test_steps_of_worlds(client, fields):
+    body = {"actions": "wait", "max_tokens": 5, **fields}
+    path = f"/v1/worlds/{create(client)}/step"
+    fits("POST", "/v1/worlds/{name}/step", client.post(path, json=body))
+
+
+def test_worlds(client):
+    body = {"model": "tiny", "goal": GOAL, "observation": SEEN, "history": [{"action": "wait", "observation": "x"}]}
+    name = fits("POST", "/v1/worlds", client.post("/v1/worlds", json=body))["id"]
+    world = f"/v1/worlds/{name}"
+    seen = {"action": "wait", "observation": "Nothing."}
+    fits("GET", "/v1/worlds/{name}", client.get(world))
+    fits("GET", "/v1/worlds/{name}/export", client.get(f"{world}/export"))
+    fits("POST", "/v1/worlds/{name}/observe", client.post(f"{world}/observe", json=seen))
+    fits("POST", "/v1/worlds/{name}/fork", client.post(f"{world}/fork"))
+    for decode in (True, False):
+        plan = {"candidates": [["wait"], ["look", "wait"]], "decode": decode, "max_tokens": 5}
+        fits("POST", "/v1/worlds/{name}/plan", client.post(f"{world}/plan", json=plan))
+    some = [{"op": "create", **body}, {"op": "step", "world": name, "actions": "x", "max_tokens": 3},
+            {"op": "observe", "world": "none", **seen}, {"op": "delete", "world": create(client)}]  # fmt: skip
+    told = fits("POST", "/v1/worlds:batch", client.post("/v1/worlds:batch", json={"requests": some}))
+    assert [answer["status"] for answer in told["data"]] == [201, 200, 404, 200]
+    fits("DELETE", "/v1/worlds/{name}", client.delete(world))
+
+
+def test_every_success_is_described_and_so_are_events(client):
+    told = client.get("/openapi.json").json()
+    streamed = []
+    for path, operations in told["paths"].items():
+        for method, operation in operations.items():
+            (success,) = [told for status, told in operation["responses"].items() if status.startswith("2")]
+            kinds = success["content"]
+            assert all("$ref" in kind["schema"] or kind["schema"]["type"] == "string" for kind in kinds.values()), path
+            streamed += [(method, path)] if "text/event-stream" in kinds else []
+    assert streamed == [("post", "/v1/completions"), ("post", CHAT), ("post", "/v1/worlds/{name}/step")]
+
+
+def test_what_is_said_to_come_as_events_does(client, chat):
+    assert events(client, "/v1/completions", PROMPT)
+    assert events(client, CHAT, chat)
+
+
+def test_large_answers_go_out_as_they_were_made(client, monkeypatch):
+    """To check them once more would hold up all others."""
+    name = create(client)
+    monkeypatch.setattr(routing, "serialize_response", lambda **_: 1 / 0)
+    asked = {"op": "step", "world": name, "actions": "wait", "max_tokens": 3}
+    answers = [
+        client.post("/v1/completions", json=PROMPT),
+        client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "max_tokens": 3}),
+        client.post("/v1/worlds:batch", json={"requests": [asked]}),
+        client.get(f"/v1/worlds/{name}/export"),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert client.get("/v1/models").status_code == 500  # which shows that it would be seen

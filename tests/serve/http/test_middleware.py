@@ -1,0 +1,232 @@
+"""What every request passes first and last: its Host, its time, its line in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.http import server
+from tests.serve import conftest
+from tests.serve.conftest import wait_until
+from tests.serve.http.test_http import check_error, post_without_reading, send_post
+from tests.serve.worlds.test_worlds import create
+
+SHORT = 0.3
+"""Seconds in the place of half a minute."""
+
+
+class Lines(logging.Handler):
+    """Collects the access log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def about(self, request_id: str) -> str:
+        """The one line of a request. It is written when the last byte of the answer is on its way."""
+        assert wait_until(lambda: any(request_id in line for line in self.lines), 5)
+        (line,) = [line for line in self.lines if request_id in line]
+        return line
+
+
+@pytest.fixture
+def log() -> Iterator[Lines]:
+    lines, access = Lines(), logging.getLogger("serve.access")
+    before = access.level
+    access.addHandler(lines)
+    access.setLevel(logging.INFO)
+    yield lines
+    access.removeHandler(lines)
+    access.setLevel(before)
+
+
+@pytest.fixture(scope="module")
+def named(serving, tiny_model) -> Iterator[httpx.Client]:
+    """A service with a name and a log in JSON."""
+    with serving(tiny_model, hosts=("World.example",), log_json=True) as client:
+        yield client
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=5)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has ended it, sooner than its five seconds."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", ""]
+)
+def test_a_foreign_host_learns_nothing(client, host):
+    check_error(client.get("/v1/worlds", headers={"Host": host}), 421, None, "--allowed-hosts")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:80", "192.168.7.7:8000", "[::1]:8000"])
+def test_addresses_and_the_machine_itself_are_hosts(client, host):
+    assert client.get("/v1/worlds", headers={"Host": host}).status_code == 200
+
+
+def test_a_service_answers_for_the_names_it_was_given(named, client):
+    host = {"Host": "world.example:443"}
+    assert (named.get("/health", headers=host).status_code, client.get("/health", headers=host).status_code) == (
+        200,
+        421,
+    )
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/", "/nothing"])
+def test_head_is_get_without_its_body(client, path):
+    head, whole = client.head(path), client.get(path)
+    assert head.status_code == whole.status_code
+    assert (head.content, head.headers["Content-Length"]) == (b"", whole.headers["Content-Length"])
+    assert client.get("/health").json()["status"] == "ok"  # nothing of that body came late, into this answer
+
+
+def test_a_fault_is_logged_and_counted_as_what_was_answered(client, log, monkeypatch):
+    def fault(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("serve.http.openai._model_object", fault)
+    answer = client.get("/v1/models", headers={"X-Request-Id": "faulty-1"})
+    check_error(answer, 500, None)
+    assert (answer.headers["X-Request-Id"], " 500 " in log.about("faulty-1")) == ("faulty-1", True)
+
+
+def test_a_connection_that_says_nothing_is_closed(client, monkeypatch):
+    monkeypatch.setattr(server, "READ_SECONDS", SHORT)
+    with connect(client) as silent:
+        assert is_closed(silent)
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET /health HT", b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_a_request_that_does_not_come_to_its_end_is_closed(client, monkeypatch, said):
+    monkeypatch.setattr(server, "READ_SECONDS", SHORT)
+    with connect(client) as slow:
+        slow.sendall(said)
+        assert is_closed(slow)
+
+
+def test_an_answer_may_take_longer_than_a_request(client, monkeypatch):
+    monkeypatch.setattr(server, "READ_SECONDS", 0.05)
+    body = {"model": "tiny", "prompt": "boil", "max_tokens": 400}
+    answer = httpx.post(f"{client.base_url}/v1/completions", json=body, timeout=30, trust_env=False)
+    assert answer.elapsed.total_seconds() > 2 * server.READ_SECONDS
+    assert answer.json()["usage"]["completion_tokens"] == 400
+
+
+def test_of_too_many_connections_the_longest_silent_one_gives_way(client, monkeypatch):
+    monkeypatch.setattr(server, "_most_connections", lambda: 3)
+    monkeypatch.setattr(server.Connection, "silent", {})  # those that other tests left open would go first
+    silent = [connect(client) for _ in range(6)]
+    try:
+        assert httpx.get(f"{client.base_url}/health", timeout=5, trust_env=False).status_code == 200
+        assert all(is_closed(connection) for connection in silent[:3])
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+@pytest.fixture
+def deaf(serving, tiny_model, monkeypatch) -> Iterator[httpx.Client]:
+    """A service whose system takes little in of what nobody reads, and that soon stops waiting."""
+    listen = conftest.listen
+
+    def narrow(host: str, port: int) -> socket.socket:
+        listener = listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listener
+
+    monkeypatch.setattr(conftest, "listen", narrow)
+    monkeypatch.setattr(server, "WRITE_SECONDS", SHORT)
+    with serving(tiny_model) as client:
+        yield client
+
+
+def ask_and_not_read(client: httpx.Client, path: str, body: dict[str, Any]) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it is told how much there is room for
+    connection.connect((client.base_url.host, client.base_url.port))
+    send_post(connection, client, path, body)
+    return connection
+
+
+def has_cancelled(client: httpx.Client, count: int) -> bool:
+    outcome = f'loopwm:request_outcome_total{{model_name="tiny",outcome="cancelled"}} {count}.0'
+    return outcome in client.get("/metrics").text
+
+
+def test_a_client_that_stops_reading_gives_its_row_back(deaf):
+    body = {"model": "tiny", "prompt": "boil", "max_tokens": 3500, "stream": True, "logprobs": 20}
+    with ask_and_not_read(deaf, "/v1/completions", body):
+        assert wait_until(lambda: has_cancelled(deaf, 1), 20)
+        assert wait_until(lambda: deaf.get("/health").json()["running"] == 0, 5)
+
+
+def test_a_client_that_stops_reading_a_step_gives_its_world_back(deaf):
+    world = f"/v1/worlds/{create(deaf)}"
+    before = deaf.get(world).json()
+    many = {"actions": ["wait"] * 32, "decode": "each", "max_tokens": 3000, "logprobs": True, "stream": True}
+    with ask_and_not_read(deaf, f"{world}/step", many):
+        assert wait_until(lambda: deaf.get("/health").json()["running"] == 32, 20)
+        check_error(deaf.post(f"{world}/step", json={"actions": "look"}), 409, None)
+        assert wait_until(lambda: has_cancelled(deaf, 32), 40)
+        assert deaf.get(world).json() == before
+        assert deaf.post(f"{world}/step", json={"actions": "look", "decode": "none"}).status_code == 200
+
+
+def test_an_answer_has_the_clients_request_id_or_a_new_one(client):
+    given = client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["X-Request-Id"]
+    ids = {client.get("/health", headers=h).headers["X-Request-Id"] for h in ({}, {}, {"X-Request-Id": "a b"})}
+    assert (given, len(ids), "a b" in ids) == ("mine-1", 3, False)
+
+
+def test_a_line_of_the_log_is_who_what_how_it_ended_and_the_request_id(client, log):
+    client.post("/v1/worlds/none/step", json={"actions": "x"}, headers={"X-Request-Id": "plain-1"})
+    address, key, method, path, status, size, milliseconds, request_id = log.about("plain-1").split(" ")
+    assert (address, key, method, path, status) == ("127.0.0.1", "-", "POST", "/v1/worlds/none/step", "404")
+    assert int(size) > 50
+    assert float(milliseconds) > 0
+    assert request_id == "plain-1"
+
+
+def test_no_path_writes_a_line_of_its_own(client, log):
+    client.get("/a%0Ab%20c%1b[31m", headers={"X-Request-Id": "plain-2"})
+    assert log.about("plain-2").split(" ")[3] == "/a?b?c?[31m"
+
+
+def test_the_log_in_json_says_the_same_and_when(named, log):
+    named.get("/a%0Ab", headers={"X-Request-Id": "json-1"})
+    told: dict[str, Any] = json.loads(log.about("json-1"))
+    assert {"time", "client", "key", "method", "path", "status", "bytes", "ms", "request_id"} == told.keys()
+    assert (told["method"], told["path"], told["status"], told["key"]) == ("GET", "/a\nb", 404, None)
+
+
+def test_who_leaves_early_stands_in_the_log(client, log):
+    body = {"model": "tiny", "prompt": "left early", "max_tokens": 1500}
+    with post_without_reading(client, "/v1/completions", body):
+        assert wait_until(lambda: client.get("/health").json()["running"] == 1, 5)
+    assert " 499 " in log.about("/v1/completions")
+
+
+def test_metrics_count_every_answer_by_route_and_status(client):
+    client.get("/v1/worlds/none")
+    counted = 'loopwm:http_requests_total{method="GET",model_name="tiny",route="/v1/worlds/{name}",status="404"}'
+    assert counted in client.get("/metrics").text

@@ -1,0 +1,86 @@
+"""A service that is killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.conftest import wait_until
+from tests.serve.worlds.test_worlds import GOAL
+
+
+@pytest.mark.slow
+def test_worlds_of_a_service_that_was_killed_in_the_middle_of_their_steps_go_on_as_if_nothing_had_been(tmp_path):
+    """The real service, kill -9: what had been answered is there, what had not is there whole or not at all, and every
+    world says what one says that is made of the same text."""
+    count, told = 16, {}
+    stop = threading.Event()
+    with Service(tmp_path) as service:
+        made = [
+            {"op": "create", "model": "loopwm-small", "goal": GOAL, "observation": f"room {i}"} for i in range(count)
+        ]
+        names = [one["body"]["id"] for one in service.post("worlds:batch", {"requests": made})["data"]]
+
+        def go_on(name: str) -> None:
+            for number in range(1000):
+                if stop.is_set():
+                    return
+                try:
+                    answer = service.post(f"worlds/{name}/step", {"actions": f"go {number}", "max_tokens": 3})
+                except httpx.HTTPError:
+                    return
+                told[name] = answer["world"]["imagined_steps"]
+
+        threads = [threading.Thread(target=go_on, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        assert wait_until(lambda: len(told) == count and min(told.values()) >= 2, 60)
+        os.kill(service.process.pid, signal.SIGKILL)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    with Service(tmp_path) as service:
+        for name in names:
+            steps = service.get(f"worlds/{name}")["imagined_steps"]
+            assert steps in (told[name], told[name] + 1)
+            again = service.post("worlds", service.get(f"worlds/{name}/export"))["id"]
+            said = [service.post(f"worlds/{one}/step", {"actions": "look around"})["steps"] for one in (name, again)]
+            assert said[0][0]["observation"] == said[1][0]["observation"]
+
+
+class Service:
+    """`python -m serve` with the packaged checkpoint and a file of worlds, from a folder that is not the project's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Service:
+        arguments = [sys.executable, "-m", "serve", "--port", "0", "--worlds-file", "worlds.sqlite"]
+        self.process = subprocess.Popen(arguments, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split(" on ")[1].strip()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = httpx.post(f"{self.url}/{path}", json=body, timeout=60, trust_env=False)
+        assert response.is_success, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def get(self, path: str) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/{path}", timeout=60, trust_env=False).json()
+        return answer

@@ -1,0 +1,327 @@
+"""Worlds are their text: it is kept, saved and given out; keys and values come and go unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from loopwm.core import Fixed, Gate, allocated_bytes
+from loopwm.records.errors import InputError
+from loopwm.records.template import Context, Transition
+from loopwm.text.world import WorldModel
+from serve.engine.engine import Limits
+from serve.generation.rate_limits import Allowance, Allowances
+from serve.worlds.log import WorldLog, read_log
+from serve.worlds.sqlite import WorldFile
+from serve.worlds.store import (
+    TooManyWorldsError,
+    TooMuchTextError,
+    WorldBusyError,
+    WorldGoneError,
+    WorldLimits,
+    WorldNotFoundError,
+    WorldStore,
+)
+from tests.serve.http.test_http import events
+from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step, texts
+from tests.text.conftest import random_model
+
+LOG = WorldLog(
+    Context(GOAL, SEEN, (Transition("wait", "Zo\u00eb \u4e16"),), "look", "bag", "hid"), Gate(0.5, 3), ("go", "x"), 2
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def add(store: WorldStore, owner: str = "me", count: int = 1) -> list[str]:
+    return [session.id for session in asyncio.run(store.add(owner, LOG, 9, count))]
+
+
+@pytest.mark.parametrize("depth", [Fixed(2), Gate(0.5, 3)])
+def test_a_log_comes_back_from_json(depth):
+    log = WorldLog(LOG.context, depth, LOG.actions, 2)
+    assert read_log(json.loads(json.dumps(log.json()))) == log
+
+
+def test_what_could_not_be_written_is_written_with_the_next(tmp_path, monkeypatch):
+    path, clock = tmp_path / "worlds.db", Clock()
+    file = WorldFile(path)
+    store = WorldStore(WorldLimits(), clock, file)
+    one, two = add(store, count=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "write", _full)
+        with pytest.raises(OSError, match="no space"):
+            asyncio.run(store.remove(one, "me"))
+    (three,) = add(store)
+    store.close()
+    again = WorldStore(WorldLimits(), clock, WorldFile(path))
+    assert {session.id for session in again.of("me")} == {two, three}
+    again.close()
+
+
+def _full(*_: Any) -> None:
+    raise OSError("no space is left")
+
+
+def test_who_leaves_while_worlds_are_written_has_none(tmp_path, monkeypatch):
+    file, writing, left = WorldFile(tmp_path / "worlds.db"), threading.Event(), threading.Event()
+    store, write = WorldStore(WorldLimits(), file=file), file.write
+
+    def slow(*arguments: Any) -> None:
+        writing.set()
+        left.wait(10)
+        write(*arguments)
+
+    async def leave() -> None:
+        adding = asyncio.create_task(store.add("me", LOG, 9))
+        await asyncio.to_thread(writing.wait, 10)
+        adding.cancel()
+        await asyncio.wait([adding])
+        left.set()
+
+    monkeypatch.setattr(file, "write", slow)
+    asyncio.run(leave())
+    assert store.of("me") == []
+    asyncio.run(store.save([]))
+    store.close()
+    again = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "worlds.db"))
+    assert len(again) == 0
+    again.close()
+
+
+def test_an_answer_that_is_kept_for_a_repetition_counts_as_text():
+    store = WorldStore(WorldLimits(), allowances=Allowances({"me": Allowance(bytes=LOG.size + 50)}))
+    session = store.get(*add(store), "me")
+    asyncio.run(store.change(session, LOG, 9, ("first", "x" * 100)))
+    with pytest.raises(TooMuchTextError, match=str(LOG.size + 100)):
+        store.check_room("me", size=1)
+    asyncio.run(store.change(session, LOG, 9))
+    store.check_room("me", size=1)
+
+
+def test_unused_worlds_expire():
+    clock = Clock()
+    store = WorldStore(WorldLimits(ttl=10), clock)
+    one, two = add(store, count=2)
+    clock.now = 8
+    store.get(one, "me")
+    clock.now = 15
+    assert [session.id for session in store.of("me")] == [one]
+    with pytest.raises(WorldGoneError, match="10 seconds"):
+        store.get(two, "me")
+
+
+def test_one_key_has_so_many_worlds_and_takes_none_from_another():
+    store = WorldStore(WorldLimits(most_worlds=3))
+    (theirs,) = add(store, "you")
+    mine = add(store, count=3)
+    with pytest.raises(TooManyWorldsError, match="3"):
+        add(store)
+    asyncio.run(store.remove(mine[0], "me"))
+    with pytest.raises(TooManyWorldsError):
+        add(store, count=2)
+    add(store)
+    assert store.get(theirs, "you").id == theirs
+
+
+def test_a_world_that_is_being_changed_is_busy():
+    store = WorldStore(WorldLimits())
+    (name,) = add(store)
+    with store.changing(name, "me"), pytest.raises(WorldBusyError), store.changing(name, "me"):
+        pass
+    with store.changing(name, "me"):
+        pass
+
+
+@pytest.mark.parametrize("owner", ["me", "zo\u00eb"])
+def test_a_world_is_invisible_to_another_key(owner):
+    store = WorldStore(WorldLimits())
+    (mine,) = add(store, owner)
+    assert store.get(mine, owner).id == mine
+    for attempt in (store.get, lambda name, key: asyncio.run(store.remove(name, key))):
+        with pytest.raises(WorldNotFoundError):
+            attempt(mine, "you")
+    asyncio.run(store.remove(mine, owner))
+    with pytest.raises(WorldNotFoundError):
+        store.get(mine, "you")
+    assert store.of("you") == []
+
+
+def test_a_file_gives_back_what_was_in_the_store(tmp_path):
+    path, clock = tmp_path / "worlds.sqlite", Clock()
+    store = WorldStore(WorldLimits(ttl=100), clock, WorldFile(path))
+    one, two, three = add(store, count=3)
+    clock.now = 50
+    session = store.get(one, "me")
+    asyncio.run(store.change(session, WorldLog(LOG.context, Fixed(1), ("a",)), 12, ("id", {"answer": "\u00eb"})))
+    asyncio.run(store.remove(two, "me"))
+    before = store.of("me")
+    with pytest.raises(InputError, match="locked"):
+        WorldFile(path)
+    store.close()
+    store = WorldStore(WorldLimits(ttl=100), clock, WorldFile(path))
+    assert sorted(store.of("me"), key=lambda one: one.id) == sorted(before, key=lambda one: one.id)
+    assert store.get(three, "me").log == LOG
+    clock.now = 120
+    assert [session.id for session in store.of("me")] == [one, three][: 2 if store.get(one, "me") else 0]
+    store.close()
+
+
+def test_what_is_no_file_of_worlds_is_one_line(tmp_path):
+    (tmp_path / "x").write_bytes(b"no database, " * 100)
+    for path in (tmp_path / "x", tmp_path / "nowhere" / "y"):
+        with pytest.raises(InputError, match=str(path)):
+            WorldFile(path)
+
+
+def test_a_change_that_cannot_be_written_did_not_happen(tmp_path, monkeypatch):
+    store = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w"))
+    (name,) = add(store)
+
+    def full(*_: Any) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorldFile, "write", full)
+        with pytest.raises(OSError, match="full"):
+            asyncio.run(store.change(store.get(name, "me"), WorldLog(LOG.context, Fixed(1)), 1))
+        with pytest.raises(OSError, match="full"):
+            add(store)
+    assert [session.log for session in store.of("me")] == [LOG]
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model(prediction_heads=True, exit_gate=True)
+
+
+@pytest.fixture(scope="module")
+def library(model, tokenizer) -> WorldModel:
+    return WorldModel(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def client(serving, model, library) -> Iterator[httpx.Client]:
+    with serving(model, end_token=library._end) as client:
+        yield client
+
+
+def test_a_client_never_notices_that_keys_and_values_had_to_go(serving, model, library):
+    """A budget that holds next to nothing: every request computes what it needs again, and says the same."""
+    with serving(model, Limits(cache_bytes=allocated_bytes() + 20_000), end_token=library._end) as client:
+        names = {create(client, observation=f"{SEEN} It is room {i}."): i for i in range(5)}
+        for action in ("open the oven", "look around"):
+            for name in names:
+                step(client, name, action, decode="none")
+        for name, i in names.items():
+            context = Context(GOAL, f"{SEEN} It is room {i}.")
+            expected = texts(library, context, ["open the oven", "look around", "wait"])[-1]
+            assert step(client, name, "wait")["steps"][0]["observation"] == expected
+            assert client.post(f"/v1/worlds/{name}/plan", json={"candidates": [["wait"]]}).status_code == 200
+
+
+def test_a_world_that_is_exported_is_the_same_wherever_it_is_created_again(client):
+    name = create(client, depth={"rule": "gate", "tau": 0.5, "limit": 3}, look="a", inventory="b", hidden_state="c")
+    client.post(f"/v1/worlds/{name}/observe", json={"action": "wait", "observation": "Nothing."})
+    step(client, name, "open the oven", "look around")
+    exported = client.get(f"/v1/worlds/{name}/export").json()
+    again = client.post("/v1/worlds", json=exported).json()["id"]
+    assert client.get(f"/v1/worlds/{again}/export").json() == exported
+    assert step(client, again, "take it")["steps"] == step(client, name, "take it")["steps"]
+
+
+def test_observations_cut_the_oldest_steps_as_a_new_world_would(client, library):
+    name, long = create(client), "The room is as it was and nothing has changed. " * 30
+    history = []
+    for number in range(8):
+        history.append({"action": f"wait {number}", "observation": f"{number} {long}"})
+        response = client.post(f"/v1/worlds/{name}/observe", json=history[-1])
+        assert response.status_code == 200, response.text
+    told = response.json()
+    assert told["steps_cut"] > 0
+    assert told["tokens"] <= 2048
+    again = client.post("/v1/worlds", json={"model": "tiny", "goal": GOAL, "observation": SEEN, "history": history})
+    assert {**again.json(), "id": 0, "created": 0} == {**told, "id": 0, "created": 0}
+    steps = tuple(Transition(**one) for one in history)
+    assert step(client, name, "go")["steps"][0]["observation"] == texts(library, Context(GOAL, SEEN, steps), ["go"])[0]
+
+
+def test_a_step_with_an_id_is_taken_once_however_often_it_is_asked_for(client):
+    name, body = create(client), {"step_id": "7f", "temperature": 1.0}
+    first = step(client, name, "wait", **body)
+    assert step(client, name, "wait", **body) == first
+    *_, whole = events(client, f"/v1/worlds/{name}/step", {"actions": "wait", **body})
+    assert whole == first
+    assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
+    second = step(client, name, "wait", step_id="80")
+    assert second["world"]["imagined_steps"] == 2
+
+
+def test_a_batch_answers_as_single_requests_do_and_fails_one_by_one(client):
+    contexts = [{"goal": GOAL, "observation": f"{SEEN} Room {i}."} for i in range(6)]
+    single = [create(client, **context) for context in contexts]
+    made = [{"op": "create", "model": "tiny", **context} for context in contexts]
+    answers = client.post("/v1/worlds:batch", json={"requests": made}).json()["data"]
+    assert {answer["status"] for answer in answers} == {201}
+    names = [answer["body"]["id"] for answer in answers]
+    steps = [{"op": "step", "world": name, "actions": "go", "max_tokens": 12} for name in names]
+    wrong = [{"op": "step", "world": "none", "actions": "go"}, {"op": "create", "model": "other", **contexts[0]}]
+    seen = {"op": "observe", "world": single[0], "action": "wait", "observation": "Nothing."}
+    *answers, missing, other, observed = client.post(
+        "/v1/worlds:batch", json={"requests": [*steps, *wrong, seen]}
+    ).json()["data"]
+    expected = [step(client, name, "go")["steps"][0]["observation"] for name in single[1:]]
+    assert [answer["body"]["steps"][0]["observation"] for answer in answers[1:]] == expected
+    assert [missing["status"], missing["body"]["error"]["code"]] == [404, "world_not_found"]
+    assert [other["status"], other["body"]["error"]["code"]] == [404, "model_not_found"]
+    assert [observed["status"], observed["body"]["imagined_steps"]] == [200, 0]
+    gone = client.post("/v1/worlds:batch", json={"requests": [{"op": "delete", "world": name} for name in names]})
+    assert {answer["status"] for answer in gone.json()["data"]} == {200}
+    assert client.get(f"/v1/worlds/{names[0]}").status_code == 410
+    for fields in ({"actions": []}, {"actions": "go", "stream": True}, {"actions": "go", "stream": 0}):
+        bad = client.post("/v1/worlds:batch", json={"requests": [{"op": "step", "world": names[0], **fields}]})
+        assert bad.status_code == 400
+
+
+def test_a_fault_of_the_service_costs_a_batch_one_answer(client, monkeypatch, caplog):
+    async def fault(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("serve.http.worlds._observe", fault)
+    name = create(client)
+    seen = {"op": "observe", "world": name, "action": "wait", "observation": "Nothing."}
+    asked = [{"op": "step", "world": name, "actions": "go", "max_tokens": 4}, seen]
+    taken, failed = client.post("/v1/worlds:batch", json={"requests": asked}).json()["data"]
+    assert [taken["status"], failed["status"], failed["body"]["error"]["type"]] == [200, 500, "server_error"]
+    assert "broken" in caplog.text
+    assert "broken" not in json.dumps(failed)
+
+
+def test_steps_sample_by_their_seed_and_say_how_unsure_they_were(client):
+    name = create(client)
+    forks = [world["id"] for world in client.post(f"/v1/worlds/{name}/fork", json={"count": 4}).json()["data"]]
+    warm = {"temperature": 1.5, "uncertainty": True, "logprobs": True}
+    told = [step(client, fork, "wait", seed=i // 2, **warm)["steps"][0] for i, fork in enumerate(forks)]
+    said = [one["observation"] for one in told]
+    assert said[0] == said[1] != said[2] == said[3]
+    for one in told:
+        scores = [token["logprob"] for token in one["tokens"]]
+        if one["finish_reason"] == "length":
+            assert one["uncertainty"]["end"] is None
+            assert one["uncertainty"]["observation"] == pytest.approx(-sum(scores) / len(scores))
+        else:
+            total = one["uncertainty"]["observation"] * (len(scores) + 1)
+            assert total == pytest.approx(one["uncertainty"]["end"] - sum(scores))
