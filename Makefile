@@ -1,4 +1,5 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
+# make test-lab  run the slower tests of lab/, which the product does not need
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make conformance  ask the service with clients of others: openai, langchain, litellm, schemathesis, guidellm, lm-eval,
 #                   and vllm bench serve where the environment of test-vllm is there
@@ -28,14 +29,17 @@ CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 
-.PHONY: data train-reference probe serve test lint test-vllm test-games test-openenv test-browser conformance
+.PHONY: data train-reference probe serve test test-lab lint test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
 # Models of tests are tiny: threads of theirs wait for each other longer than they work.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/lab $(PYTEST_ARGS)
+
+test-lab: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -44,8 +44,7 @@ LEAD = (
     "% intervals over games. Novel: windows whose last observation, actions and answer stand in no train episode. A "
     "verdict sets a checkpoint's interval beside a floor's mean, which may be of more windows; `lab report` pairs "
     "those that both have. What was measured otherwise, with its command: [the checkpoint that ships](../results.md), "
-    "[pixel worlds](pixels.md), [trained for a question](studies.md), [models that came before](history.md), "
-    "[the first checkpoint](first-checkpoint.md).\n"
+    "[pixel worlds](pixels.md), [trained for a question](studies.md), [models that came before](history.md).\n"
 )
 
 

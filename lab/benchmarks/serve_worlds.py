@@ -1,7 +1,8 @@
 """More worlds than memory has room for: what they cost, and that their steps come none the less.
 
     python -m serve --model loopwm/pretrained --cache-bytes 256000000 &
-    python -m lab.benchmarks.serve_worlds --windows eval/suites/scienceworld-500.jsonl.gz --worlds 300 --steps 3 --pid $!
+    python -m lab.benchmarks.serve_worlds --windows eval/suites/scienceworld-500.jsonl.gz --worlds 300 --steps 3 \\
+        --pid $!
 
 Creates worlds by `POST /v1/worlds:batch`, each of another window with its last --history steps, and prints what the
 service holds. Then the last --few of them are stepped, which are still in memory, and then all in turn, in which order

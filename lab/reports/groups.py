@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eval.reports.plots import Look, look
+from lab.reports.run_plots import Look, look
 from lab.reports.runs import Run, SuiteShelf, check_run
 from loopwm.records.errors import InputError
 from loopwm.records.template import REGIMES

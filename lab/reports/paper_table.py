@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eval.reports import plots
-from eval.reports.plots import Line
 from eval.scores import papers
 from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.papers import OURS
 from eval.scores.rows import OVERALL
 from eval.scores.tables import four_cell, paper_cell, percent
+from lab.reports import run_plots
 from lab.reports.analysis import Share
 from lab.reports.blocks import Block, Fold, Table, Text
 from lab.reports.groups import Group
+from lab.reports.run_plots import Line
 from lab.reports.runs import Run
 
 PAPER = (
@@ -34,7 +34,7 @@ def paper_lines(group: Group, metric: str) -> list[Line]:
     found = [papers.printed(environment, "LoopWM", k, OVERALL) for k in group.horizons]
     values = [rows[0].figures[name] / 100 if rows else None for rows in found]
     means = [None if value is None else Share(value, value, value, 0) for value in values]
-    return [Line("paper: LoopWM", plots.PAPER, means)]
+    return [Line("paper: LoopWM", run_plots.PAPER, means)]
 
 
 def paper(group: Group) -> list[Block]:

@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eval.models.base import OPPONENTS
-from eval.reports import plots
-from eval.reports.plots import Line
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.intervals import PairedDifference
 from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.rows import OVERALL, SPLITS, Item, summarize_pairs
 from eval.scores.tables import DETECTION, four_cell, percent
-from lab.reports import analysis
+from lab.reports import analysis, run_plots
 from lab.reports.analysis import Share
 from lab.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text, word_diff
 from lab.reports.groups import Group
 from lab.reports.paper_table import paper, paper_lines
+from lab.reports.run_plots import Line
 from lab.reports.runs import Run
 
 WORST = 20
@@ -166,7 +165,7 @@ def _by_horizon(group: Group, anchor: str) -> list[Block]:
         lines += paper_lines(group, metric)
         name = f"{anchor}-horizon-{metric}"
         title = METRICS[metric].title
-        drawn.append(Plot(name, title, plots.plot_lines(name, "Horizon", title, ticks, lines)))
+        drawn.append(Plot(name, title, run_plots.plot_lines(name, "Horizon", title, ticks, lines)))
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         rows.append([name, str(run.windows), *(_horizon_cell(run.row(OVERALL, k)) for k in group.horizons)])
@@ -231,7 +230,7 @@ def _by_length(group: Group, anchor: str) -> list[Block]:
     found = {id(run): analysis.em_by_length(run.at(run.last)) for run in group.runs}
     lines = _lines(group, lambda run: found[id(run)])
     name = f"{anchor}-length"
-    svg = plots.plot_lines(name, "Words of the true observation", "EM", ticks, lines)
+    svg = run_plots.plot_lines(name, "Words of the true observation", "EM", ticks, lines)
     rows = [[name, *map(_mean_cell, found[id(run)])] for name, run in zip(group.names, group.runs, strict=True)]
     caption = "EM at the farthest horizon by the number of words of the true observation; n in parentheses."
     return [Plots([Plot(name, "EM by observation length", svg)]), Table(["Run", *ticks], rows, caption)]
@@ -283,7 +282,7 @@ def _split(group: Group, chosen: Callable[[Item], bool]) -> list[Split]:
 
 
 def _split_plot(name: str, title: str, kinds: tuple[str, str], rows: Sequence[Split]) -> Plot:
-    return Plot(name, title, plots.plot_splits(name, "EM", kinds, rows))
+    return Plot(name, title, run_plots.plot_splits(name, "EM", kinds, rows))
 
 
 def _mean_cell(mean: Share | None) -> str:
@@ -345,7 +344,9 @@ def _pairs(group: Group, anchor: str) -> list[Block]:
         "the same for both has one of them wrong."
     )
     name, kinds = f"{anchor}-pairs", ("both right", "the same said for both")
-    svg = plots.plot_splits(name, "Share of pairs", kinds, [(n, means["both"], means["same"]) for n, means in found])
+    svg = run_plots.plot_splits(
+        name, "Share of pairs", kinds, [(n, means["both"], means["same"]) for n, means in found]
+    )
     header = ["Run", "both right", "fact right", "counterfact right", "the same said for both"]
     rows = [[n, *map(_mean_cell, means.values())] for n, means in found]
     return [Text(text), Plots([Plot(name, "Counterfactual pairs", svg)]), Table(header, rows, "Share of pairs.")]

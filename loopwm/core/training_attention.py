@@ -24,8 +24,8 @@ def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = No
     """Attention of whole rows, with gradients: (B, H, L, E). seen: (L, S) bool, who sees whom; None: plainly causal.
 
     In bfloat16 on a processor, two plain products and a softmax for every block of queries take half of the fused
-    kernel's time or less (lab/benchmarks/training_attention.py), whose own products are slower. In float32 and elsewhere
-    the kernel is the faster one. Every query must see a key.
+    kernel's time or less (lab/benchmarks/training_attention.py), whose own products are slower. In float32 and
+    elsewhere the kernel is the faster one. Every query must see a key.
     """
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         out: Tensor = _Blockwise.apply(q, k, v, seen)

@@ -50,7 +50,7 @@ def script_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     )
 
 
-OURS = ("data_prep", "eval", "loopwm", "serve")
+OURS = ("data_prep", "eval", "lab", "loopwm", "serve")
 
 
 def missing_package(error: ModuleNotFoundError, extra: str) -> int:

@@ -1,1 +1,1 @@
-"""Text and asyncio between HTTP and the engine."""
+"""Text between HTTP and the engine: prompts, tokens to text, streams, rate limits."""

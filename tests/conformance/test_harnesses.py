@@ -54,7 +54,7 @@ def tasks(tmp_path_factory) -> Path:
     """The tasks of a suite, as `python -m lab lm-eval-tasks` wrote them."""
     folder = tmp_path_factory.mktemp("made") / "tasks"
     run(
-        "eval", "lm-eval-tasks", "--suites", SUITE, "--contexts", "snapshot", "--horizons", "1", "--out", str(folder)
+        "lab", "lm-eval-tasks", "--suites", SUITE, "--contexts", "snapshot", "--horizons", "1", "--out", str(folder)
     )  # fmt: skip
     return folder
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data_prep.__main__ import main
@@ -26,7 +24,6 @@ from data_prep.vocabulary import (
     whole_tokenizer,
     word_tokenizer,
 )  # fmt: skip
-from lab.data.tokenizer_eval import Speller, measure, names_pattern
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import ACT, END, OBS, SPECIAL_TOKENS, clean
 from loopwm.text.model.tokenizer import load_tokenizer, tokenizer_hash
@@ -307,25 +304,3 @@ def test_a_file_with_other_special_tokens_is_refused(tmp_path: Path) -> None:
     other.save(str(tmp_path / "other.json"))
     with pytest.raises(ValueError, match=r"other\.json: the first tokens are not"):
         load_tokenizer(tmp_path / "other.json")
-
-
-def test_names_spelled_unlike_before_are_counted(built: Tokenizer) -> None:
-    """Of five names seen before, one stands without a blank; a free BPE also hides names in phrases."""
-    texts = (
-        ("begin", "You see the fridge, a red wire and the pot."),
-        ("move fridge to metal pot", "You move the fridge to the metal pot."),  # metal pot: seen in the action
-        ("wait", "fridge is off. The red wire is off."),
-        ("look", "You move the fridge."),
-    )
-    steps = [Step(None if i == 0 else action, seen, 0, False) for i, (action, seen) in enumerate(texts)]
-    episode = Episode("scienceworld", "boil", 0, "dev", "gold", "boil water", tuple(steps))
-    pattern = names_pattern([*NAMES, "pot", "wire"])
-    totals = measure(Speller(built, pattern), [episode])
-    assert totals.seen == {False: 5, True: 4}
-    assert totals.differing == {False: 2, True: 0}  # the fridge without a blank, and then the one with
-    assert totals.transitions == 3
-    assert totals.tokens["action"] == sum(len(built.encode(action).ids) for action, _ in texts[1:])
-
-    free = Tokenizer(BPE())
-    free.train_from_iterator([text for pair in texts for text in pair] * 3, BpeTrainer(show_progress=False))
-    assert measure(Speller(free, pattern), [episode]).differing[True] > 0

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from loopwm.records.windows import Window
+from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.model.tokenizer import load_tokenizer
 
 MakeWindow = Callable[..., Window]
 WriteSuite = Callable[..., Path]
@@ -66,3 +70,19 @@ def suite_path(make_window: MakeWindow, write_suite: WriteSuite) -> Path:
         history = [(None, "Start."), *(("look at plane", f"a block {10 + 5 * n}% down") for n in range(i % 7))]
         windows.append(make_window(f"w{i}", history, family=("Boil", "Melt", "Find")[i % 3]))
     return write_suite(windows)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose loops and layers all do something."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = load_tokenizer()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"]))
+        for name, weight in model.named_parameters():
+            if "injection" not in name:
+                weight.add_(0.15 * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -28,7 +28,6 @@ from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from tests.eval.corridor import Corridor, Dream, FalseDream, JudgedDream, TrueDream, dreaming, gold_episode
-from tests.lab.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
 SETTINGS = ConsistencySettings("model", "retrieval-agent", "corridor", ("ring",), "test", 3, "observed", 12, 0, 2)
 START = Context("Ring the bell in room 3.", "You are in room 0.")
@@ -243,7 +242,7 @@ def test_a_simulator_that_breaks_down_is_replaced_once(monkeypatch: pytest.Monke
 
 
 def test_a_checkpoint_imagines_as_it_predicts_the_next_observation(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 6)

@@ -21,7 +21,6 @@ from eval.scores.predictions import Prediction, read_records
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import Regime
 from loopwm.records.windows import Window, start_windows
-from tests.lab.studies.conftest import checkpoint  # noqa: F401 - a fixture
 
 LENGTHS = (7, 2, 5, 1, 3)
 
@@ -97,7 +96,7 @@ def test_what_is_fed_back_is_part_of_the_next_question_and_latent_steps_are_not(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rollout_equals_single_predictions_at_depths_both_cover(
     way: str,
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     starts: list[Window],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -115,7 +114,7 @@ def test_a_rollout_equals_single_predictions_at_depths_both_cover(
 
 
 def test_a_checkpoint_feeds_back_as_any_predictor_does(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     starts: list[Window],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -115,8 +115,6 @@ def test_results_name_every_commit_that_predictions_are_of(
     (out / "predictions.jsonl").write_text("".join(lines[:-40]))
     (out / "commits.json").unlink()  # as in a folder of before commits were kept
     assert run_at("third") == [{}, {"commit": "third"}]
-    assert main(["report", str(out), "--suites", str(suite_path), "--out", str(tmp_path / "page")]) == 0
-    assert "| -, third |" in (tmp_path / "page/report.md").read_text()
 
 
 def test_a_finished_run_predicts_nothing_again(
@@ -190,9 +188,6 @@ def test_a_window_that_cannot_be_shown_is_refused_and_the_others_are_scored(
         assert {row["n"] for row in found["rows"]} == {10}
         monkeypatch.setattr(Short, "predict", None)
     assert "| long | context: has 41" in (out / "report.md").read_text()
-    capsys.readouterr()
-    assert main(["report", str(out), "--suites", str(suite), "--out", str(tmp_path / "page")]) == 0
-    assert "Refused, because they could not be shown: copy, snapshot, 2." in (tmp_path / "page/report.md").read_text()
 
 
 def test_a_run_with_a_refused_window_pairs_with_one_without(
@@ -216,7 +211,7 @@ def test_errors_that_are_no_windows_end_a_run(
     assert "error: --model: endpoint: gone\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["table", "compare", "report"])
+@pytest.mark.parametrize("command", ["table", "compare"])
 def test_results_with_intervals_over_windows_are_refused_until_made_again(
     suite_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -224,7 +219,7 @@ def test_results_with_intervals_over_windows_are_refused_until_made_again(
     assert run(suite_path, out) == 0
     old = {name: value for name, value in results(out).items() if name != "intervals"}
     (out / "results.json").write_text(json.dumps(old))
-    more = {"table": [], "compare": [str(out)], "report": ["--suites", str(suite_path), "--out", str(tmp_path / "p")]}
+    more = {"table": [], "compare": [str(out)]}
     capsys.readouterr()
     assert main([command, str(out), *more[command]]) == 2
     error = capsys.readouterr().err

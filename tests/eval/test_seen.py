@@ -89,9 +89,6 @@ def test_results_and_report_split_by_what_was_seen(
     assert (row["n_seen"], row["em_seen"], row["n_novel"], row["em_novel"]) == (1, 0.0, 1, 0.0)
     assert results["seen_in"]["transitions"] == 5
     assert "| EM novel (95 %; n) |" in (out / "report.md").read_text()
-    page = ["report", str(out), "--suites", str(suite), "--out", str(tmp_path / "page")]
-    assert main([*page, "--seen", table]) == 0
-    assert "Novel and seen" in (tmp_path / "page" / "report.md").read_text()
     assert main([*run, "--out", str(tmp_path / "unknown")]) == 0
     unknown = json.loads((tmp_path / "unknown" / "results.json").read_text())
     assert unknown["seen_in"] is None

@@ -148,16 +148,6 @@ def test_a_checkpoint_of_another_system_is_refused(still, tmp_path):
         assert yaml.safe_load(config.read_text()) == record | change
 
 
-STUDIES = {
-    "lab/pixels/accuracy.py",
-    "lab/pixels/paper_claims.py",
-    "lab/pixels/paper_claims_study.py",
-    "lab/pixels/accuracy_protocol.py",
-    "lab/pixels/accuracy_study.py",
-}
-"""Of one system alone: the decoders of TWISTED, what STORM's latents know."""
-
-
 @pytest.mark.parametrize("name", registry.SYSTEMS)
 def test_a_system_is_named_by_its_own_module_and_one_line_of_the_registry(name):
     root = Path(__file__).parents[2]
@@ -168,6 +158,6 @@ def test_a_system_is_named_by_its_own_module_and_one_line_of_the_registry(name):
         place = path.relative_to(root)
         inside = ".".join(place.with_suffix("").parts).startswith(package)
         count = path.read_text(encoding="utf-8").count(package)
-        if count and not inside and str(place) not in STUDIES:
+        if count and not inside:
             found[str(place)] = count
     assert found == {"loopwm/pixel/registry.py": 1}

@@ -1,7 +1,7 @@
 """EDELINE on the looped core: memory that outlives the last frames, diffusion that draws the next one.
 
     x_t                 = encoder(o_t) and the action a_t, as one vector
-    h_t                 = f(h_{t-1}, x_t)                           the recurrent embedding, `loopwm.pixel.edeline.memory`
+    h_t                 = f(h_{t-1}, x_t)                           the recurrent embedding (memory.py)
     o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that takes noise away in a few steps
     r_t, d_t            ~ p(. | h_t)
 

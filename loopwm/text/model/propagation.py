@@ -1,7 +1,7 @@
 """`propagate: latent`: the slots of a step take over the latent of the step before, h_{k-1}.
 
 The slots of step k need h_{k-1}, so a training row of K horizons is K + 1 passes: stage 0 holds the trunk and the slots
-of h_0, stage k the action, the slots and the side branches of horizon k (the layout `loopwm/text/data/tree.py:by_stage`).
+of h_0, stage k the action, the slots and the side branches of horizon k (`loopwm/text/data/tree.py:by_stage`).
 Stages share keys and values, with their gradients, and the depth of each row.
 """
 

@@ -1,4 +1,4 @@
-"""python -m loopwm.text.training.fit_gate: fits the exit gate of a finished model, which stays frozen (Ouro, section 3.4).
+"""Fit the exit gate of a finished model, which stays frozen (Ouro, section 3.4).
 
     python -m loopwm.text.training.fit_gate --model loopwm/pretrained --config configs/text-small.yaml \\
         --steps 100 --out runs/gated

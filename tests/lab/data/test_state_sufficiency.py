@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.__main__ import main
+from lab.__main__ import main
 from lab.data.state_sufficiency import group_places, render, wilson_interval
 from loopwm.records.episodes import Episode, Step, write_episodes
 
@@ -41,7 +41,7 @@ def test_a_planted_disagreement_is_counted_and_shown(tmp_path: Path, capsys: pyt
             walk(2, ("wait", "You wait.")),
         ],
     )
-    assert main(["determined", "--episodes", str(tmp_path), "--examples", "3"]) == 0
+    assert main(["state-sufficiency", "--episodes", str(tmp_path), "--examples", "3"]) == 0
     said = capsys.readouterr().out
     row = next(line for line in said.splitlines() if "Boil" in line)
     assert row.startswith("| scienceworld | Boil | 2 | 5 | 40.00% | 50.00% |")
@@ -103,7 +103,7 @@ def test_bad_hidden_states_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     }
     for message, episode in faults.items():
         write_episodes(path, [episode])
-        assert main(["determined", "--episodes", str(path)]) == 2
+        assert main(["state-sufficiency", "--episodes", str(path)]) == 2
         assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
-    assert main(["determined", "--episodes", str(path), "--examples", "-1"]) == 2
+    assert main(["state-sufficiency", "--episodes", str(path), "--examples", "-1"]) == 2
     assert capsys.readouterr().err == "error: --examples: at least 0\n"

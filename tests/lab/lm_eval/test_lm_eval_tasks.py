@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.__main__ import main
 from eval.models.fewshot import as_text, load_shots
 from eval.scores.metrics import score_item
 from eval.scores.suites import load_suite, suite_names
+from lab.__main__ import main
 from lab.lm_eval import documents
 from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_context
 from loopwm.text.model.checkpoint import load_checkpoint

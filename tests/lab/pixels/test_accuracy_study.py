@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from eval.__main__ import main as evaluate
-from lab.pixels import accuracy_study as study
+from lab.__main__ import main as evaluate
+from lab.pixels import accuracy_study
 from lab.pixels.accuracy import Hits, accuracy, held_out, permuted_actions, score
 from lab.pixels.accuracy_protocol import AccuracyProtocol
 from lab.pixels.accuracy_study import Asked, _differences
@@ -114,16 +114,19 @@ def test_a_run_is_scored_again_where_the_protocol_asks_something_else(
     )  # fmt: skip
     run = make_run(protocol, tmp_path, "twisted", 0)
     save_checkpoint(checkpoint, run.model)
-    monkeypatch.setattr(study, "train", lambda run: None)
+    monkeypatch.setattr(accuracy_study, "train", lambda run: None)
 
     def scored(**changes):
-        study.complete(replace(protocol, **changes), run)
-        return study.read_hits([run])
+        accuracy_study.complete(replace(protocol, **changes), run)
+        return accuracy_study.read_hits([run])
 
     hits, asked = scored()
-    assert (list(hits["twisted"]), len(asked.creature)) == (["copy", "argmax", study.PERMUTED], 60)
+    assert (list(hits["twisted"]), len(asked.creature)) == (["copy", "argmax", accuracy_study.PERMUTED], 60)
     assert len(scored(transitions=48)[1].creature) == 48
-    assert list(scored(decoders={"argmax": DecoderConfig("argmax")})[0]["twisted"]) == ["argmax", study.PERMUTED]
+    assert list(scored(decoders={"argmax": DecoderConfig("argmax")})[0]["twisted"]) == [
+        "argmax",
+        accuracy_study.PERMUTED,
+    ]
     assert "sticky" in scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)})[0]["twisted"]
     before = (run.folder / "accuracy.npz").stat().st_mtime_ns
     scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)}, question="another one?")

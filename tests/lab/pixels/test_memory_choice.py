@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from eval.__main__ import main
-from lab.pixels import memory_choice as choice
+from lab.__main__ import main
+from lab.pixels import memory_choice
 from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss
 from loopwm.pixel.edeline.memory import MemoryConfig
@@ -37,22 +37,22 @@ def test_episodes_end_at_an_object_by_chance(played):
     episodes = [read_episode(path) for path in episode_files(played)]
     assert all(episode.terminated[-1] for episode in episodes)
     assert 5 < sum(episode.reward[-1] > 0 for episode in episodes) < 19
-    assert {int(episode.action[-2]) for episode in episodes} == {choice.LEFT, choice.RIGHT}
+    assert {int(episode.action[-2]) for episode in episodes} == {memory_choice.LEFT, memory_choice.RIGHT}
 
 
 def test_those_count_that_saw_the_cue_and_lost_sight_of_it(played):
-    for episode in choice.choices(played, 8):
+    for episode in memory_choice.choices(played, 8):
         visible = episode.extras["cue"][:, 0] >= 0
         assert visible[: len(episode) - 5].any()
         assert not visible[len(episode) - 5 : len(episode) - 1].any()
-    episode = choice.choices(played, 1)[0]
+    episode = memory_choice.choices(played, 1)[0]
     never, late = (np.array(episode.extras["cue"]) for _ in range(2))
     never[:] = -1
     late[len(episode) - 2] = 0
-    assert not choice.counts(replace(episode, extras={**episode.extras, "cue": never}))
-    assert not choice.counts(replace(episode, extras={**episode.extras, "cue": late}))
+    assert not memory_choice.counts(replace(episode, extras={**episode.extras, "cue": never}))
+    assert not memory_choice.counts(replace(episode, extras={**episode.extras, "cue": late}))
     ended = np.zeros(len(episode), bool)
-    assert not choice.counts(replace(episode, terminated=ended, truncated=episode.terminated))
+    assert not memory_choice.counts(replace(episode, terminated=ended, truncated=episode.terminated))
 
 
 class Knows:
@@ -79,16 +79,16 @@ class Knows:
 
 @pytest.mark.parametrize(("knows", "area"), [(True, 1.0), (False, 0.5)])
 def test_a_world_is_shown_what_was_before_the_turn_and_asked_for_the_rest(played, knows, area):
-    episodes = choice.choices(played, 8)
-    score = choice.promised(Knows(episodes, knows), episodes, 3, 0)
+    episodes = memory_choice.choices(played, 8)
+    score = memory_choice.promised(Knows(episodes, knows), episodes, 3, 0)
     paid = np.array([episode.reward[-1] > 0 for episode in episodes])
-    assert choice.area(score, paid) == area
+    assert memory_choice.area(score, paid) == area
 
 
 def test_the_area_is_how_often_the_rewarded_are_above():
     score, paid = np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, True, False, True])
-    assert choice.area(score, paid) == (1 + 1 + 0.5 + 1) / 4
-    found = choice.measured(np.tile(score, 50), np.tile(paid, 50))
+    assert memory_choice.area(score, paid) == (1 + 1 + 0.5 + 1) / 4
+    found = memory_choice.measured(np.tile(score, 50), np.tile(paid, 50))
     assert found.low < found.area < found.high < 1
     assert (found.episodes, found.paid) == (200, 0.5)
 
@@ -108,7 +108,7 @@ def test_the_command_measures_checkpoints_and_refuses_what_has_no_choice(played,
     space = read_episode(episode_files(played)[0]).space
     save_checkpoint(Edeline(config, EdelineLoss(), space), tmp_path / "model")
     out = tmp_path / "out"
-    command = ["pixels", "choice", f"tiny={tmp_path / 'model'}", "--frames", str(played), "--out", str(out)]
+    command = ["pixels", "memory-choice", f"tiny={tmp_path / 'model'}", "--frames", str(played), "--out", str(out)]
     assert main([*command, "--episodes", "8", "--futures", "2"]) == 0
     found = json.loads((out / "results.json").read_text())["results"]["tiny"]
     assert found["episodes"] == 8

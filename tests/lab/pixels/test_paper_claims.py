@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from eval.__main__ import main
+from lab.__main__ import main
 from lab.pixels.paper_claims import Found, Play, held_out_play, measure
 from lab.pixels.paper_claims_study import CLAIMS, worst_of_copy
 from loopwm.pixel.imagined import Imagined
@@ -147,7 +147,7 @@ def protocol(folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_study_trains_measures_and_goes_on_where_it_was(protocol, tmp_path, capsys):
-    arguments = ["pixels", "claims", "--protocol", str(protocol), "--out", str(tmp_path / "study")]
+    arguments = ["pixels", "paper-claims", "--protocol", str(protocol), "--out", str(tmp_path / "study")]
     assert main(arguments) == 0
     assert "| looped, by seed | two layers, by seed |" in capsys.readouterr().out
     kept = tmp_path / "study" / "looped" / "seed-0" / "claims.json"
@@ -167,7 +167,7 @@ def test_bad_protocols_and_play_are_named(protocol, folder, tmp_path, capsys):
         "sequences=1": "sequences: actions of another sequence need two",
     }
     for change, message in told.items():
-        assert main(["pixels", "claims", "--protocol", str(protocol), *out, change]) == 2
+        assert main(["pixels", "paper-claims", "--protocol", str(protocol), *out, change]) == 2
         assert message in capsys.readouterr().err
     torch.manual_seed(0)
     system = StormSystem(TINY, StormObjective(), SPACE)

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from eval.__main__ import main
+from eval.__main__ import main as eval_main
 from eval.scores.rows import summarize_pairs
+from lab.__main__ import main
 from lab.reports.analysis import difference, em_by_length, length_class, worst
 from lab.reports.blocks import word_diff
 from lab.reports.groups import make_groups
 from lab.reports.markdown import escape
 from lab.reports.runs import Run, SuiteShelf, check_run
 from lab.reports.sections import lacking_opponent
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
 SCRIPT = "<script>alert('|')</script>"
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
@@ -28,7 +29,7 @@ Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 
 def evaluate(suite: Path, out: Path, *options: str) -> Path:
     arguments = ["--suite", str(suite), "--context", "observed", "--out", str(out), *options]
-    assert main(["run", "--model", "copy", *arguments]) == 0
+    assert eval_main(["run", "--model", "copy", *arguments]) == 0
     return out
 
 
@@ -142,7 +143,7 @@ def test_the_reference_of_another_suite_is_the_same_model(
     other_suite = write_suite([make_window("x")], "other.jsonl")
     here, markov, there = tmp_path / "here", tmp_path / "markov", tmp_path / "there"
     evaluate(suite_path, here)
-    assert main(["run", "--model", "markov", *_on(other_suite, markov)]) == 0
+    assert eval_main(["run", "--model", "markov", *_on(other_suite, markov)]) == 0
     evaluate(other_suite, there)
     shelf = SuiteShelf([suite_path, other_suite])
     runs = [check_run(folder, shelf).score() for folder in (here, markov, there)]
@@ -293,3 +294,47 @@ def _refused(status: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], na
     assert len(errors) == 1
     assert named in errors[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_report_run_of_several_commits_names_them(suite_path: Path, tmp_path: Path) -> None:
+    out = evaluate(suite_path, tmp_path / "run")
+    found = json.loads((out / "results.json").read_text())
+    found["provenance"]["commits"] = [{}, {"commit": "third"}]
+    (out / "results.json").write_text(json.dumps(found))
+    assert report(suite_path, tmp_path / "page", out) == 0
+    assert "| -, third |" in (tmp_path / "page/report.md").read_text()
+
+
+def test_report_refused_windows_are_counted(make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path) -> None:
+    suite = write_suite([*(make_window(f"w{i}") for i in range(10)), make_window("null", look=None, inventory=None)])
+    out = evaluate(suite, tmp_path / "run", "--context", "snapshot")
+    assert report(suite, tmp_path / "page", out) == 0
+    assert "Refused, because they could not be shown: copy, snapshot, 1." in (tmp_path / "page/report.md").read_text()
+
+
+def test_report_intervals_over_windows_are_refused(
+    suite_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = evaluate(suite_path, tmp_path / "run")
+    found = json.loads((out / "results.json").read_text())
+    del found["intervals"]
+    (out / "results.json").write_text(json.dumps(found))
+    capsys.readouterr()
+    assert report(suite_path, tmp_path / "page", out) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "intervals: 'over windows'" in error
+
+
+def test_report_with_seen_table_splits_novel_windows(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
+) -> None:
+    seen, novel = make_window("s", [(None, "Start.")]), make_window("n", [(None, "Begin.")])
+    suite, train = write_suite([seen, novel]), tmp_path / "train.jsonl"
+    train.write_text(episode(*zip(seen["actions"], seen["observations"], strict=True)))
+    build = ["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]
+    assert eval_main(build) == 0
+    table = str(tmp_path / "seen-suite.json.gz")
+    out = evaluate(suite, tmp_path / "run", "--seen", table)
+    assert report(suite, tmp_path / "page", out, "--seen", table) == 0
+    assert "Novel and seen" in (tmp_path / "page" / "report.md").read_text()

@@ -9,16 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from lab.studies.study_protocol import load_protocol
 from lab.studies.text_protocol import TextProtocol
 from lab.studies.training_runs import TrainingRun, make_run, train
 from loopwm.records.windows import Window
-from loopwm.text.model.configuration import PRESETS, LoopWMConfig
-from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import load_tokenizer
 from tests.eval.conftest import MakeWindow
 from tests.training.conftest import config_file, shards, toy_dev  # noqa: F401 - fixtures
 
@@ -34,22 +30,6 @@ def windows_file(make_window: MakeWindow, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("windows") / "dev.jsonl"
     path.write_text("".join(json.dumps(window(i)) + "\n" for i in range(5)))
     return path
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose loops and layers all do something."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    tokenizer = load_tokenizer()
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"]))
-        for name, weight in model.named_parameters():
-            if "injection" not in name:
-                weight.add_(0.15 * torch.randn_like(weight))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.__main__ import main
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.suites import load_suite
+from lab.__main__ import main
 
 
 def command(checkpoint: Path, windows_file: Path, out: Path, *options: str) -> list[str]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eval.__main__ import main
 from eval.scores.suites import load_suite
+from lab.__main__ import main
 from lab.studies.exit_policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
-from loopwm.core import Fixed
+from lab.studies.halting_study import Thresholds
+from loopwm.core import RULES, Fixed
 from loopwm.core.halting import Convergence, Gate, RandomExit
 from loopwm.records.template import window_context
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
+from tests.test_adding import RULE
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +156,15 @@ def test_bad_arguments_are_one_line_and_status_two(
     assert status == 2
     assert named in error
     assert not (tmp_path / "out").exists()
+
+
+def test_thresholds_of_a_new_rule_give_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy_rule.py").write_text(RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        rule = import_module("toy_rule").Second(0.5, 3)
+        (policy,) = Thresholds({"second": [0.5]}).policies(3, with_gate=False)
+        assert policy.decode == rule
+    finally:
+        RULES.pop("second")
+        sys.modules.pop("toy_rule")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eval.__main__ import main
+from lab.__main__ import main
 from lab.studies.study_protocol import load_protocol
 from lab.studies.text_protocol import TextProtocol
 from lab.studies.training_runs import TrainingRun, best_run, finished, locked, make_run, train

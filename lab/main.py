@@ -1,0 +1,30 @@
+"""`python -m lab COMMAND`."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from data_prep.environments.base import SimulatorError
+from lab.data import refresh_hidden, state_sufficiency, tokenizer_eval
+from lab.lm_eval import command as lm_eval_tasks
+from lab.pixels import command as pixels
+from lab.reports import command as report
+from lab.studies import command as study
+from lab.studies import plan
+from loopwm.records.command import command_parser, exit_status
+
+COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "study": (study, "answer a question about the model by a written protocol"),
+    "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
+    "pixels": (pixels, "measure one property of a pixel world"),
+    "report": (report, "write one page about several runs"),
+    "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
+    "tokenizer-eval": (tokenizer_eval, "measure vocabularies: tokens per text, and names spelled in two ways"),
+    "state-sufficiency": (state_sufficiency, "measure how far states determine observations"),
+    "refresh-hidden": (refresh_hidden, "replay windows and read their hidden states again"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = command_parser("python -m lab", "Run studies and one-off measurements.", COMMANDS).parse_args(arguments)
+    return exit_status(lambda: args.run(args), SimulatorError)
