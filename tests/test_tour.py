@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TOUR = ROOT / "docs/tour.md"
 PAGES = (TOUR, ROOT / "CONTRIBUTING.md")
-PACKAGES = ("loopwm", "data_prep", "eval", "serve")
+PACKAGES = ("loopwm", "data_prep", "eval", "serve", "lab")
 
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PATH = r"\.?[\w-][\w.-]*(?:/[\w.-]*)*"
