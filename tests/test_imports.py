@@ -34,7 +34,9 @@ MAY_IMPORT = {
     "eval.reports": ("eval.commands", "eval.models", "eval.scores", "loopwm.records"),
     "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
     "eval": ("loopwm.records",),
-    "serve.engine": ("loopwm.text.model", "loopwm.text.world_batch", "loopwm.core", "loopwm.machine"),
+    "serve.engine": (
+        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.decoding", "loopwm.core", "loopwm.machine"),
+    ),
     "serve.generation": ("serve.engine", "loopwm.core", "loopwm.records"),
     "serve.worlds": (
         *("serve.generation", "serve.engine", "loopwm.text", "loopwm.core", "loopwm.records"),

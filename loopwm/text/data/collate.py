@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.records.token_episode import Tokens
 from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, BranchStep, Layout, TreeRow, trunk_and_branches
 from loopwm.text.data.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpan, TreeMask
 from loopwm.text.model.heads import STATE_TEXTS
@@ -221,7 +220,7 @@ class BranchSteps:
         return replace(self, **_moved(self, device))
 
 
-def _padded_states(states: Sequence[tuple[Tokens, Tokens] | None], pad_id: int) -> Tensor:
+def _padded_states(states: Sequence[tuple[list[int], list[int]] | None], pad_id: int) -> Tensor:
     """Return the texts of each state (N, STATE_TEXTS, S), padded at their ends; padding alone where none is known."""
     longest = max((len(text) for state in states if state for text in state), default=0)
     out = np.full((len(states), STATE_TEXTS, longest), pad_id, dtype=np.int64)

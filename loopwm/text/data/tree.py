@@ -110,7 +110,7 @@ class BranchStep:
     weights: Sequence[float]
     reward: float
     done: bool
-    state: tuple[Tokens, Tokens] | None = None
+    state: tuple[list[int], list[int]] | None = None
 
 
 @dataclass
@@ -291,9 +291,9 @@ class RowBuilder:
         return BranchStep(places, 1, 1, True, observation, weights, *outcome, state)
 
     @staticmethod
-    def _state_after(episode: TokenEpisode, step: int) -> tuple[Tokens, Tokens] | None:
+    def _state_after(episode: TokenEpisode, step: int) -> tuple[list[int], list[int]] | None:
         look, inventory = episode.looks[step], episode.inventories[step]
-        return None if look is None or inventory is None else (look, inventory)
+        return None if look is None or inventory is None else (look.tolist(), inventory.tolist())
 
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:

@@ -13,7 +13,7 @@ import pytest
 
 from loopwm.records.errors import InputError
 from loopwm.text.data.data_loader import Cursor, PlannedRow
-from loopwm.text.data.tree import IGNORED
+from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.program import TextProgram
 from tests.training.conftest import toy_episode, write_toy_shards
@@ -46,6 +46,50 @@ def test_snapshots_have_their_share_of_the_targets_that_reach_the_model(config_f
         for batch, row in rows_seen(program)
     )
     assert found.get(True, 0.0) == pytest.approx(share, abs=0.05)
+
+
+def queries_of(planned: PlannedRow) -> list[int]:
+    """Return the steps whose state the queries of a row ask for."""
+    return [b.step + b.deepest - 1 for b in planned.plan.branches if b.query is not None]
+
+
+@shows("data.query_share")
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_state_queries_have_their_share_of_targets(config_file, share):
+    plans = plans_seen(program_of(config_file, f"data.query_share={share}", "data.max_queries=8"))
+    horizons = Counter(
+        horizon
+        for planned in plans
+        for horizon, label in zip(planned.row.horizon, planned.row.label, strict=True)
+        if label != IGNORED
+    )
+    assert horizons[QUERY_HORIZON] / horizons.total() == pytest.approx(share, abs=0.05)
+
+
+@shows("data.max_queries")
+@pytest.mark.parametrize("most", [1, 3])
+def test_rows_have_at_most_max_queries(config_file, most):
+    plans = plans_seen(program_of(config_file, "data.query_share=0.9", f"data.max_queries={most}"))
+    assert max(len(queries_of(planned)) for planned in plans) == most
+
+
+@shows("data.change_weight")
+def test_change_weight_prefers_changed_answers(config_file):
+    changed = {}
+    for weight in (1.0, 1000.0):
+        keys = ["data.query_share=0.5", "data.max_queries=1", f"data.change_weight={weight}"]
+        asked = [
+            (planned.episode, branch.step + branch.deepest - 1, branch.query)
+            for planned in plans_seen(program_of(config_file, *keys))
+            for branch in planned.plan.branches
+            if branch.query is not None
+        ]
+        changed[weight] = sum(
+            episode.queries_at(step)[query][1].tolist() != episode.queries_at(step - 1)[query][1].tolist()
+            for episode, step, query in asked
+            if step > 0
+        ) / len(asked)
+    assert changed[1000.0] > changed[1.0]
 
 
 @shows("data.trunk_tokens_max")
