@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All episodes to train and to tune on, in the folder named: about 3.3 million transitions of ScienceWorld and 0.35 million
+# All episodes to train and to tune on, in the folder named: about 3.5 million transitions of ScienceWorld and 0.45 million
 # of ALFWorld, some hours on two cores. Killed and started again, it goes on. What comes packed with the project is
 # unpacked first. ALFWorld's original games are played where ALFWORLD_DATA has them. A shard I/N is this machine's part.
 set -euo pipefail
@@ -24,6 +24,7 @@ again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
 collect scienceworld omission --split train --policy omission --episodes-per-task 20 --max-steps 120 --seed 11
 collect scienceworld omission-again --split train --policy omission --episodes-per-task 480 --max-steps 220 --seed 12
+collect scienceworld probe --split train --policy probe --episodes-per-task 100 --max-steps 60
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
   collect alfworld dev-expert --split dev --policy expert --episodes-per-task 30 --max-steps 120
@@ -36,4 +37,5 @@ fi
 collect alfworld built-noisy-again --split built --policy noisy-expert --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-fork-again --split built --policy fork --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-omission --split built --policy omission --episodes-per-task 800 --plays 5 --max-steps 120 --seed 11
+collect alfworld built-probe --split built --policy probe --episodes-per-task 500 --plays 5 --max-steps 60
 collect alfworld built-expert --split built --policy expert --episodes-per-task 1000 --max-steps 120

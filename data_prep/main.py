@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from data_prep import collect, counterfactual, export, pack, stats, tokenize, tokenizer, windows
+from data_prep import collect, counterfactual, export, pack, probe_windows, stats, tokenize, tokenizer, windows
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status
 
@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "tokenizer": (tokenizer, "train the byte-level BPE and freeze it"),
     "tokenize": (tokenize, "turn episodes into token shards"),
     "windows": (windows, "cut evaluation windows out of episodes"),
+    "probe-windows": (probe_windows, "cut windows of what people try first"),
     "stats": (stats, "count what episodes hold"),
     "export": (export, "write episodes as a Hugging Face datasets folder"),
     "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),

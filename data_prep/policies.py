@@ -10,7 +10,7 @@ from itertools import takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
-from data_prep.environments.base import Environment
+from data_prep.environments.base import Environment, Prober
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
 
@@ -39,6 +39,15 @@ CARELESS = 0.3
 LONGEST_CARELESS = 5
 FORK_GAPS = (2, 6)
 """Least and most steps of the path between a fork's end and the next one."""
+
+PROBE_GAPS = (0, 0, 0, 1, 2, 3)
+"""Steps of the path between two probes."""
+
+PROBE_WEIGHTS = {"absent": 1, "wrong use": 1, "unreachable": 1, "permanence": 2, "repetition": 1}
+"""Kinds of probe and their weights: the state after a change is harder to say than the reaction at once."""
+
+FIRST_PROBE = (0, 0, 0, 1, 2, 4, 8, 16, 32)
+"""Steps of the path before the first probe: people try things at the start most of all."""
 
 _LEAD = 3
 """Steps of the path ahead that say what it is about."""
@@ -137,6 +146,33 @@ def _leave_out(leaving: Leaving, environment: Environment, gold: Sequence[str], 
         until_fork = rng.randint(*FORK_GAPS)
 
 
+def act_probe(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+    """Try what people try first, at places of the path."""
+    if not isinstance(environment, Prober):
+        raise InputError(f"--policy: probe: {environment.name} says nothing of what could be tried")
+    path, walk = list(gold), _Walk(environment, rng)
+    yield from walk.follow(environment.looks[:1])  # a policy is sent no step 0
+    until_probe = rng.choice(FIRST_PROBE)
+    while True:
+        if path and until_probe > 0:
+            yield from walk.follow([path.pop(0)])
+            until_probe -= 1
+            continue
+        mark = walk.mark()
+        yield from walk.follow(environment.probe(draw_key(PROBE_WEIGHTS, rng), walk.step, rng))
+        if rng.random() >= CARELESS:
+            path = walk.resume(mark, path)
+        until_probe = rng.choice(PROBE_GAPS)
+
+
+def act_one_kind(environment: Prober, kind: str, step: Step, rng: Random) -> Play:
+    """Play probes of one kind without end, from the place that a step shows."""
+    walk = _Walk(environment, rng)
+    walk.see(step)
+    while True:
+        yield from walk.follow(environment.probe(kind, walk.step, rng))
+
+
 def _is_needed(path: Sequence[str]) -> bool:
     """Whether one of the next two steps does something else with what the first is about."""
     (verb, names), *rest = ((action.split()[0], {*filter(str.isalpha, _named(action))}) for action in path[:3])
@@ -162,12 +198,20 @@ def _harmless(path: Sequence[str]) -> list[str]:
     return list(takewhile(lambda action: action.split()[0] not in FATAL, path))
 
 
+def choices_in(observation: str) -> list[str]:
+    """Numbers that an observation offers to choose from."""
+    return _CHOICE.findall(observation) if observation.startswith("Ambiguous request") else []
+
+
 class _Walk:
     """One play's way through an environment: where it left its path, and what was done last."""
 
     def __init__(self, environment: Environment, rng: Random) -> None:
         self.environment, self.rng = environment, rng
         self.last = environment.looks[0]
+        self.step = Step(None, "", 0, False)
+        """The last step; an empty one before any is sent."""
+
         self.choices: list[str] = []
         """Numbers that the environment offers to choose from, now."""
 
@@ -188,7 +232,11 @@ class _Walk:
     def _play(self, action: str) -> Play:
         step = yield action
         self.last = action
-        self.choices = _CHOICE.findall(step.observation) if step.observation.startswith("Ambiguous request") else []
+        self.see(step)
+
+    def see(self, step: Step) -> None:
+        self.step = step
+        self.choices = choices_in(step.observation)
 
     def detour(self, gold: Sequence[str], path: Sequence[str]) -> Play:
         in_run = len(path) > 1 and path[0] == path[1]
@@ -206,7 +254,7 @@ class _Walk:
             "idle": lambda gold, path: [self.rng.choice(idles)] * self.rng.randint(1, LONGEST_RUN),
             "wrong": self._wrong,
         }
-        return kinds[self.rng.choices(list(weights), weights=list(weights.values()))[0]]
+        return kinds[draw_key(weights, self.rng)]
 
     def _wrong(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
         """A step of the path at the wrong time, or else nonsense."""
@@ -226,6 +274,10 @@ class _Walk:
             if other != path[0]:
                 return other
         return self.environment.looks[0]
+
+
+def draw_key(weights: Mapping[str, int], rng: Random) -> str:
+    return rng.choices(list(weights), weights=list(weights.values()))[0]
 
 
 def random_action(environment: Environment, rng: Random) -> str:
@@ -262,6 +314,7 @@ POLICIES = {
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
         Policy("fork", act_fork, needs_gold=True, repeatable=True),
         Policy("omission", act_omission, needs_gold=True, repeatable=True),
+        Policy("probe", act_probe, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

@@ -19,6 +19,7 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from tempfile import gettempdir
 from typing import Any
 from zlib import crc32
@@ -28,6 +29,7 @@ from data_prep.environments.alfworld.facts import contents_facts
 from data_prep.environments.alfworld.games import TASKS, build_game, list_dev_games, list_games
 from data_prep.environments.alfworld.hidden import describe, unreadable_line
 from data_prep.environments.alfworld.names import NAMES
+from data_prep.environments.alfworld.probing import draw_probe
 from data_prep.environments.base import Declared, SimulatorError
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
@@ -52,6 +54,7 @@ _NOWHERE = f"{_START} Looking quickly around you, you see nothing."
 """What `look` answers before the player has gone anywhere, though the recorded look lists the room's places."""
 
 _PLACE = re.compile(r"(?:On the|The) (\w+ \d+)(?:,| is)")
+_PLACES = re.compile(r"\b[a-z]+ \d+")
 _SHOWN = re.compile(r"(?:On the|The) (\w+ \d+)(?: is open\. In it)?, you see")
 
 
@@ -91,6 +94,9 @@ class AlfWorld(Declared):
         self._game = self._kind = self._task = ""
         self._goal: expert.Goal | None = None
         self._seen: set[str] = set()
+        self._places: list[str] = []
+        """All places of the room, which only the first look names."""
+
         self._first: dict[str, Any] | None = None
         """The first step of the game loaded, until another step is taken."""
 
@@ -136,6 +142,9 @@ class AlfWorld(Declared):
         assert self._first is not None
         return _step(None, self._first)
 
+    def probe(self, kind: str, step: Step, rng: Random) -> list[str]:
+        return draw_probe(kind, step, self._places, rng)
+
     def goal(self) -> str:
         return self._task
 
@@ -169,7 +178,7 @@ class AlfWorld(Declared):
         self._first = self._engine.call("load", game)
         found = _TASK_SENTENCE.search(self._first["observation"])
         self._task = found[0] if found else ""
-        self._game, self._seen = name, set()
+        self._game, self._seen, self._places = name, set(), _PLACES.findall(self._first["look"])
 
 
 def _step(action: str | None, reply: dict[str, Any]) -> Step:
