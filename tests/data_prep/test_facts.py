@@ -91,6 +91,14 @@ def test_listing_facts_of_a_named_thing_are_its_name() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["go to hallway", "You move to the hallway.", "You move through the door to the hallway."]
+)
+def test_listing_facts_of_a_door_gone_through_are_known(text: str) -> None:
+    assert "]A door to the hallway (that is open)[" in marked([text, CLOSED], 1, listing_facts, [0])
+    assert "\n\tA door to the hallway (that is open)\n" in marked([text, CLOSED], 1, listing_facts, [])
+
+
+@pytest.mark.parametrize(
     ("text", "needs"),
     [
         ("Inside the jug is: \n\ta substance called water", "Inside the jug is: [\n\ta substance called water]"),

@@ -2,7 +2,7 @@
 
     This room is called the kitchen. In it, you see: ..    needs and shows `in kitchen`
     a cupboard. .. In the cupboard is: ..                  what has a door needs `in cupboard`, wherever it is listed
-    A door to the hallway (that is open)                   known from `in hallway`, too
+    A door to the hallway (that is open)                   known from `in hallway`, too, and from going there
     a metal pot (containing nothing)                       known from any text that names a metal pot, but for lists
     Inside the jug is: ..                                  needs and shows `in jug`
 
@@ -13,7 +13,9 @@ and temperatures do, is not marked; nor is the inventory, which the agent fills,
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from data_prep.environments.facts import Need, TextFacts, needs_of_characters
 
@@ -24,6 +26,7 @@ _SECTION = re.compile(
     r"|(?:^|(?<=\t)|(?<=[:,] )|(?<=containing ))(?P<vessel>[^.,(\n\t:]+) \(containing "
 )
 _DOOR = re.compile(r"A door to the ([^(\n]+) \(that is \w+\)")
+_GOING = re.compile(r"(?:go to (?:door to )?|You move (?:through the door )?to the )([^.]+)\.?")
 _HEADER = re.compile(r"You also see:")
 _THING = re.compile(
     r"(?:\n\t|is: (?!\n)|\(containing |, )(?!which is|currently|with: |nothing|A door to)"
@@ -37,57 +40,71 @@ _CARRIED = ("In your inventory, you see:", "Inside the inventory is:", "a invent
 _NO_LISTS = (*_CARRIED, "Ambiguous request")
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """What a text lists.
+
+    Attributes:
+        parts: its parts that list what is in a place; the later of two parts holds where they overlap.
+        things: start, end and name of each thing in it.
+        shown: the places whose contents it lists.
+    """
+
+    parts: tuple[Need, ...]
+    things: tuple[tuple[int, int, str], ...]
+    shown: frozenset[str]
+
+
 def listing_facts(texts: Sequence[str]) -> list[TextFacts]:
     """Return the facts of each text of an episode.
 
     Args:
         texts: all observations, looks, inventories and actions.
     """
-    listed = [_listed(text) for text in texts]
-    things = {name for text, places in zip(texts, listed, strict=True) if places for *_, name in _things(text)}
-    naming = _any_of(things - _EVERYWHERE)
+    listings = [_listing(text) for text in texts]
+    naming = _any_of({name for listing in listings if listing for *_, name in listing.things} - _EVERYWHERE)
     mentions = [
-        frozenset() if places else frozenset(_named(text, naming)) for text, places in zip(texts, listed, strict=True)
+        frozenset() if listing else frozenset(_named(text, naming))
+        for text, listing in zip(texts, listings, strict=True)
     ]
     named = frozenset().union(*mentions)
     return [
-        TextFacts(_shown(text), _needs(text, places, named)) if places else TextFacts(mentioned)
-        for text, places, mentioned in zip(texts, listed, mentions, strict=True)
+        TextFacts(listing.shown, _needs(text, listing, named)) if listing else TextFacts(mentioned)
+        for text, listing, mentioned in zip(texts, listings, mentions, strict=True)
     ]
 
 
-def _listed(text: str) -> list[Need]:
-    """Return the parts that list what is in a place, the later of two parts holding where they overlap."""
+@lru_cache(maxsize=10_000)
+def _listing(text: str) -> _Listing | None:
+    """Return what a text lists, None if it lists no place."""
     if text.startswith(_NO_LISTS):
-        return []
-    parts = []
+        return None
+    parts: list[Need] = []
+    shown: set[str] = set()
     place = _ROOM.match(text) or _INSIDE.match(text)
     if place:
         inside = _in(place[1])
+        shown.add(inside)
         parts.append(Need(place.end(), len(text), frozenset({inside})))
         parts += [Need(*header.span(), frozenset()) for header in _HEADER.finditer(text)]
-        parts += [Need(*door.span(), frozenset({inside, _in(door[1])})) for door in _DOOR.finditer(text)]
+        parts += [
+            Need(*door.span(), frozenset({inside, _in(door[1]), f"at {door[1]}"})) for door in _DOOR.finditer(text)
+        ]
     for section in _SECTION.finditer(text):
+        inside = _in(_name(section["holder"] or section["vessel"]))
+        shown.add(inside)
         if section["door"] or not place:
             line_end = text.find("\n", section.end()) if place else -1
-            end = len(text) if line_end < 0 else line_end
-            parts.append(Need(section.end(), end, frozenset({_held(section)})))
-    return parts
+            parts.append(Need(section.end(), len(text) if line_end < 0 else line_end, frozenset({inside})))
+    return _Listing(tuple(parts), tuple(_things(text)), frozenset(shown)) if parts else None
 
 
-def _shown(text: str) -> frozenset[str]:
-    """Return the places whose contents a text lists."""
-    place = _ROOM.match(text) or _INSIDE.match(text)
-    holders = {_held(section) for section in _SECTION.finditer(text)}
-    return frozenset(holders | ({_in(place[1])} if place else set()))
-
-
-def _needs(text: str, places: Iterable[Need], named: Collection[str]) -> tuple[Need, ...]:
+def _needs(text: str, listing: _Listing, named: Collection[str]) -> tuple[Need, ...]:
     """Return what the text needs: its places or, where a thing was named, either of both."""
     facts: list[frozenset[str]] = [frozenset()] * len(text)
-    for place in places:
-        facts[place.start : place.end] = [place.facts] * (place.end - place.start)
-    for start, end, name in _things(text):
+    for part in listing.parts:
+        facts[part.start : part.end] = [part.facts] * (part.end - part.start)
+    for start, end, name in listing.things:
         if name in _EVERYWHERE:
             facts[start - 2 : end] = [frozenset()] * (end - start + 2)  # with the line break and indent before it
         elif facts[start] and name in named:
@@ -101,11 +118,11 @@ def _things(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _named(text: str, naming: re.Pattern[str]) -> set[str]:
-    return {name for *_, name in _things(text)} if text.startswith(_CARRIED) else set(naming.findall(text))
-
-
-def _held(section: re.Match[str]) -> str:
-    return _in(_name(section["holder"] or section["vessel"]))
+    """Return the things that a text names, and the place that it goes to."""
+    if text.startswith(_CARRIED):
+        return {name for *_, name in _things(text)}
+    going = _GOING.fullmatch(text)
+    return set(naming.findall(text)) | ({f"at {going[1]}"} if going else set())
 
 
 def _name(phrase: str) -> str:
