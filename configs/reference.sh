@@ -20,7 +20,7 @@ shards() { # NAME OPTIONS.. --episodes FOLDERS..
 }
 shards dev --episodes "${held_out[@]/#/$data/episodes/}"
 shards train --rename 0.2 --skip-contradictions --episodes "${train[@]/#/$data/episodes/}"
-# What is grown or melted once more, mostly under other names: no name of it in training is one in a test. Given twice below.
+# What is grown or melted once more, mostly under other names: no name of it in training is one in a test. Weighs 2 below.
 named=("$data"/episodes/scienceworld-{gold,noisy-{expert,mixing,paints,growing},fork,omission,omission-again,probe})
 shards names --rename 0.9 --seed 31 --skip-contradictions --episodes $(find "${named[@]}" -name '*.xz' |
   grep -E '/(melt|boil|freeze|change|grow|measure-melting-point-known)-' | sort)
@@ -32,4 +32,4 @@ shards readings --rename 0.2 --seed 7 --skip-contradictions --episodes "$data"/e
 export ONEDNN_PRIMITIVE_CACHE_CAPACITY=${ONEDNN_PRIMITIVE_CACHE_CAPACITY:-16384}
 GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1} "$python" -m torch.distributed.run --standalone \
   --nproc_per_node "${PROCESSES:-1}" -m loopwm.training \
-  --config configs/reference.yaml --out "$run" "data.train=[$data/train,$data/readings,$data/names,$data/names]" "data.dev=[$data/dev]" "$@"
+  --config configs/reference.yaml --out "$run" "data.train=[$data/train,$data/readings,$data/names]" "data.folder_weights={$data/names: 2}" "data.dev=[$data/dev]" "$@"

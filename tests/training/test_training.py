@@ -261,6 +261,12 @@ def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(con
         ("model.overrides={depth: 3}", "model.overrides.depth"),
         ("model.overrides={hidden_size: 65}", "model.overrides"),
         ("data.train=[]", "data.train"),
+        (
+            "data.train=[a, b, ./a]",
+            "data.train: must name each folder once, got a twice (use data.folder_weights={a: 2})",
+        ),
+        ("data.dev=[a, a]", "data.dev: must name each folder once, got a twice"),
+        ("data.folder_weights={c: 2}", "data.folder_weights.c: must be a folder of data.train"),
         ("data.train=[/no/such/folder]", "/no/such/folder/index.json"),
         ("batch.micro_batches=0", "batch.micro_batches"),
         ("run.steps=-1", "run.steps"),

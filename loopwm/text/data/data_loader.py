@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,8 @@ class Source:
 
     def take(self, place: Place) -> tuple[PlannedRow, Place]:
         """The next row and the place after it."""
-        rows = self.epoch(place.epoch)
+        while not (rows := self.epoch(place.epoch)):  # of few episodes that weigh less than 1 none may be drawn
+            place = replace(place, epoch=place.epoch + 1)
         index, plan = rows[place.row]
         episode = self.planner.episodes[index].episode
         planned = PlannedRow(episode, plan, self._builder.build(episode, plan))
@@ -115,7 +116,7 @@ def make_sources(
     ]
 
 
-def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group, float]:
+def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Group, float]:
     """Shares of the target tokens by world, within a world by policy, within a policy by task: the configured ones
     among those there are, or as many as there are.
 
@@ -143,7 +144,7 @@ def source_shares(targets: Mapping[Group, int], data: DataConfig) -> dict[Group,
     return {group: shares.get(group, 0.0) / whole for group in targets}
 
 
-def _counted(targets: Mapping[Group, int], part: int) -> dict[str, float]:
+def _counted(targets: Mapping[Group, float], part: int) -> dict[str, float]:
     """Target tokens by one part of the groups."""
     counts: dict[str, float] = {}
     for group, count in targets.items():

@@ -105,11 +105,12 @@ class EpochPlanner:
         self.supervise = objective.supervise
         self.episodes = [MeasuredEpisode(episode, slots) for episode in episodes]
         self.trunk_is_served = self.supervise == "every" and trunk_is_served
+        self._weights = np.array([episode.weight for episode in episodes])
 
     @property
-    def targets(self) -> int:
-        """Target tokens of all transitions."""
-        return sum(int(measured.targets[1:].sum()) for measured in self.episodes)
+    def targets(self) -> float:
+        """Target tokens of the transitions of an epoch, in the mean."""
+        return sum(m.episode.weight * int(m.targets[1:].sum()) for m in self.episodes)
 
     def offers(self, regime: Regime) -> bool:
         """Whether some row can be of this regime."""
@@ -127,10 +128,18 @@ class EpochPlanner:
         horizons = Quota(dict(enumerate(self.config.horizon_shares, start=1)))
         rows = [
             (int(index), plan)
-            for index in rng.permutation(len(self.episodes))
+            for index in self._drawn(rng)
             for plan in self._taken(self.episodes[index], regimes, horizons, queries, rng)
         ]
         return [rows[i] for i in rng.permutation(len(rows))]
+
+    def _drawn(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw the episodes of an epoch, by index, each as often as it weighs: fractions of a time by chance."""
+        times = self._weights.astype(np.int64)
+        fractions = self._weights - times
+        if fractions.any():
+            times += rng.random(len(times)) < fractions
+        return rng.permutation(np.repeat(np.arange(len(times)), times))
 
     def _taken(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ class DataConfig:
 
     train: tuple[str, ...] = ()
     dev: tuple[str, ...] = ()
+    folder_weights: dict[str, float] = field(default_factory=dict)
+    """How often an epoch takes the episodes of a folder of `train`; 1 where none is given. A fraction is drawn."""
     trunk_tokens_min: int = 256
     trunk_tokens_max: int = 2048
     """A row's trunk is cut at a length drawn log-uniformly from this range."""
@@ -86,6 +89,7 @@ class DataConfig:
 
     def check(self) -> None:
         """Raises InputError naming a key whose value makes no rows."""
+        self._check_folders()
         if not self.trunk_tokens_min <= self.trunk_tokens_max <= CONTEXT_LIMIT:
             raise InputError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
         if self.query_share >= 1:
@@ -104,6 +108,18 @@ class DataConfig:
         for env, weight in self.echo_weights.items():
             if not weight > 0:
                 raise InputError(f"data.echo_weights.{env}: {weight} is not above zero")
+
+    def _check_folders(self) -> None:
+        for key, folders in (("train", self.train), ("dev", self.dev)):
+            counts = Counter(Path(folder).resolve() for folder in folders)
+            if twice := next((folder for folder in folders if counts[Path(folder).resolve()] > 1), None):
+                cure = f" (use data.folder_weights={{{twice}: 2}})" if key == "train" else ""
+                raise InputError(f"data.{key}: must name each folder once, got {twice} twice{cure}")
+        for folder, weight in self.folder_weights.items():
+            if folder not in self.train:
+                raise InputError(f"data.folder_weights.{folder}: must be a folder of data.train")
+            if not weight > 0:
+                raise InputError(f"data.folder_weights.{folder}: must be above 0, got {weight}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ class TextProgram:
         model = new_model(self.model_config, config, self.tokenizer)
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
-        episodes = _episodes(config.data.train)
+        episodes = _episodes(config.data.train, config.data.folder_weights)
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
         self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
@@ -294,8 +295,12 @@ class TextProgram:
         export_model(self.objective.model, self.tokenizer, folder)
 
 
-def _episodes(folders: Sequence[str]) -> list[TokenEpisode]:
-    return [episode for folder in folders for episode in read_shards(Path(folder), tokenizer_hash())]
+def _episodes(folders: Sequence[str], weights: Mapping[str, float] = MappingProxyType({})) -> list[TokenEpisode]:
+    return [
+        replace(episode, weight=weights.get(folder, 1.0))
+        for folder in folders
+        for episode in read_shards(Path(folder), tokenizer_hash())
+    ]
 
 
 def _exact(kind: str, exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.text.data.data_loader import Cursor, PlannedRow
+from loopwm.text.data.data_loader import Cursor, Place, PlannedRow
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.program import TextProgram
@@ -212,6 +212,41 @@ def test_an_epoch_takes_so_many_steps_of_a_long_episode(config_file):
     )
     assert len(short) < len(whole)
     assert len({episode for episode, _ in whole}) == len(short)
+
+
+@shows("data.folder_weights")
+def test_folder_weights_are_how_often_an_epoch_takes_episodes(config_file, shards, tmp_path):
+    write_toy_shards(tmp_path / "more", map(toy_episode, range(50, 70)))
+    folders = f"data.train=[{shards}, {tmp_path / 'more'}]"
+
+    def taken(weight: float, epochs: int = 1) -> tuple[Counter[int], Counter[int]]:
+        program = program_of(config_file, folders, f"data.folder_weights={{{tmp_path / 'more'}: {weight}}}")
+        (source,) = program.train_stream.sources
+        plans = [(index, plan) for epoch in range(epochs) for index, plan in source.epoch(epoch)]
+        whole: Counter[int] = Counter()
+        for index, plan in plans:
+            whole[index] += plan.last - plan.targets_from + 1
+        times = {i: whole[i] // source.planner.episodes[i].episode.last_step for i in range(60)}
+        return Counter(times[i] for i in range(40)), Counter(times[i] for i in range(40, 60))
+
+    assert taken(1.0) == ({1: 40}, {1: 20})
+    assert taken(3.0) == ({1: 40}, {3: 20})
+    once, drawn = taken(0.5, epochs=50)
+    assert once == {50: 40}
+    assert sum(times * count for times, count in drawn.items()) == pytest.approx(500, abs=60)
+    assert len(drawn) > 5
+
+
+def test_folder_weights_below_one_pass_over_empty_epochs(config_file, tmp_path):
+    write_toy_shards(tmp_path / "one", [toy_episode(1)])
+    folder = tmp_path / "one"
+    program = program_of(config_file, f"data.train=[{folder}]", f"data.folder_weights={{{folder}: 0.2}}", "data.dev=[]")
+    (source,) = program.train_stream.sources
+    place = Place()
+    for _ in range(4):
+        _, place = source.take(place)
+    assert place.epoch > 8
+    assert {len(source.epoch(number)) > 0 for number in range(place.epoch)} == {True, False}
 
 
 @shows("data.envs", "data.policies")
