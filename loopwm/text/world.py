@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, make_rule, name_of, quick_products
+from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.decoding import Decoded, decode_greedily, run_searches, search_beams
@@ -35,10 +35,6 @@ from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world_batch import World, by_prefix, joined, not_ended, row_of, same_length, shareable
-from loopwm.text.world_file import fingerprint, read_world, write_world
-
-FACTS = ("steps", "steps_cut", "ended", "loops")
-"""Fields of a world that are saved as JSON."""
 
 
 class _Pass(NamedTuple):
@@ -293,29 +289,6 @@ class WorldModel:
             raise ValueError("monitor_head: this checkpoint has none")
         summary: Tensor = head(world.latent)
         return summary
-
-    def save(self, world: World, path: str | Path) -> None:
-        """Writes a batch of worlds to a file that `load` of the same checkpoint continues from."""
-        tensors = {"latent": world.latent, "loop_state": world.loop_state, **world.state.tensors()}
-        facts = {name: getattr(world, name) for name in FACTS}
-        facts["history_columns"] = world.history.length
-        facts["rule"], facts["rule_fields"] = name_of(world.depth), vars(world.depth)
-        write_world(Path(path), tensors, facts, self._fingerprint)
-
-    def load(self, path: str | Path) -> World:
-        """The worlds of a file. Raises InputError if it is damaged or belongs to another checkpoint."""
-        tensors, facts = read_world(Path(path), self.model.device, self._fingerprint)
-        latent, loop_state = tensors.pop("latent"), tensors.pop("loop_state")
-        state = CoreState.from_tensors(tensors)
-        history = state.crop(state.length - facts["history_columns"])
-        depth = make_rule(facts["rule"], facts["rule_fields"])
-        cut, ended = tuple(facts["steps_cut"]), tuple(facts["ended"])
-        loops = tuple(tuple(row) for row in facts["loops"])
-        return World(history, state, latent, loop_state, depth, facts["steps"], cut, ended, loops)
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.model)
 
     def before_decoding(self, world: World) -> CoreState:
         """What the decoder may look at, to be written to; `<|obs|>` comes next."""

@@ -1,16 +1,13 @@
-"""Worlds and their latents: decoding from the slots, predictions, monitoring, saving, ends."""
+"""Worlds and their latents: decoding from the slots, predictions, monitoring, ends."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from loopwm.core import CoreState
-from loopwm.core.halting import Fixed
-from loopwm.records.errors import InputError
 from loopwm.records.template import Context, FormatError
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMModel
@@ -100,46 +97,6 @@ def test_a_checkpoint_without_heads_says_so(world_model):
         world_model.predictions(world)
     with pytest.raises(ValueError, match="monitor_head"):
         world_model.monitor(world)
-
-
-def test_a_saved_world_goes_on_as_if_it_had_stayed(equipped, tokenizer, tmp_path):
-    world = imagined(equipped).end([1])
-    equipped.save(world, tmp_path / "world")
-    loaded = WorldModel(copy.deepcopy(equipped.model), tokenizer).load(tmp_path / "world")
-    assert (loaded.depth, loaded.steps, loaded.steps_cut, loaded.ended) == (Fixed(3), 1, (0, 0), (False, True))
-    assert loaded.loops == world.loops
-    later, expected = (equipped.advance(w.select([0]), ["look around"]) for w in (loaded, world))
-    assert torch.equal(later.latent, expected.latent)
-    assert equipped.decode(later, 10) == equipped.decode(expected, 10)
-    start = equipped.encode(CONTEXTS)
-    equipped.save(start, tmp_path / "start")
-    seen = [equipped.observe(w, ["a", "b"], ["c", "d"]).latent for w in (equipped.load(tmp_path / "start"), start)]
-    assert torch.equal(*seen)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["start", "world"]
-
-
-def test_a_file_that_holds_no_world_of_this_checkpoint_is_refused_in_one_line(equipped, tokenizer, tmp_path):
-    path = tmp_path / "world"
-    equipped.save(equipped.encode(CONTEXTS), path)
-    retrained, behaving_otherwise = copy.deepcopy(equipped.model), copy.deepcopy(equipped.model)
-    with torch.no_grad():
-        retrained.model.norm.weight[0] += 1e-3
-    behaving_otherwise.config.decode_sees = "state"
-    cut = tmp_path / "cut"
-    cut.write_bytes(path.read_bytes()[:-50])
-    text = tmp_path / "text"
-    text.write_text("no world")
-    cases = [
-        (WorldModel(retrained, tokenizer), path, "another checkpoint"),
-        (WorldModel(behaving_otherwise, tokenizer), path, "another checkpoint"),
-        (equipped, cut, "cut"),
-        (equipped, text, "text"),
-        (equipped, tmp_path / "nothing", "nothing"),
-    ]
-    for model, file, named in cases:
-        with pytest.raises(InputError, match=named) as error:
-            model.load(file)
-        assert "\n" not in str(error.value)
 
 
 def test_an_ended_world_takes_no_action_and_stays_readable(world_model):
