@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import loopwm
 from eval.models.checkpoint import checkpoint_hash
 from eval.reports.kept import SHIPPED_NAME, SUITE_TITLES, called, read_shelf
 from eval.reports.ledger import in_short
@@ -52,7 +53,7 @@ def test_the_figures_are_of_the_weights_that_ship():
 def test_the_citation_has_the_version_of_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (citation["title"], str(citation["version"])) == ("LoopWM", project["version"])
+    assert (citation["title"], str(citation["version"])) == ("LoopWM", loopwm.__version__)
     assert citation["license"] == project["license"]
     assert all(source["title"] and source["authors"] for source in citation["references"])
 
