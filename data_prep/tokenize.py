@@ -50,6 +50,7 @@ from loopwm.records.token_episode import (
     SPAN_DTYPE,
     STEP_DTYPE,
 )
+from loopwm.records.training_episodes import episode_hash
 
 EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2"
 
@@ -119,8 +120,8 @@ class LineEncoder:
             self._lines[line] = encoding.ids, [end for _, end in encoding.offsets]
 
 
-def encode_episode(encoder: LineEncoder, episode: Episode) -> EpisodeArrays:
-    """Tokens and spans of an episode; a text that repeats is stored once."""
+def encode_episode(encoder: LineEncoder, episode: Episode, original: Episode | None = None) -> EpisodeArrays:
+    """Tokens and spans of an episode; a text that repeats is stored once. original: before things were renamed."""
     texts = [(kind, step, text_format.clean(text)) for kind, step, text in episode_texts(episode)]
     distinct = list(dict.fromkeys(text for _, _, text in texts))
     encoded = encoder.encode(distinct)
@@ -134,7 +135,7 @@ def encode_episode(encoder: LineEncoder, episode: Episode) -> EpisodeArrays:
         spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
         steps=np.array(list(zip(rewards, (s.done for s in episode.steps), strict=True)), dtype=STEP_DTYPE),
         facts=_facts(encoder, declared(episode.env).facts(factual), factual, [place[text][0] for text in factual]),
-        meta={name: getattr(episode, name) for name in META_FIELDS},
+        meta={name: getattr(episode, name) for name in META_FIELDS} | {"hash": episode_hash(original or episode)},
     )
 
 
@@ -204,8 +205,9 @@ def describe_renamings(outcomes: Counter[str]) -> str:
 
 def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: RenamingOrder) -> dict[str, Any]:
     """The `datasets` map: arrays travel as bytes, exactly and without a schema of their own."""
-    episode, outcome = renaming.carry_out(parse_episode(record["episode"]), record["episode"])
-    encoded = encode_episode(_load(tokenizer_file), episode)
+    original = parse_episode(record["episode"])
+    episode, outcome = renaming.carry_out(original, record["episode"])
+    encoded = encode_episode(_load(tokenizer_file), episode, original)
     arrays = {part: getattr(encoded, part).tobytes() for part in PARTS}
     return {"meta": json.dumps(encoded.meta), "outcome": outcome, **arrays}
 

@@ -11,10 +11,11 @@ import argparse
 from pathlib import Path
 
 from eval.commands.harness import RunSettings, evaluate, sample_windows
+from eval.models.base import Trained
 from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
-from eval.scores.seen import find_seen
+from eval.scores.seen import find_seen, seen_by_checkpoint
 from eval.scores.suites import load_suite
-from eval.scores.tables import describe_windows, render_comparison_table
+from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
 from loopwm.records.template import REGIMES
 
 EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context observed --out runs/eval/markov"
@@ -45,9 +46,13 @@ def run(args: argparse.Namespace) -> None:
     seen = find_seen(suite, args.seen)
     windows = sample_windows(suite, settings)
     predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)
+    if isinstance(predictor, Trained):
+        seen = seen_by_checkpoint(suite, predictor.training_episodes, seen, args.seen)
     results = evaluate(predictor, suite, windows, settings, args.out, seen)
     print(render_comparison_table([results]), end="")
     print(f"\n{describe_windows(results)}")
+    if results["seen_in"] is None:
+        print(f"\n{UNKNOWN}")
     if results["unanswered"]:
         print(f"\n{results['unanswered']} answers did not come: they count as wrong. The same command asks again.")
 

@@ -6,7 +6,9 @@ window does not show it either. Only white space around a text is left out.
 
 The episodes are read once and compared with what the windows ask for, and the table holds the answers alone, so that it
 stays small (kilobytes) however much there is to train on: an index of the episodes themselves would hold five keys for
-each of more than a million transitions. A table is of one suite and one training set, and names both by hash.
+each of more than a million transitions. A table is of one suite and one training set, and names both by hash: for a
+checkpoint, `eval run` takes it only if that was trained on these very episodes. With --model they are picked by the
+hashes that the checkpoint carries, from whatever else lies in the folders.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import argparse
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from eval.models.train_episodes import TrainEpisode, read_train_episodes
-from eval.scores.seen import Place, Seen, place_of, table_path
+from eval.scores.seen import Place, Seen, environment_of, place_of, table_path
 from eval.scores.suites import Suite, load_suite
+from loopwm.records.errors import InputError
 from loopwm.records.files import pack_gzip, write_atomic
+from loopwm.records.training_episodes import FILE, TrainingEpisodes, digest
 
 EXAMPLE = (
     "python -m eval build-seen --episodes data/episodes/train-gold data/episodes/train-noisy "
@@ -30,28 +35,62 @@ EXAMPLE = (
 )
 
 
-def build_tables(suites: Sequence[Suite], paths: Iterable[Path]) -> list[Seen]:
-    """A table a suite, in order. Raises InputError for episodes that are not of the train split."""
+@dataclass
+class _Episodes:
+    """Those of one environment, in the order in which they are read. only: hashes of those that count, once each; None:
+    all count."""
+
+    only: frozenset[int] | None
+    hashes: set[int] = field(default_factory=set)
+    sha256: Any = field(default_factory=hashlib.sha256)
+    count: int = 0
+    transitions: int = 0
+
+    def add(self, episode: TrainEpisode) -> bool:
+        """Return True if the episode counts."""
+        if self.only is not None and (episode.hash not in self.only or episode.hash in self.hashes):
+            return False
+        self.hashes.add(episode.hash)
+        self.sha256.update(episode.hashed)
+        self.count, self.transitions = self.count + 1, self.transitions + len(episode.steps) - 1
+        return True
+
+
+def build_tables(suites: Sequence[Suite], paths: Iterable[Path], trained: TrainingEpisodes | None = None) -> list[Seen]:
+    """A table a suite, in order, of its environment's episodes: all, or those of `trained`.
+
+    Raises InputError for episodes that are not of the train split, and where some of `trained` are not among them.
+    """
     wanted: dict[Place, list[tuple[int, str, int]]] = defaultdict(list)
     for number, suite in enumerate(suites):
         for window in suite.windows:
             for k in range(1, len(window["actions"]) + 1):
                 wanted[place_of(window, k)].append((number, window["id"], k))
-    longest = max(len(window["actions"]) for suite in suites for window in suite.windows)
-    starts = {place[:2] for place in wanted}
-    met: set[Place] = set()
-    digest, episodes, transitions = hashlib.sha256(), 0, 0
-    for episode in read_train_episodes(paths):
-        digest.update(episode.hashed)
-        episodes, transitions = episodes + 1, transitions + len(episode.steps) - 1
-        met |= wanted.keys() & set(_places(episode, starts, longest))
+    envs = [environment_of(suite) for suite in suites]
+    read = {env: _Episodes(trained.episodes(env) if trained else None) for env in envs}
     seen: list[dict[str, list[int]]] = [{} for _ in suites]
-    for place in met:
+    for place in _met(wanted.keys(), read_train_episodes(paths), read):
         for number, name, k in wanted[place]:
             seen[number].setdefault(name, []).append(k)
-    ordered = [{name: sorted(found[name]) for name in sorted(found)} for found in seen]
-    read = (digest.hexdigest(), episodes, transitions)
-    return [Seen(suite.name, suite.sha256, *read, found) for suite, found in zip(suites, ordered, strict=True)]
+    return [_table(suite, read[env], found) for suite, env, found in zip(suites, envs, seen, strict=True)]
+
+
+def _met(wanted: Set[Place], episodes: Iterable[TrainEpisode], read: Mapping[str, _Episodes]) -> set[Place]:
+    """The wanted places that the episodes which count hold. read: those are added to it."""
+    longest = max(len(place) for place in wanted) - len(("environment", "observation", "answer"))
+    starts, met = {place[:2] for place in wanted}, set[Place]()
+    for episode in episodes:
+        if episode.env in read and read[episode.env].add(episode):
+            met |= wanted & set(_places(episode, starts, longest))
+    for env, found in read.items():
+        if found.only is not None and (lacking := len(found.only - found.hashes)):
+            raise InputError(f"--episodes: lack {lacking:,} of the {len(found.only):,} {env} episodes of --model")
+    return met
+
+
+def _table(suite: Suite, read: _Episodes, seen: Mapping[str, list[int]]) -> Seen:
+    known = (read.sha256.hexdigest(), digest(read.hashes), read.count, read.transitions)
+    return Seen(suite.name, suite.sha256, *known, {name: sorted(seen[name]) for name in sorted(seen)})
 
 
 def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator[Place]:
@@ -67,12 +106,18 @@ def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="checkpoint: only the episodes that it was trained on"
+    )
     parser.add_argument("--suites", nargs="+", required=True, help="names of committed suites, or window files")
     parser.add_argument("--out", type=Path, required=True, help="folder for seen-SUITE.json.gz")
 
 
 def run(args: argparse.Namespace) -> None:
-    tables = build_tables([load_suite(name) for name in args.suites], args.episodes)
+    trained = None if args.model is None else TrainingEpisodes.load(args.model)
+    if args.model is not None and trained is None:
+        raise InputError(f"--model: {args.model} has no {FILE}: nobody knows what it was trained on")
+    tables = build_tables([load_suite(name) for name in args.suites], args.episodes, trained)
     for table in tables:
         path = args.out / table_path(table.suite).name
         write_atomic(path, pack_gzip(json.dumps(asdict(table), ensure_ascii=False, separators=(",", ":"))))

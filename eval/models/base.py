@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from eval.scores.predictions import Prediction
 from loopwm.records.template import Regime
+from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 
 OPPONENTS = {"scienceworld": "retrieve-names", "alfworld": "track"}
@@ -28,6 +29,14 @@ class Predictor(Protocol):
         harness then refuses that window and asks again for the others.
         """
         ...
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """A checkpoint of ours. training_episodes: what it was trained on, None where nobody knows."""
+
+    @property
+    def training_episodes(self) -> TrainingEpisodes | None: ...
 
 
 @runtime_checkable

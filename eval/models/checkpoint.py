@@ -13,6 +13,7 @@ from loopwm.core import ExitRule, format_rule, parse_rule
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256_of_files
 from loopwm.records.template import LONGEST_OBSERVATION, Regime
+from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
@@ -37,6 +38,7 @@ class CheckpointPredictor:
         except ValueError as error:
             raise InputError(f"--{error}") from error
         self.beams = beams
+        self.training_episodes = TrainingEpisodes.load(folder)
         self._hash = checkpoint_hash(folder)
         if torch.cuda.is_available():
             self.world_model.model.to("cuda")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -11,18 +11,21 @@ from tqdm import tqdm
 from loopwm.records.episodes import TRAIN_SPLITS, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
+from loopwm.records.training_episodes import episode_hash
 
 EXPERTS = ("gold", "expert")
 
 
 @dataclass(frozen=True)
 class TrainEpisode:
-    """steps: (action, observation) pairs, stripped; the first holds the first observation and an empty action."""
+    """steps: (action, observation) pairs, stripped; the first holds the first observation and an empty action. hash: by
+    which checkpoints name it."""
 
     env: str
     policy: str
     goal: str
     steps: tuple[tuple[str, str], ...]
+    hash: int = field(repr=False)
 
     @property
     def hashed(self) -> bytes:
@@ -40,4 +43,5 @@ def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
             steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
             if not all(action for action, _ in steps[1:]):
                 raise InputError(f"{path}: line {line}: an action is empty")
-            yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps))
+            number = int(episode_hash(episode), 16)
+            yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps), number)

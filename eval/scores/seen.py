@@ -11,7 +11,8 @@ from pathlib import Path
 from eval.scores.entities import DATA
 from eval.scores.suites import Suite
 from loopwm.records.errors import InputError
-from loopwm.records.windows import Window
+from loopwm.records.training_episodes import TrainingEpisodes, digest
+from loopwm.records.windows import Window, game_of
 
 Place = tuple[str, ...]
 """Environment, an observation, the actions from there, and the observation they lead to."""
@@ -19,11 +20,13 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """seen: for each window that is, the horizons at which it is. The episodes' hash is of all that were read."""
+    """seen: for each window that is, the horizons at which it is. episodes_sha256: of the texts that were read, in
+    order. hashes_sha256: `digest` of the hashes that checkpoints name these episodes by."""
 
     suite: str
     suite_sha256: str
     episodes_sha256: str
+    hashes_sha256: str
     episodes: int
     transitions: int
     seen: dict[str, list[int]]
@@ -35,6 +38,14 @@ class Seen:
     def training_set(self) -> dict[str, str | int]:
         """What `novel` and `seen` refer to."""
         return {name: getattr(self, name) for name in ("episodes_sha256", "episodes", "transitions")}
+
+
+def environment_of(suite: Suite) -> str:
+    """Return the one environment of a suite. Raises InputError for several."""
+    envs = sorted({window["env"] for window in suite.windows})
+    if len(envs) > 1:
+        raise InputError(f"--suites: {suite.name}: holds windows of {' and '.join(envs)}: give a file for each")
+    return envs[0]
 
 
 def place_of(window: Window, horizon: int) -> Place:
@@ -61,6 +72,34 @@ def find_seen(suite: Suite, given: Path | None) -> Seen | None:
     if given is None:
         return None
     raise InputError(f"--seen: {path} is of {seen.suite!r} ({seen.suite_sha256[:12]}), not of these windows")
+
+
+def seen_by_checkpoint(
+    suite: Suite, trained: TrainingEpisodes | None, seen: Seen | None, given: Path | None
+) -> Seen | None:
+    """Return the table if it is about the episodes that a checkpoint was trained on, None for unknown.
+
+    Args:
+        trained: of the checkpoint; None for one without a record, for which only a table that was given counts.
+        given: the file of --seen.
+
+    Raises InputError for a suite with a game that the checkpoint was trained on, and for a given table of other
+    episodes.
+    """
+    if trained is None:
+        return seen if given is not None else None
+    for window in suite.windows:
+        game = game_of(window)
+        if window["variation"] is not None and trained.holds_game(window["env"], game):
+            raise InputError(
+                f"--suite: {suite.name}: window {window['id']}: the checkpoint was trained on its game {game}: take "
+                "windows of another split"
+            )
+    if seen is None or seen.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
+        return seen
+    if given is not None:
+        raise InputError(f"--seen: {given} is of other train episodes than those of --model")
+    return None
 
 
 def load_table(path: Path) -> Seen:

@@ -12,6 +12,7 @@ from eval.scores.papers import environment_beside, paper_rows
 from eval.scores.rows import OVERALL
 
 DETECTION = ("precision", "recall", "f1")
+UNKNOWN = "Novel and seen: unknown. No table of `build-seen` is about these windows and the model's train episodes."
 _FIGURES = "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall."
 _CAVEAT = (
     f"{_FIGURES} The paper's windows and metric definitions are not published, so its rows stand beside ours for "
@@ -56,7 +57,7 @@ def _headline(results: Mapping[str, Any], overall: Sequence[Mapping[str, Any]]) 
     pairs, known = results["pairs"], results["seen_in"]
     text = "## What decides\n\n"
     if known is None:
-        text += "Which windows are novel is not known: no table of `build-seen` was at hand.\n"
+        text += f"{UNKNOWN}\n"
     else:
         text += (
             f"Novel: last observation, actions and answer stand in none of {known['episodes']:,} train episodes "

@@ -80,10 +80,15 @@ class SuiteShelf:
         self._committed: dict[str, Suite] = {}
         self._tables = [load_table(path) for path in tables]
 
-    def seen(self, suite: Suite) -> Seen | None:
-        """What is known of the suite's windows in train episodes."""
+    def seen(self, suite: Suite, results: Mapping[str, Any] | None) -> Seen | None:
+        """What is known of the suite's windows in train episodes: by a given table, else as a run's results have it."""
         given = (table for table in self._tables if table.suite_sha256 == suite.sha256)
-        return next(given, None) or find_seen(suite, None)
+        if table := next(given, None):
+            return table
+        committed = find_seen(suite, None)
+        if committed is None or results is None or results["seen_in"] == committed.training_set:
+            return committed
+        return None  # what the model was trained on is not known, or is not what the table is about
 
     def find(self, folder: Path, spec: Mapping[str, Any]) -> Suite:
         """Raises InputError for a suite that is not there or has changed since the run."""
@@ -152,7 +157,9 @@ def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
     results = read_results(path) if path.is_file() else None  # of a run that is not finished
     if results is not None and len(complete) + len(refused) < len(windows):
         raise InputError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
-    return CheckedRun(folder, spec, suite, complete, len(windows), refused, records, results, shelf.seen(suite))
+    return CheckedRun(
+        folder, spec, suite, complete, len(windows), refused, records, results, shelf.seen(suite, results)
+    )
 
 
 def _read_spec(folder: Path) -> dict[str, Any]:

@@ -237,18 +237,19 @@ def _by_length(group: Group, anchor: str) -> list[Block]:
 
 
 def _novel_and_seen(group: Group, anchor: str) -> list[Block]:
-    if all(item.seen is None for run in group.runs for item in run.items):
+    known = [all(item.seen is not None for item in run.items) for run in group.runs]
+    if not any(known):
         return []
     header = ["Run", *(f"{name}, horizon {k}" for name in ("novel", "seen") for k in group.horizons)]
     rows = []
-    for name, run in zip(group.names, group.runs, strict=True):
+    for name, run, is_known in zip(group.names, group.runs, known, strict=True):
         found = [analysis.em_where(run.at(k), SPLITS[split]) for split in ("novel", "seen") for k in group.horizons]
-        rows.append([name, *map(_mean_cell, found)])
+        rows.append([name, *(_mean_cell(mean) if is_known else "unknown" for mean in found)])
     text = (
         "EM. Seen: the last observation, the actions and the answer stand word for word in one train episode; novel: "
-        "they do not."
+        "they do not. Unknown: of the episodes that a checkpoint was trained on there is no record or no table."
     )
-    drawn = _split(group, SPLITS["novel"])
+    drawn = [row for row, is_known in zip(_split(group, SPLITS["novel"]), known, strict=True) if is_known]
     plot = _split_plot(f"{anchor}-novel", "Novel and seen", ("novel", "seen"), drawn)
     return [Text(text), Plots([plot]), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
 

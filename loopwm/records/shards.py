@@ -7,14 +7,15 @@ A folder of shards holds `index.json`, written last, and six files a shard:
     NAME.steps.npy     STEP_DTYPE (steps,)              reward and done of each step; ordered by episode, step
     NAME.facts.npy     FACT_DTYPE (facts,)              what texts show, and what determines their tokens
     NAME.offsets.npy   int64 (episodes + 1, 3)          first span, step, fact of each episode; last row: the totals
-    NAME.episodes.json [{"env", "task", "variation", "split", "policy"}, ...]
+    NAME.episodes.json [{"env", "task", "variation", "split", "policy", "hash"}, ...]
 
 Span fields: `start`, `length` (tokens[start : start + length]), `step` (in its episode), `kind`: 0 goal (at step 0), 1
 hidden state, 2 look, 3 inventory, 4 observation, 5 action, 6 state query (an action that only looks), 7 its answer,
 which follows it. A null text has no span: hidden states have one where they were sampled, and step 0 has no action.
 Texts that repeat within an episode share their tokens, so spans may overlap and tokens are fewer than span lengths add
 up to. Tokens are those of `loopwm.records.template.clean(text)`. `reward` is the score minus the previous step's, in
-points (0 at step 0).
+points (0 at step 0). `hash`: `loopwm.records.training_episodes.episode_hash` of the episode before anything in it was
+renamed.
 
 Fact fields: `start`, `length`, `fact` (numbered by episode), ordered by episode, start, length. With length 0, the text
 that starts there shows the fact; otherwise tokens[start : start + length] are determined for a reader who knows the
@@ -134,7 +135,7 @@ def _full_shards(episodes: Iterable[EpisodeArrays], shard_tokens: int) -> Iterat
 def _write_shard(out: Path, name: str, shard: _Shard) -> dict[str, Any]:
     arrays = shard.arrays()
     contents = {f"{name}.{part}.npy": _npy_bytes(array) for part, array in arrays.items()}
-    metas = [{k: e.meta[k] for k in META_FIELDS} for e in shard.episodes]
+    metas = [{k: e.meta[k] for k in (*META_FIELDS, "hash")} for e in shard.episodes]
     contents[f"{name}.episodes.json"] = json.dumps(metas).encode()
     for file_name, content in contents.items():
         with atomic_write(out / file_name) as file:
@@ -181,6 +182,12 @@ def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
             raise InputError(f"{path}: contents differ from the index (sha256)")
+
+
+def read_metadata(folder: Path) -> Iterator[dict[str, Any]]:
+    """Metadata of the episodes of a folder that `check_shards` has passed."""
+    for shard in json.loads((folder / INDEX).read_bytes())["shards"]:
+        yield from json.loads((folder / f"{shard['name']}.episodes.json").read_bytes())
 
 
 def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:

@@ -222,6 +222,8 @@ def test_the_command_renames_by_seed_and_share(tmp_path: Path, capsys: pytest.Ca
     assert plain == tokens("none", "--rename", "0")
     assert once == tokens("again", "--rename", "1", "--seed", "4")
     assert len({plain, once, tokens("other", "--rename", "1", "--seed", "5")}) == 3
+    metas = [(tmp_path / name / "00000.episodes.json").read_text() for name in ("plain", "once")]
+    assert metas[0] == metas[1], "a renamed episode counts as its original"
     said = re.search(r"; (\d+) renamed, (\d+) without such names, 0 left as they are$", capsys.readouterr().out)
     assert said
     assert int(said[1]) > 5

@@ -20,6 +20,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.shards import PARTS, check_shards, read_shards
 from loopwm.records.template import clean
 from loopwm.records.token_episode import ACTION, ANSWER, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, QUERY
+from loopwm.records.training_episodes import episode_hash
 from loopwm.text.model.tokenizer import tokenizer_hash
 
 from .conftest import make_episode
@@ -72,7 +73,8 @@ def test_spans_hold_every_text_in_order(shards: Path, tokenizer: PreTrainedToken
         assert arrays["tokens"].dtype == np.uint16
         for meta, (span, step, _), (next_span, next_step, _) in zip(metas, *_bounds(arrays), strict=True):
             episode = next(episodes)
-            assert meta == {k: getattr(episode, k) for k in ("env", "task", "variation", "split", "policy")}
+            fields = {k: getattr(episode, k) for k in ("env", "task", "variation", "split", "policy")}
+            assert meta == {**fields, "hash": episode_hash(episode)}
             found = [
                 (s["kind"], s["step"], tokenizer.decode(arrays["tokens"][s["start"] :][: s["length"]]))
                 for s in arrays["spans"][span:next_span]

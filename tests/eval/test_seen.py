@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 
+import loopwm
 from eval.__main__ import main
 from eval.commands.seen import build_tables
 from eval.models.retrieve import load_retrieve
 from eval.scores.entities import DATA
-from eval.scores.seen import find_seen, load_table
+from eval.scores.seen import find_seen, load_table, seen_by_checkpoint
 from eval.scores.suites import load_suite, suite_names
+from loopwm.records.episodes import parse_episode
+from loopwm.records.training_episodes import FILE, TrainingEpisodes, episode_hash
 from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
+from tests.eval.test_models import save_checkpoint
+
+PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
 
 
 def stands_in(window: Window, k: int, episodes: list[str]) -> bool:
@@ -113,8 +123,112 @@ def test_a_table_of_other_windows_is_refused(
         assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def trained(tmp_path: Path, make_window: MakeWindow, write_suite: WriteSuite) -> Callable[..., int]:
+    """Runs a checkpoint on a suite of a seen and a novel window; `train.jsonl` holds what it was trained on.
+
+    Its game 0 is of a split to train on, which the suite's windows, of game 1, are not.
+    """
+    seen = make_window("s", [(None, "Start.")], task="walk", variation=1)
+    novel = make_window("n", [(None, "Begin.")], task="walk", variation=1)
+    write_suite([seen, novel])
+    lines = [episode(*zip(seen["actions"], seen["observations"], strict=True)), episode(("a", "b"))]
+    (tmp_path / "train.jsonl").write_text("".join(lines))
+    others = [episode(("a", "c")), lines[0], episode(("a", "b"), env="alfworld")]
+    (tmp_path / "more.jsonl").write_text("".join([*lines, *others]))
+    model = save_checkpoint(tmp_path / "model")
+    hashes = {int(episode_hash(parse_episode(line)), 16) for line in lines}
+    games = {int(hashlib.sha256(b"scienceworld/walk/0").hexdigest()[:16], 16)}
+    arrays = {"episodes/scienceworld": hashes, "games/scienceworld": games}
+    TrainingEpisodes({name: np.array(sorted(some), np.uint64) for name, some in arrays.items()}).save(model)
+
+    def run(out: str, *options: str) -> int:
+        arguments = ["run", "--model", str(model), "--suite", str(tmp_path / "suite.jsonl"), "--context", "observed"]
+        return main([*arguments, "--horizons", "1", "--out", str(tmp_path / out), *options])
+
+    return run
+
+
+def build(folder: Path, *options: str) -> int:
+    arguments = ["build-seen", "--suites", str(folder / "suite.jsonl"), "--out", str(folder / "tables")]
+    return main([*arguments, *options])
+
+
+def splits(folder: Path) -> tuple[Any, Any, bool]:
+    results = json.loads((folder / "results.json").read_text())
+    return results["rows"][0].get("n_seen"), results["rows"][0].get("n_novel"), results["seen_in"] is not None
+
+
+def test_checkpoint_with_a_table_of_its_episodes_is_split(
+    trained: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else lies in the folders; also by the committed table, and where what is given is named."""
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 2)
+    monkeypatch.setattr("eval.scores.seen.DATA", tmp_path / "tables")
+    assert build(tmp_path, "--episodes", str(tmp_path / "more.jsonl"), "--model", str(tmp_path / "model")) == 0
+    table = load_table(tmp_path / "tables" / "seen-suite.json.gz")
+    assert (table.episodes, table.transitions) == (2, 6)
+    assert trained("committed") == trained("given", "--seen", str(tmp_path / "tables" / "seen-suite.json.gz")) == 0
+    assert splits(tmp_path / "committed") == splits(tmp_path / "given") == (1, 1, True)
+
+
+def test_checkpoint_trained_on_other_episodes_is_unknown(
+    trained: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of more episodes, or of all, is not about it; nor is any about a checkpoint without a record."""
+    monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 2)
+    monkeypatch.setattr("eval.scores.seen.DATA", tmp_path / "tables")
+    assert build(tmp_path, "--episodes", str(tmp_path / "more.jsonl")) == 0
+    given = ["--seen", str(tmp_path / "tables" / "seen-suite.json.gz")]
+    assert trained("other") == 0
+    assert "Novel and seen: unknown." in capsys.readouterr().out
+    assert "Novel and seen: unknown." in (tmp_path / "other" / "report.md").read_text()
+    assert splits(tmp_path / "other") == (None, None, False)
+    assert trained("refused", *given) == 2
+    assert "is of other train episodes than those of --model" in capsys.readouterr().err
+    (tmp_path / "model" / FILE).unlink()
+    assert trained("unrecorded") == trained("asserted", *given) == 0
+    assert splits(tmp_path / "unrecorded") == (None, None, False)
+    assert splits(tmp_path / "asserted") == (1, 1, True)
+
+
+def test_table_without_some_of_the_episodes_is_refused(
+    trained: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "part.jsonl").write_text((tmp_path / "train.jsonl").read_text().splitlines(keepends=True)[0])
+    arguments = ("--episodes", str(tmp_path / "part.jsonl"), "--model", str(tmp_path / "model"))
+    assert build(tmp_path, *arguments) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert line == "error: --episodes: lack 1 of the 2 scienceworld episodes of --model"
+    (tmp_path / "model" / FILE).unlink()
+    assert build(tmp_path, *arguments) == 2
+    assert "has no training_episodes.npz" in capsys.readouterr().err
+
+
+def test_suite_of_a_game_trained_on_is_refused(
+    trained: Callable[..., int], tmp_path: Path, make_window: MakeWindow, write_suite: WriteSuite,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_suite([make_window("a", task="walk", variation=1), make_window("b", task="walk", variation=0)])
+    capsys.readouterr()
+    assert trained("out") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "--suite: suite: window b: the checkpoint was trained on its game scienceworld/walk/0" in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_committed_tables_are_of_the_committed_suites() -> None:
     found = {name: find_seen(load_suite(name), None) for name in suite_names()}
     tables = [load_table(path) for path in DATA.glob("seen-*")]
     assert {table.suite for table in tables} == {name for name, seen in found.items() if seen is not None}
     assert tables
+
+
+def test_shipped_checkpoint_is_known_and_saw_no_game_of_a_suite() -> None:
+    trained = TrainingEpisodes.load(PRETRAINED)
+    assert trained is not None
+    for name in suite_names():
+        suite = load_suite(name)
+        table = find_seen(suite, None)
+        assert table is not None, f"{name}: make its table with build-seen --model"
+        assert seen_by_checkpoint(suite, trained, table, None) is table, f"{name}: make its table again"

@@ -15,6 +15,7 @@ from safetensors.torch import load_model
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
+from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
@@ -45,11 +46,12 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
     objective = TextObjective(model, coefficients(config.objective))
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
-    learned = read_json(checkpoint / "progress.json")["program"].get("learned_mean")
+    state = read_json(checkpoint / "progress.json")["program"]
+    learned = state.get("learned_mean")
     if learned is not None:
         model.config.mu_rec = learned["mu_rec"]
     out.parent.mkdir(parents=True, exist_ok=True)
-    export_model(objective.model, tokenizer, out)
+    export_model(objective.model, tokenizer, out, TrainingEpisodes.from_state(state.get("training_episodes")))
 
 
 def main(argv: list[str] | None = None) -> int:

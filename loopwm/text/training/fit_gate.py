@@ -30,6 +30,7 @@ from loopwm.core.halting import ExitGate
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
+from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import Cursor
 from loopwm.text.data.tree import IGNORED
@@ -195,7 +196,8 @@ def run(arguments: argparse.Namespace) -> None:
         fit = judge(kinds, gate)
         report[name] = asdict(fit)
         print(f"{name}: dev loss {fit.loss:.4f}, of a constant gate {fit.constant:.4f}")
-    export_model(model, tokenizer, arguments.out)
+    learned = program.training_episodes
+    export_model(model, tokenizer, arguments.out, learned and learned.joined(TrainingEpisodes.load(arguments.model)))
     write_json(arguments.out / "gate.json", report)
 
 

@@ -24,6 +24,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import publish
 from loopwm.records.shards import read_shards
 from loopwm.records.token_episode import TokenEpisode
+from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import BatchStream, Cursor, PlannedRow, horizons, make_sources
 from loopwm.text.data.tree import QUERY_HORIZON, RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
@@ -141,6 +142,7 @@ class TextProgram:
         exits = config.objective
         self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
         episodes = _episodes(config.data.train, config.data.folder_weights)
+        self.training_episodes = self._training_episodes()
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
         self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
@@ -150,6 +152,12 @@ class TextProgram:
         if not depth.mean_rate:
             return None
         return LearnedMean(model.mu_rec, model.max_loops, depth.loop_price, depth.mean_rate)
+
+    def _training_episodes(self) -> TrainingEpisodes | None:
+        """Those of the data, and of the weights that the run begins with; None where these have no record."""
+        episodes = TrainingEpisodes.of_shards(map(Path, self.config.data.train))
+        weights = self.config.model.weights
+        return episodes.joined(TrainingEpisodes.load(Path(weights))) if weights else episodes
 
     def _check_exit_loss(self) -> None:
         wanted, model = self.config.objective.exit_loss, self.model_config
@@ -278,11 +286,16 @@ class TextProgram:
         return more
 
     def state_dict(self) -> dict[str, Any]:
-        return {"learned_mean": self.learned_mean.state_dict()} if self.learned_mean else {}
+        episodes = self.training_episodes and self.training_episodes.state_dict()
+        state: dict[str, Any] = {"training_episodes": episodes}
+        return state | ({"learned_mean": self.learned_mean.state_dict()} if self.learned_mean else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.learned_mean:
             self.learned_mean.load_state_dict(state["learned_mean"])
+        if self.training_episodes:  # the checkpoint may be that of another run, on other episodes
+            earlier = TrainingEpisodes.from_state(state.get("training_episodes"))
+            self.training_episodes = self.training_episodes.joined(earlier)
 
     def provenance(self) -> dict[str, Any]:
         folders = (*self.config.data.train, *self.config.data.dev)
@@ -292,7 +305,7 @@ class TextProgram:
     def export(self, folder: Path) -> None:
         if self.learned_mean:
             self.objective.model.config.mu_rec = self.learned_mean.mu_rec
-        export_model(self.objective.model, self.tokenizer, folder)
+        export_model(self.objective.model, self.tokenizer, folder, self.training_episodes)
 
 
 def _episodes(folders: Sequence[str], weights: Mapping[str, float] = MappingProxyType({})) -> list[TokenEpisode]:
@@ -344,8 +357,11 @@ def _counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Ten
     return {"tokens": (batch.branch >= 0).sum(), "rows": rows[0], "loops": rows[1]}
 
 
-def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer.
+def export_model(
+    model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, episodes: TrainingEpisodes | None = None
+) -> None:
+    """Writes a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer and what it was
+    trained on, where that is known.
 
     The folder appears as a whole or not at all.
     """
@@ -355,4 +371,6 @@ def export_model(model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, f
     published.load_state_dict(model.state_dict())
     published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
     tokenizer.save_pretrained(temporary)
+    if episodes is not None:
+        episodes.save(temporary)
     publish(temporary, folder)

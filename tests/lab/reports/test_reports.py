@@ -338,3 +338,20 @@ def test_report_with_seen_table_splits_novel_windows(
     out = evaluate(suite, tmp_path / "run", "--seen", table)
     assert report(suite, tmp_path / "page", out, "--seen", table) == 0
     assert "Novel and seen" in (tmp_path / "page" / "report.md").read_text()
+
+
+def test_report_of_a_run_with_unknown_episodes_says_unknown(
+    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committed table says what is novel to one run; what the other was trained on, its results do not know."""
+    monkeypatch.setattr("eval.scores.seen.DATA", tmp_path)
+    suite, train = write_suite([make_window("s", [(None, "Start.")]), make_window("n")]), tmp_path / "train.jsonl"
+    train.write_text(episode(("a", "b")))
+    other = evaluate(suite, tmp_path / "other")
+    assert eval_main(["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]) == 0
+    known = evaluate(suite, tmp_path / "known")
+    assert report(suite, tmp_path / "page", known, other) == 0
+    (line,) = [line for line in (tmp_path / "page/report.md").read_text().splitlines() if "| unknown |" in line]
+    assert line.count("unknown") == 10
+    assert report(suite, tmp_path / "alone", other) == 0
+    assert "Novel and seen" not in (tmp_path / "alone" / "report.md").read_text()
