@@ -6,6 +6,7 @@ An environment that can be probed follows `data_prep/environments/base.py:Prober
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,36 @@ from random import Random
 from typing import TypeVar
 
 KINDS = ("absent", "wrong use", "unreachable", "permanence", "repetition")
+
+
+class PlaceProbes(ABC):
+    """Draws the probes of one place, a list of actions for each kind."""
+
+    def draw(self, kind: str) -> list[str]:
+        """Draw a probe of one of `KINDS`."""
+        draws = (self.absent, self.wrong_use, self.unreachable, self.permanence, self.repetition)
+        return dict(zip(KINDS, draws, strict=True))[kind]()
+
+    @abstractmethod
+    def absent(self) -> list[str]:
+        """Name things that are not here."""
+
+    @abstractmethod
+    def wrong_use(self) -> list[str]:
+        """Use things in view in ways that they do not allow."""
+
+    @abstractmethod
+    def unreachable(self) -> list[str]:
+        """Name rooms, doors and places out of reach."""
+
+    @abstractmethod
+    def permanence(self) -> list[str]:
+        """Change something and look at it again."""
+
+    @abstractmethod
+    def repetition(self) -> list[str]:
+        """Repeat an action."""
+
 
 OUTSIDE = (
     "dragon", "unicorn", "spaceship", "sword", "piano", "robot", "helicopter", "treasure chest", "wizard", "volcano",

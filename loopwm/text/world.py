@@ -184,9 +184,10 @@ class WorldModel:
         depth: int | ExitRule | None = None,
         beams: int = 1,
     ) -> list[str]:
-        """The observation of each row: greedy, or the best of a search with `beams` (`loopwm.text.decoding`). `world`
-        stays as it is. `depth`: as in `advance`. Raises ValueError for
-        `beams` or `max_new_tokens` below 1."""
+        """Decode the observation of each row: greedily, or the best of a search with `beams` (`loopwm.text.decoding`).
+
+        `world` stays as it is; `depth` as in `advance`. Raises ValueError for `beams` or `max_new_tokens` below 1.
+        """
         return [decoded.text for decoded in self.decode_traced(world, max_new_tokens, depth, beams)]
 
     @torch.inference_mode()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from data_prep.probes import PLACES, absent_name, alfworld_words, pick, scienceworld_words, with_looks
+from data_prep.probes import PLACES, PlaceProbes, absent_name, alfworld_words, pick, scienceworld_words, with_looks
 from loopwm.records.episodes import Step
 
 PLACE_KINDS = (
@@ -65,22 +65,12 @@ class Scene:
         return [*self.lids, *(thing for thing, _ in self.things()), *filter(None, [self.held])]
 
 
-class Prober:
+class AlfWorldProbes(PlaceProbes):
     """Draws the probes of one place. places: all of the room."""
 
     def __init__(self, step: Step, places: Sequence[str], rng: Random) -> None:
         self.scene, self.rng = Scene.of(step), rng
         self.elsewhere = [place for place in places if place not in self.scene.lids] or ["shelf 1"]
-
-    def draw(self, kind: str) -> list[str]:
-        kinds = {
-            "absent": self.absent,
-            "wrong use": self.wrong_use,
-            "unreachable": self.unreachable,
-            "permanence": self.permanence,
-            "repetition": self.repetition,
-        }
-        return kinds[kind]()
 
     def look(self) -> str:
         return self.rng.choice(("look", "inventory", "inventory", f"examine {self._here()}", f"examine {self._near()}"))
@@ -229,4 +219,4 @@ class Prober:
 
 def draw_probe(kind: str, step: Step, places: Sequence[str], rng: Random) -> list[str]:
     """Draw the actions of a probe of a kind, at a place that a step shows, in a room of these places."""
-    return Prober(step, places, rng).draw(kind)
+    return AlfWorldProbes(step, places, rng).draw(kind)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from data_prep.probes import PLACES, absent_name, alfworld_words, pick, scienceworld_words, with_looks
+from data_prep.probes import PLACES, PlaceProbes, absent_name, alfworld_words, pick, scienceworld_words, with_looks
 from loopwm.records.episodes import Step
 
 ROOMS = (
@@ -117,21 +117,11 @@ def _bare(text: str) -> str:
     return _QUALIFIERS.sub("", _ARTICLE.sub("", text.strip()).removeprefix("containing ")).strip()
 
 
-class Prober:
+class ScienceWorldProbes(PlaceProbes):
     """Draws the probes of one place."""
 
     def __init__(self, step: Step, rng: Random) -> None:
         self.scene, self.rng = Scene.of(step), rng
-
-    def draw(self, kind: str) -> list[str]:
-        kinds = {
-            "absent": self.absent,
-            "wrong use": self.wrong_use,
-            "unreachable": self.unreachable,
-            "permanence": self.permanence,
-            "repetition": self.repetition,
-        }
-        return kinds[kind]()
 
     def look(self) -> str:
         """Look about the place, at what is held, or at one thing."""
@@ -288,4 +278,4 @@ class Prober:
 
 def draw_probe(kind: str, step: Step, rng: Random) -> list[str]:
     """Draw the actions of a probe of a kind, at a place that a step shows."""
-    return Prober(step, rng).draw(kind)
+    return ScienceWorldProbes(step, rng).draw(kind)
