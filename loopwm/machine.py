@@ -7,7 +7,8 @@ where the C library is another one.
 Products. Torch leaves those in float32 to MKL, which on AMD's processors takes twice the time that oneDNN does. Torch
 asks oneDNN only where bfloat16 may be used inside; without matrix units (AMX) oneDNN computes in float32 all the same.
 
-Precision. Processors differ by a factor of ten in bfloat16 products, so a run measures which one is faster here.
+Precision. Processors differ by a factor of ten in bfloat16 products, so a run measures which one is faster here, and
+at which rate large products run, to log the share of it that training reaches.
 """
 
 from __future__ import annotations
@@ -127,6 +128,28 @@ REPEATS = 3
 def faster_precision() -> Precision:
     """`bf16` if a layer's products and attention, there and back, take less CPU time under autocast; else `no`."""
     return "bf16" if _seconds(autocast=True) < _seconds(autocast=False) else "no"
+
+
+SIDE = {"cpu": 1024, "cuda": 8192}
+"""Rows of the square matrices that a processor's rate is measured with: large enough for its best rate."""
+
+
+def product_rate(precision: str, device: torch.device) -> float:
+    """Return the FLOPs a second of large matrix products with the settings, threads and precision in use.
+
+    Args:
+        precision: of the run, such as `bf16`; others than `bf16` and `fp16` multiply in float32.
+        device: that computes.
+    """
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    side = SIDE.get(device.type, 1024)
+    x = torch.ones(side, side, dtype=dtype, device=device)
+    times = []
+    for _ in range(1 + REPEATS):
+        started = time.perf_counter()
+        (x @ x)[0, 0].item()  # waits for the product
+        times.append(time.perf_counter() - started)
+    return 2 * side**3 / min(times[1:])
 
 
 def _seconds(autocast: bool) -> float:

@@ -16,12 +16,13 @@ from eval.scores.suites import Suite
 from eval.scores.tables import table
 from lab.studies.differences import ALL, STUDIED, Difference, Mean, differences, means
 from lab.studies.study_report import differences_table, means_table
-from lab.studies.summary import FLOPS_KEYS, forward_flops
+from lab.studies.summary import FLOPS_KEYS
 from lab.studies.window_scores import add_losses, read_scores, score
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.windows import game_of
+from loopwm.text.model.flops import forward_flops
 
 
 def run_depth_study(model: Path, suite: Suite, settings: RunSettings, depths: Sequence[int] | None, out: Path) -> None:

@@ -65,7 +65,7 @@ class PixelProgram:
             raise InputError(f"batch.steps: {config.batch.steps} are fewer than {self.objective.shortest}")
         self.preparation = self.objective.prepare(torch.from_numpy(e.obs) for e in self.train.episodes())
 
-    def global_batches(self, cursor: NoCursor, step: int) -> Iterator[tuple[list[Rows], NoCursor]]:
+    def global_batches(self, cursor: NoCursor, step: int, processes: int = 1) -> Iterator[tuple[list[Rows], NoCursor]]:
         batch = self.config.batch
         while True:
             yield [self._batch(self.train, step, i * batch.rows) for i in range(batch.micro_batches)], cursor

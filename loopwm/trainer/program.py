@@ -47,8 +47,9 @@ class Program(Protocol):
         """A dataclass; without arguments it stands at the beginning."""
         ...
 
-    def global_batches(self, cursor: Any, step: int) -> Iterator[tuple[list[Any], Any]]:
-        """Those from optimiser step `step` on, each with the cursor after it."""
+    def global_batches(self, cursor: Any, step: int, processes: int) -> Iterator[tuple[list[Any], Any]]:
+        """Those from optimiser step `step` on, each with the cursor after it; process i of so many takes the
+        micro-batches i, i + processes, .."""
         ...
 
     def evaluation_batches(self) -> list[Any]:
@@ -70,7 +71,8 @@ class Program(Protocol):
         ...
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Added measurements as numbers to log: at least `loss` and `tokens`."""
+        """Added measurements as numbers to log: at least `loss` and `tokens`. `flops` of a training step, where they
+        are known, are logged as rates."""
         ...
 
     def summary(self, record: Mapping[str, float]) -> str:

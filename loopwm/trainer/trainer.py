@@ -24,11 +24,12 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from loopwm.core.block import compile_blocks
-from loopwm.machine import compiler_found, faster_precision
+from loopwm.machine import compiler_found, faster_precision, product_rate
 from loopwm.records.errors import InputError
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.trainer.program import MicroBatch, Program, SystemConfig
+from loopwm.trainer.throughput import Throughput
 
 Config = TypeVar("Config", bound=SystemConfig)
 
@@ -79,14 +80,20 @@ class Trainer(Generic[Config]):
         started = time.monotonic()
         main = self.accelerator.is_main_process
         bar = tqdm(total=self.config.run.steps, initial=self.step, disable=not main, unit="step", mininterval=5)
-        for batches, cursor in self.program.global_batches(self.cursor, self.step):
+        throughput = Throughput(self._roof())
+        processes = self.accelerator.num_processes
+        for batches, cursor in self.program.global_batches(self.cursor, self.step, processes):
             if self.step >= self.config.run.steps or self._out_of_time(started, max_minutes):
                 break
             record = self._train_step(batches)
             self.step, self.cursor = self.step + 1, cursor
+            record |= throughput.add(record["tokens"], record.pop("flops", None))
             bar.update()
             bar.set_postfix_str(self._summary(record))
-            self._after_step(record)
+            if self.step % self.config.run.log_every == 0:
+                self._log("train", record)
+                throughput.restart()
+            self._after_step()
         bar.close()
         self._save()
         if main:
@@ -99,10 +106,15 @@ class Trainer(Generic[Config]):
         flag = torch.tensor(float(spent), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, "sum").item() > 0)
 
-    def _after_step(self, record: dict[str, float]) -> None:
+    def _roof(self) -> float:
+        """Measure the rate of matrix products, summed over the processes, which measure at the same time."""
+        rate = torch.tensor(
+            product_rate(self.accelerator.mixed_precision, self.accelerator.device), dtype=torch.float64
+        )
+        return float(self.accelerator.reduce(rate.to(self.accelerator.device), "sum").item())
+
+    def _after_step(self) -> None:
         run = self.config.run
-        if self.step % run.log_every == 0:
-            self._log("train", record)
         if self.step % run.eval_every == 0:
             self._log("dev", self.evaluate())
         if self.step % run.save_every == 0:
@@ -111,7 +123,6 @@ class Trainer(Generic[Config]):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def _train_step(self, batches: list[MicroBatch]) -> dict[str, float]:
-        started = time.monotonic()
         optimizer_config = self.config.optimizer
         rate = optimizer_config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, optimizer_config)
         set_learning_rate(self.optimizers, rate)
@@ -123,10 +134,7 @@ class Trainer(Generic[Config]):
         if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.objective))
         record = self._record(sums)
-        record |= self.program.after_step(record)
-        seconds = time.monotonic() - started
-        record |= {"rate": rate, "grad_norm": float(norm), "tokens_per_s": record["tokens"] / seconds}
-        return record
+        return record | self.program.after_step(record) | {"rate": rate, "grad_norm": float(norm)}
 
     def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
         """Back-propagates this process's share of the global batch and adds up its measurements."""
@@ -160,7 +168,9 @@ class Trainer(Generic[Config]):
         )
 
     def _summary(self, record: Mapping[str, float]) -> str:
-        return f"loss {record['loss']:.3f} {record['tokens_per_s']:.0f} tokens/s {self.program.summary(record)}"
+        roof = f" ({record['roof_share']:.0%} of the roof)" if "roof_share" in record else ""
+        speed = f"{record['tokens_per_s']:.0f} tokens/s{roof}"
+        return f"loss {record['loss']:.3f} {speed} {self.program.summary(record)}"
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

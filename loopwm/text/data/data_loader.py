@@ -9,7 +9,7 @@ own. An optimiser step takes rows until it has enough rows and tokens, and sorts
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,10 @@ from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
 
 Group = tuple[str, str, str]
 """World, policy and task of a source; all tasks together are the empty one."""
+
+
+RowCost = Callable[[int, TreeRow], float]
+"""What a row costs, given its index in the global batch."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,29 @@ def partition(widths_NK: NDArray[np.int64], groups: int) -> list[tuple[int, int]
     return list(itertools.pairwise([0, *reversed(ends)]))
 
 
+def deal(costs: Sequence[float], hands: int, least: int) -> list[list[int]]:
+    """Deal rows to `hands`, the costliest first, each to the hand that costs least so far (Graham, 1969: LPT).
+
+    Args:
+        costs: of each row.
+        hands: number of processes.
+        least: rows that each hand gets at least; there must be enough.
+
+    Returns:
+        The indices of each hand's rows, ascending.
+    """
+    dealt: list[list[int]] = [[] for _ in range(hands)]
+    totals = [0.0] * hands
+    order = sorted(range(len(costs)), key=lambda row: -costs[row])
+    for position, row in enumerate(order):
+        short = [hand for hand in range(hands) if len(dealt[hand]) < least]
+        due = sum(least - len(dealt[hand]) for hand in short)
+        hand = min(short if len(order) - position <= due else range(hands), key=totals.__getitem__)
+        dealt[hand].append(row)
+        totals[hand] += costs[row]
+    return [sorted(hand) for hand in dealt]
+
+
 class BatchStream:
     """The endless stream of global batches; which rows they hold depends only on seed and cursor."""
 
@@ -211,20 +238,41 @@ class BatchStream:
                 rows.append(planned)
             yield rows, Cursor({name: (p.epoch, p.row, p.targets) for name, p in places.items()})
 
-    def global_batches(self, cursor: Cursor, horizons: Iterator[int]) -> Iterator[tuple[list[TreeBatch], Cursor]]:
+    def global_batches(
+        self, cursor: Cursor, horizons: Iterable[int], costs: Iterable[RowCost], processes: int = 1
+    ) -> Iterator[tuple[list[TreeBatch], Cursor]]:
         """Yields the micro-batches of each optimiser step and the cursor after it.
 
-        `horizons`: the deepest branch of each of these steps. Rows are cut to it; the cursor moves as without.
+        `horizons`: the deepest branch of each of these steps. Rows are cut to it; the cursor moves as without. `costs`:
+        of the rows of each step. processes: as in `collate`.
         """
-        for horizon, (rows, after) in zip(horizons, self.steps(cursor), strict=False):
-            yield self.collate(rows, self.batch.micro_batches, horizon), after
+        for horizon, cost, (rows, after) in zip(horizons, costs, self.steps(cursor), strict=False):
+            yield self.collate(rows, self.batch.micro_batches, horizon, cost, processes), after
 
-    def collate(self, rows: Sequence[PlannedRow], groups: int, horizon: int) -> list[TreeBatch]:
-        """Makes so many batches, of rows alike in length lest much be padded; no branch is deeper than `horizon`."""
+    def collate(
+        self,
+        rows: Sequence[PlannedRow],
+        groups: int,
+        horizon: int,
+        cost: RowCost | None = None,
+        processes: int = 1,
+    ) -> list[TreeBatch]:
+        """Makes so many batches, of rows alike in length lest much be padded; no branch is deeper than `horizon`.
+
+        Rows are dealt to the processes by their cost, and those of each are cut into an equal number of batches:
+        process i has the batches i, i + processes, ..
+        """
         rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
-        cuts = partition(row_widths([planned.row for planned in rows], self.layout), groups)
+        widths = row_widths([planned.row for planned in rows], self.layout)
         cut = [self._cut(planned, horizon) for planned in rows]
-        return [TreeBatch.collate(cut[a:b], range(a, b), self.pad_id, self.layout) for a, b in cuts]
+        costs = [cost(i, row) for i, row in enumerate(cut)] if cost else [1.0] * len(cut)
+        parts = []
+        for ids in deal(costs, processes, groups // processes):
+            cuts = partition(widths[ids], groups // processes)
+            parts.append(
+                [TreeBatch.collate([cut[i] for i in ids[a:b]], ids[a:b], self.pad_id, self.layout) for a, b in cuts]
+            )
+        return [batch for batches in zip(*parts, strict=True) for batch in batches]
 
     def _cut(self, planned: PlannedRow, horizon: int) -> TreeRow:
         plan = planned.plan.cut(horizon)

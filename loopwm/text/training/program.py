@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,14 +28,23 @@ from loopwm.records.token_episode import TokenEpisode
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import BatchStream, Cursor, PlannedRow, horizons, make_sources
-from loopwm.text.data.tree import QUERY_HORIZON, RowBuilder, TargetWeights, TemplateIds, by_stage, trunk_and_branches
+from loopwm.text.data.tree import (
+    RowBuilder,
+    TargetWeights,
+    TemplateIds,
+    TreeRow,
+    by_stage,
+    trunk_and_branches,
+)
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
+from loopwm.text.model.flops import row_flops
 from loopwm.text.model.integer_embedding import integer_tokens, start_with_fourier
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer, special_ids, tokenizer_hash
 from loopwm.text.training.config import ModelConfig, ObjectiveConfig, TrainingConfig
 from loopwm.text.training.loss import Coefficients, TextObjective
+from loopwm.text.training.measurements import EXACT, counts, flops, record
 
 HEAD_OF = {
     "reward_coef": "prediction_heads",
@@ -51,13 +61,6 @@ SAMPLERS = {
 
 DEV_SEED = 0
 """Of every run, whatever its own: dev rows are the same for all."""
-
-EXACT = {"exact": "observations", "answerable_exact": "answerable"}
-"""Measurements of exact observations and what they are shares of: all, and those without undetermined tokens."""
-
-BY_HORIZON = ("loss", "targets", "right", "undetermined_loss", "undetermined", *EXACT, *EXACT.values())
-SUMS = {*BY_HORIZON, "tokens", "rows", "loops"}
-"""Measurements that are no pairs of sum and count."""
 
 
 @dataclass(frozen=True)
@@ -209,10 +212,21 @@ class TextProgram:
         sources = make_sources(episodes, self.config.data, self.config.objective, builder, served, seed)
         return BatchStream(sources, builder, self.config.batch, pad, layout)
 
-    def global_batches(self, cursor: Cursor, step: int = 0) -> Iterator[tuple[list[TreeBatch], Cursor]]:
-        """The global batches from optimiser step `step` on, which begins at `cursor`."""
+    def global_batches(
+        self, cursor: Cursor, step: int = 0, processes: int = 1
+    ) -> Iterator[tuple[list[TreeBatch], Cursor]]:
+        """The global batches from optimiser step `step` on, which begins at `cursor`, dealt to so many processes."""
         curriculum = horizons(self.config.objective, self.config.data.max_horizon, step)
-        return self.train_stream.global_batches(cursor, curriculum)
+        costs = (partial(self._row_cost, at) for at in itertools.count(step))
+        return self.train_stream.global_batches(cursor, curriculum, costs, processes)
+
+    def _row_cost(self, step: int, index: int, row: TreeRow) -> float:
+        """Return the FLOPs of a row of a step. A micro-batch that draws one depth for all its rows may draw another."""
+        plan = self._draw(step, (index,))
+        loops, keys = plan.loops[0], sum(row.positions) + len(row)
+        return row_flops(
+            self.model_config, float(len(row)), float(keys), float(row.targets), loops, min(loops, plan.mu_bwd)
+        )
 
     def evaluation_batches(self) -> list[DevBatch]:
         """The rows of the first `eval_batches` steps of the dev stream, the same every time, by world and policy."""
@@ -230,9 +244,12 @@ class TextProgram:
         ]
 
     def depth_plan(self, step: int, batch: TreeBatch) -> DepthPlan:
+        return self._draw(step, batch.row_ids, batch.place)
+
+    def _draw(self, step: int, row_ids: Sequence[int], places: Tensor | None = None) -> DepthPlan:
         draw = SAMPLERS[self.config.depth.sampling]
         mu_rec = self.learned_mean.mu_rec if self.learned_mean else self.ramp.at(step)
-        plan = draw(self.config.run.seed, step, batch.row_ids, mu_rec, self.model_config.max_loops, batch.place)
+        plan = draw(self.config.run.seed, step, row_ids, mu_rec, self.model_config.max_loops, places)
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def normaliser(self, batches: Sequence[TreeBatch]) -> float:
@@ -244,34 +261,18 @@ class TextProgram:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         plan = self.depth_plan(step, batch)
         loss, diagnostics = objective(batch, plan, normaliser)
-        return loss, diagnostics | _counts(batch, sum(plan.loops), loss.device)
+        work = {"flops": flops(self.model_config, batch, plan)}
+        return loss, diagnostics | work | counts(batch, sum(plan.loops), loss.device)
 
     def evaluation(self, objective: nn.Module, batch: DevBatch) -> dict[str, Tensor]:
         """Teacher-forced loss and exactness by horizon at the default depth, and exactness by world and policy."""
         depth = self.model_config.default_depth
         loss, found = objective(batch.rows, depth, 1.0)
         exact = {f"{kind}/{batch.name}": found[kind] for kind in (*EXACT, *EXACT.values())}
-        return found | exact | _counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
+        return found | exact | counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        loss, targets, right = sums["loss"], sums["targets"], sums["right"]
-        record = {
-            "loss": (loss.sum() / targets.sum()).item(),
-            "tokens": sums["tokens"].item(),
-            "rows": sums["rows"].item(),
-            "target_share": (targets.sum() / sums["tokens"]).item(),
-            "mean_depth": (sums["loops"] / sums["rows"]).item(),
-        }
-        for k in torch.nonzero(targets).flatten().tolist():
-            record[f"loss_{_kind(k)}"] = (loss[k] / targets[k]).item()
-            record[f"token_accuracy_{_kind(k)}"] = (right[k] / targets[k]).item()
-        for name, value in sums.items():
-            kind, _, source = name.partition("/")
-            if kind in EXACT:
-                record |= _exact(kind, value, sums[name.replace(kind, EXACT[kind], 1)], source)
-            elif kind not in SUMS and value[1]:
-                record[name] = (value[0] / value[1]).item()
-        return record | _answerable(sums)
+        return record(sums)
 
     def summary(self, record: Mapping[str, float]) -> str:
         return f"depth {record['mean_depth']:.1f} |h| {record['state_rms']:.2f} |dh| {record['last_step_rms']:.2f}"
@@ -314,47 +315,6 @@ def _episodes(folders: Sequence[str], weights: Mapping[str, float] = MappingProx
         for folder in folders
         for episode in read_shards(Path(folder), tokenizer_hash())
     ]
-
-
-def _exact(kind: str, exact: Tensor, observations: Tensor, source: str) -> dict[str, float]:
-    """Shares of observations that are right to the last token, by horizon, and how many there were."""
-    at = f"/{source}" if source else ""
-    record = {}
-    for k in torch.nonzero(observations).flatten().tolist():
-        record[f"{kind}_{_kind(k)}{at}"] = (exact[k] / observations[k]).item()
-        record[f"{EXACT[kind]}_{_kind(k)}{at}"] = observations[k].item()
-    return record
-
-
-def _answerable(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the loss of determined and of undetermined targets and, where groups of worlds and policies were measured
-    apart, dev_answerable: the mean over groups of the share of answerable observations that are exact. State queries do
-    not count there: no suite asks them."""
-    record = {}
-    undetermined, targets = sums["undetermined"].sum(), sums["targets"].sum()
-    if undetermined > 0:
-        record["undetermined_share"] = (undetermined / targets).item()
-        record["loss_undetermined"] = (sums["undetermined_loss"].sum() / undetermined).item()
-    if targets > undetermined:
-        determined = sums["loss"].sum() - sums["undetermined_loss"].sum()
-        record["loss_determined"] = (determined / (targets - undetermined)).item()
-    groups = [
-        (sums[name.replace("answerable", "answerable_exact", 1)][:QUERY_HORIZON].sum() / count).item()
-        for name in sums
-        if name.startswith("answerable/") and (count := sums[name][:QUERY_HORIZON].sum()) > 0
-    ]
-    return record | ({"dev_answerable": sum(groups) / len(groups)} if groups else {})
-
-
-def _kind(horizon: int) -> str:
-    """Name a horizon in records: k0 is the trunk."""
-    return "query" if horizon == QUERY_HORIZON else f"k{horizon}"
-
-
-def _counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Tensor]:
-    """Real tokens, rows and loops of a micro-batch."""
-    rows = torch.tensor([len(batch.row_ids), loops], device=device)
-    return {"tokens": (batch.branch >= 0).sum(), "rows": rows[0], "loops": rows[1]}
 
 
 def export_model(
