@@ -1,6 +1,6 @@
 """Counts what episodes hold: episodes, transitions, tokens, repetitions and how long contexts grow.
 
-A context is what an agent saw before a transition, goal and all: the `observed` regime, with its marks but without the
+A context is what an agent saw before a transition, goal and all: the `observed` context, with its marks but without the
 state slots, of which each model has its own number in a step. Contexts over the limit lose their oldest steps. A
 repeated episode has the variation and the actions of an earlier one; a repeated transition has variation, view before
 (look, inventory, observation), action and observation of an earlier one.

@@ -52,7 +52,7 @@ from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.records.template import REGIMES, Context, Regime
+from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind
 from loopwm.records.windows import Episode
 
 EXAMPLE = (
@@ -74,7 +74,7 @@ class ConsistencySettings:
     tasks: tuple[str, ...]
     split: str
     episodes: int
-    context: Regime
+    context: ContextKind
     max_steps: int
     seed: int
     batch_size: int
@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="default: all of them")
     parser.add_argument("--split", default="test", help="whose variations are played (default: test)")
     parser.add_argument("--episodes", type=positive, required=True, help="how many games, tasks in turn")
-    parser.add_argument("--context", choices=REGIMES, required=True, help="what of the start the model is shown")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of the start the model is shown")
     parser.add_argument("--agent-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="train episodes")
     parser.add_argument("--max-steps", type=positive, default=MAX_STEPS, help="of a play (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")

@@ -20,7 +20,7 @@ from eval.scores.tables import render_report
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, sha256, write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.records.template import FormatError, Regime
+from loopwm.records.template import ContextKind, FormatError
 from loopwm.records.windows import Window, check_horizons, check_runnable, game_of, question, refusal, stratified_sample
 
 K = TypeVar("K")
@@ -32,7 +32,7 @@ class RunSettings:
     """What to evaluate. horizons ascend, without repeats; limit None takes every window."""
 
     model: str
-    context: Regime
+    context: ContextKind
     horizons: tuple[int, ...]
     limit: int | None
     seed: int
@@ -48,7 +48,7 @@ def sample_windows(suite: Suite, settings: RunSettings) -> list[Window]:
 
 
 def select_windows(suite: Suite, settings: RunSettings) -> list[Window]:
-    """As `sample_windows`, for runs that must have every window: also raises InputError for one that the regime cannot
+    """As `sample_windows`, for runs that must have every window: also raises InputError for one that the context cannot
     show."""
     windows = sample_windows(suite, settings)
     check_runnable(windows, settings.context, settings.horizons)
@@ -66,7 +66,7 @@ def evaluate(
     """Predicts what `out` lacks, then writes `results.json` and `report.md` there and returns the results.
 
     A window that cannot be rendered is refused: counted and named, but not scored. Raises InputError where that leaves
-    none; nothing is written if the regime alone refuses them all.
+    none; nothing is written if the context alone refuses them all.
     """
     reasons = {window["id"]: refusal(window, settings.context) for window in windows}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
@@ -169,7 +169,7 @@ def _merged(parts: Iterable[dict[K, V]]) -> dict[K, V]:
 
 
 def window_records(
-    window: Window, prediction: Prediction, regime: Regime, horizons: Sequence[int]
+    window: Window, prediction: Prediction, context_kind: ContextKind, horizons: Sequence[int]
 ) -> dict[Key, Record]:
     """What is kept of a window's predictions at some horizons."""
     records: dict[Key, Record] = {}
@@ -178,7 +178,7 @@ def window_records(
         record = Record(
             id=window["id"],
             horizon=k,
-            prompt_sha256=sha256(question(window, regime, k)),
+            prompt_sha256=sha256(question(window, context_kind, k)),
             target_sha256=sha256(target),
             prediction=prediction.texts[k],
             target=target,

@@ -1,4 +1,4 @@
-"""List what can be run: the committed suites with the regimes that each allows, selections of them, and the floors."""
+"""List what can be run: the committed suites with the contexts that each allows, selections of them, and the floors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from eval.models.options import FLOORS
 from eval.scores.suites import SELECTIONS, Suite, load_suite, suite_names
 from eval.scores.tables import table
-from loopwm.records.template import REGIMES, Regime
+from loopwm.records.template import CONTEXT_KINDS, ContextKind
 from loopwm.records.windows import refusal
 
 EXAMPLE = "python -m eval list"
@@ -28,9 +28,9 @@ def _describe(suite: Suite) -> list[str]:
     envs = sorted({window["env"] for window in suite.windows})
     families = {window["family"] for window in suite.windows}
     longest = min(len(window["actions"]) for window in suite.windows)
-    regimes = [text for regime in REGIMES if (text := _runs(suite, regime))]
+    context_kinds = [text for context_kind in CONTEXT_KINDS if (text := _runs(suite, context_kind))]
     counts = [str(len(suite.windows)), str(len(families)), f"1-{longest}"]
-    return [suite.name, ", ".join(envs), *counts, ", ".join(regimes), suite.sha256[:12]]
+    return [suite.name, ", ".join(envs), *counts, ", ".join(context_kinds), suite.sha256[:12]]
 
 
 def _left_out(name: str) -> list[str]:
@@ -39,7 +39,7 @@ def _left_out(name: str) -> list[str]:
     return [f"SUITE:{name}", "; ".join(families), selection.source]
 
 
-def _runs(suite: Suite, regime: Regime) -> str:
-    """The regime, with how many windows have what it shows unless all do; empty where none has."""
-    shown = sum(refusal(window, regime) is None for window in suite.windows)
-    return regime if shown == len(suite.windows) else f"{regime} ({shown})" if shown else ""
+def _runs(suite: Suite, context_kind: ContextKind) -> str:
+    """The context, with how many windows have what it shows unless all do; empty where none has."""
+    shown = sum(refusal(window, context_kind) is None for window in suite.windows)
+    return context_kind if shown == len(suite.windows) else f"{context_kind} ({shown})" if shown else ""

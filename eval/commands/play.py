@@ -14,7 +14,7 @@ from eval.scores.predictions import drop_torn_line
 from loopwm.records.episodes import FULL_SCORE
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
-from loopwm.records.template import Context, Regime
+from loopwm.records.template import Context, ContextKind
 from loopwm.worlds.protocol import Worlds, longer
 
 WON_FROM = FULL_SCORE / 2
@@ -118,8 +118,8 @@ def _seen(context: Context) -> Context:
     return Context(context.goal, context.observation, context.history)
 
 
-def start_all(world: RealWorld, games: Sequence[Game], regime: Regime) -> list[Context]:
-    return [world.robustly(game, partial(world.start, game, regime)) for game in games]
+def start_all(world: RealWorld, games: Sequence[Game], context_kind: ContextKind) -> list[Context]:
+    return [world.robustly(game, partial(world.start, game, context_kind)) for game in games]
 
 
 def read_plays(path: Path, parts: Iterable[str]) -> Plays:

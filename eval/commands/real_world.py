@@ -13,7 +13,7 @@ from data_prep.environments import make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.template import Context, ContextKind, FormatError, window_context
 
 T = TypeVar("T")
 
@@ -69,16 +69,16 @@ class RealWorld:
         Random(f"{seed}/{task}/{split}").shuffle(games)
         return games
 
-    def start(self, game: Game, regime: Regime) -> Context:
-        """Starts a game; what the regime shows of it. Raises InputError naming a field the environment lacks."""
+    def start(self, game: Game, context_kind: ContextKind) -> Context:
+        """Starts a game; what the context shows of it. Raises InputError naming a field the environment lacks."""
         first, goal = self._environment.reset(game.task, game.variation), self._environment.goal()
-        hidden = self._environment.hidden_state() if regime in ("full", "briefed") else None
+        hidden = self._environment.hidden_state() if context_kind in ("full", "briefed") else None
         start = {
             "goal": goal, "history": [{"action": None, "observation": first.observation}], "look": first.look,
             "inventory": first.inventory, "hidden_state": hidden, "hidden_state_start": hidden,
         }  # fmt: skip
         try:
-            return window_context(start, regime)
+            return window_context(start, context_kind)
         except FormatError as error:
             raise InputError(f"--context: {self.name}: {error}") from error
 

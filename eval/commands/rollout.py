@@ -31,7 +31,7 @@ from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256, write_atomic, write_json
 from loopwm.records.provenance import provenance
-from loopwm.records.template import REGIMES, Regime
+from loopwm.records.template import CONTEXT_KINDS, ContextKind
 from loopwm.records.windows import Window, check_runnable, game_of, padded, start_windows, stratified_sample
 
 EXAMPLE = (
@@ -50,7 +50,7 @@ class RolloutSettings:
     """What to imagine. limit None takes every episode."""
 
     model: str
-    context: Regime
+    context: ContextKind
     depth_limit: int
     limit: int | None
     seed: int
@@ -60,7 +60,7 @@ class RolloutSettings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="episode files or folders")
-    parser.add_argument("--context", choices=REGIMES, required=True, help="what of the start the model is shown")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of the start the model is shown")
     parser.add_argument("--depth-limit", type=positive, default=DEPTH_LIMIT, help="most steps (default: %(default)s)")
     parser.add_argument("--limit", type=positive, help="sample of this many episodes, stratified by task")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rollouts")
@@ -139,14 +139,14 @@ def _depths(window: Window) -> range:
     return range(1, len(window["actions"]) + 1)
 
 
-def imagine_batch(predictor: Predictor, batch: Sequence[Window], regime: Regime) -> dict[Key, Record]:
+def imagine_batch(predictor: Predictor, batch: Sequence[Window], context_kind: ContextKind) -> dict[Key, Record]:
     """Records of every depth that each episode has."""
     deepest = max(len(window["actions"]) for window in batch)
     depths = tuple(range(1, deepest + 1))
-    predictions = predictor.predict([padded(window, deepest) for window in batch], regime, depths)
+    predictions = predictor.predict([padded(window, deepest) for window in batch], context_kind, depths)
     records: dict[Key, Record] = {}
     for window, prediction in zip(batch, predictions, strict=True):
-        records |= window_records(window, prediction, regime, _depths(window))
+        records |= window_records(window, prediction, context_kind, _depths(window))
     return records
 
 

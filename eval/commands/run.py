@@ -16,7 +16,7 @@ from eval.models.options import ModelOptions, add_model_arguments, make_predicto
 from eval.scores.seen import find_seen, seen_by_checkpoint
 from eval.scores.suites import load_suite
 from eval.scores.tables import UNKNOWN, describe_windows, render_comparison_table
-from loopwm.records.template import REGIMES
+from loopwm.records.template import CONTEXT_KINDS
 
 EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context observed --out runs/eval/markov"
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite", required=True, help="name of a committed suite, or a window file; NAME:word2world: its families"
     )
-    parser.add_argument("--context", choices=REGIMES, required=True, help="what of a window the model is shown")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of a window the model is shown")
     parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
     parser.add_argument(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from eval.scores.predictions import Prediction
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 
@@ -15,15 +15,17 @@ OPPONENTS = {"scienceworld": "retrieve-names", "alfworld": "track"}
 
 
 class Predictor(Protocol):
-    """A model or a floor. It sees of a window only what the regime shows, and its actions."""
+    """A model or a floor. It sees of a window only what the context shows, and its actions."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
         """What else decides the predictions (hashes, depth); part of a run's provenance."""
         ...
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        """One prediction a window. Every window has at least max(horizons) actions and the fields of the regime.
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        """One prediction a window. Every window has at least max(horizons) actions and the fields of the context.
 
         Raises InputError from a FormatError where a window cannot be rendered: too long for what the model reads. The
         harness then refuses that window and asks again for the others.
@@ -43,6 +45,8 @@ class Trained(Protocol):
 class Metered(Protocol):
     """A predictor that costs something to ask."""
 
-    def usage(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> Mapping[str, int | float]:
+    def usage(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> Mapping[str, int | float]:
         """What the predictions of a whole run took, also those made before it was interrupted."""
         ...

@@ -14,7 +14,7 @@ from eval.models.fewshot import END, Shots, as_text, fit_history, read_continuat
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256_of_files
-from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.template import Context, ContextKind, FormatError, window_context
 from loopwm.records.windows import Window
 
 MAX_NEW_TOKENS = 512
@@ -50,33 +50,36 @@ class CausalLMPredictor:
     def identity(self) -> Mapping[str, str | int]:
         return {"model_sha256": self._hash, **self._shots.identity, "max_tokens": MAX_NEW_TOKENS}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        cut = [self._fit(window, regime, horizons) for window in windows]
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        cut = [self._fit(window, context_kind, horizons) for window in windows]
         predictions = [Prediction({}, steps) for _, steps in cut]
         for k in horizons:
             prompts = [
-                self._prompt(window, context, regime, k) for window, (context, _) in zip(windows, cut, strict=True)
+                self._prompt(window, context, context_kind, k)
+                for window, (context, _) in zip(windows, cut, strict=True)
             ]
             for prediction, text in zip(predictions, self._generate(prompts), strict=True):
                 prediction.texts[k] = text
         return predictions
 
-    def _fit(self, window: Window, regime: Regime, horizons: Sequence[int]) -> tuple[Context, int]:
+    def _fit(self, window: Window, context_kind: ContextKind, horizons: Sequence[int]) -> tuple[Context, int]:
         """The window's context without the steps that no horizon's prompt has room for, and their number."""
 
         def fits(context: Context) -> bool:
-            prompts = (self._prompt(window, context, regime, k) for k in horizons)
+            prompts = (self._prompt(window, context, context_kind, k) for k in horizons)
             return all(self._length(prompt) <= self._limit for prompt in prompts)
 
-        found = fit_history(window_context(window, regime), fits)
+        found = fit_history(window_context(window, context_kind), fits)
         if found is None:
             reads = f"what the model reads besides {MAX_NEW_TOKENS} new ones; take fewer --shots"
             error = FormatError("prompt", f"is over {self._limit} tokens, {reads}")
             raise InputError(f"window {window['id']}: {error}") from error
         return found
 
-    def _prompt(self, window: Window, context: Context, regime: Regime, horizon: int) -> str:
-        messages = self._shots.messages(window, context, regime, horizon)
+    def _prompt(self, window: Window, context: Context, context_kind: ContextKind, horizon: int) -> str:
+        messages = self._shots.messages(window, context, context_kind, horizon)
         if self._tokenizer.chat_template is None:
             return as_text(messages)
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))

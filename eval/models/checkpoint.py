@@ -12,7 +12,7 @@ from eval.scores.predictions import Prediction
 from loopwm.core import ExitRule, format_rule, parse_rule
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256_of_files
-from loopwm.records.template import LONGEST_OBSERVATION, Regime
+from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 from loopwm.text.world import WorldModel
@@ -60,14 +60,16 @@ class CheckpointPredictor:
     def imagination(self) -> Imagination:
         return Imagination(lambda env: self.worlds(), self.judges)
 
-    def begin(self, windows: Sequence[Window], regime: Regime) -> LocalWorlds:
+    def begin(self, windows: Sequence[Window], context_kind: ContextKind) -> LocalWorlds:
         """The windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
         worlds = self.worlds()
-        begin(worlds, windows, regime)
+        begin(worlds, windows, context_kind)
         return worlds
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        worlds = self.begin(windows, regime)
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        worlds = self.begin(windows, context_kind)
         predictions = [Prediction({}, cut) for cut in worlds.steps_cut]
         for k in range(1, max(horizons) + 1):
             steps = worlds.step([window["actions"][k - 1] for window in windows], decode=k in horizons)
@@ -80,11 +82,11 @@ class CheckpointPredictor:
         return predictions
 
     def nats(
-        self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[dict[int, tuple[float, int]]]:
         """Teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
         found: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
-        worlds = self.begin(windows, regime)
+        worlds = self.begin(windows, context_kind)
         for k in range(1, max(horizons) + 1):
             worlds.step([window["actions"][k - 1] for window in windows], decode=False)
             if k in horizons:

@@ -2,7 +2,7 @@
 
 Examples are windows of train episodes, never of a suite. Eight for each known environment are committed
 (`eval/data/examples-*.jsonl.gz`, made by `python -m eval build-examples`); a window file takes their place. They are
-shown at the same horizon and under the same regime as the window asked about, so that a deferred observation is
+shown at the same horizon and under the same context as the window asked about, so that a deferred observation is
 missing there too. No system message: not every chat template takes one.
 """
 
@@ -19,7 +19,7 @@ from eval.scores.suites import load_suite
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
-from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.windows import Window, check_runnable
 
 DEFAULT_SHOTS = 4
@@ -50,11 +50,11 @@ class Shots:
     def identity(self) -> dict[str, str | int]:
         return {"shots": self.count, "examples_sha256": self.sha256}
 
-    def messages(self, window: Window, context: Context, regime: Regime, horizon: int) -> list[Message]:
-        """User and assistant in turn; the last message is the user's. `context` is the window's under the regime."""
+    def messages(self, window: Window, context: Context, context_kind: ContextKind, horizon: int) -> list[Message]:
+        """User and assistant in turn; the last message is the user's. `context` is the window's under the context."""
         found: list[Message] = []
         for example in self.examples[window["env"]]:
-            question = ask(window_context(example, regime), example["actions"][:horizon])
+            question = ask(window_context(example, context_kind), example["actions"][:horizon])
             found.append({"role": "user", "content": question})
             found.append({"role": "assistant", "content": example["observations"][horizon - 1].strip()})
         found.append({"role": "user", "content": ask(context, window["actions"][:horizon])})
@@ -63,11 +63,11 @@ class Shots:
 
 
 def load_shots(
-    windows: Sequence[Window], examples: Path | None, shots: int, regime: Regime, horizons: Sequence[int]
+    windows: Sequence[Window], examples: Path | None, shots: int, context_kind: ContextKind, horizons: Sequence[int]
 ) -> Shots:
     """`shots` examples for each environment of the windows, from a window file or the committed ones.
 
-    Raises InputError where there are too few, one is not of a train split, or lacks what regime and horizons need.
+    Raises InputError where there are too few, one is not of a train split, or lacks what context and horizons need.
     """
     envs = sorted({window["env"] for window in windows})
     files = [examples] if examples is not None else [examples_path(env) for env in envs]
@@ -78,7 +78,7 @@ def load_shots(
             raise InputError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
         for window in chosen:
             _check_example(window, max(horizons))
-        check_runnable(chosen, regime, horizons)
+        check_runnable(chosen, context_kind, horizons)
     return Shots(found, shots, sha256(" ".join(suite.sha256 for suite in suites)))
 
 

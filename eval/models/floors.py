@@ -14,7 +14,7 @@ import numpy as np
 from eval.models.markov import MarkovTable, build_tables, load_table, table_path
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.windows import Window
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -31,8 +31,10 @@ class StepPredictor(ABC):
     def predict_step(self, env: str, context: Context, action: str, ahead: int) -> str:
         """The observation after `action`, which is the `ahead`-th from now (1 is the next)."""
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        return [self._predict_window(window, window_context(window, regime), horizons) for window in windows]
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        return [self._predict_window(window, window_context(window, context_kind), horizons) for window in windows]
 
     def _predict_window(self, window: Window, context: Context, horizons: Sequence[int]) -> Prediction:
         env, actions = window["env"], window["actions"]
@@ -68,7 +70,7 @@ class Extrapolate(StepPredictor):
     the last run of them that is one text but for its numbers, if it has two readings or more. Each number is fitted by
     least squares against the step it was read at (steps between readings count, whatever they did), continued to the
     predicted step, and rounded to the digits it was printed with. A run without numbers is repeated. The `snapshot`
-    and `full` regimes show no history, so there it equals `markov`.
+    and `full` contexts show no history, so there it equals `markov`.
     """
 
     markov: Markov

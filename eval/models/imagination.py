@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from eval.models.base import Predictor
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, FormatError, Regime, window_context
+from loopwm.records.template import Context, ContextKind, FormatError, window_context
 from loopwm.records.windows import Window
 from loopwm.worlds.protocol import Imagined, Worlds, longer
 
@@ -73,10 +73,12 @@ class FedBack:
     def identity(self) -> Mapping[str, str | int]:
         return {**self.predictor.identity, "decode": "fed_back"}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
         """The windows are of one environment."""
         worlds = self.imagination.worlds(windows[0]["env"])
-        begin(worlds, windows, regime)
+        begin(worlds, windows, context_kind)
         predictions = [Prediction({}, cut) for cut in worlds.steps_cut]
         for k in range(1, max(horizons) + 1):
             actions = [window["actions"][k - 1] for window in windows]
@@ -88,9 +90,9 @@ class FedBack:
         return predictions
 
 
-def begin(worlds: Worlds, windows: Sequence[Window], regime: Regime) -> None:
+def begin(worlds: Worlds, windows: Sequence[Window], context_kind: ContextKind) -> None:
     """The windows' worlds. Raises InputError, from the FormatError, naming a window that cannot be encoded."""
-    contexts = [window_context(window, regime) for window in windows]
+    contexts = [window_context(window, context_kind) for window in windows]
     try:
         worlds.begin(contexts)
     except FormatError as error:

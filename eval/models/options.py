@@ -17,7 +17,7 @@ from eval.models.retrieve_names import load_retrieve_names
 from eval.models.track import load_track
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
 DEFAULT_CACHE = Path("runs/replies.sqlite")
@@ -112,7 +112,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_predictor(
-    model: str, windows: Sequence[Window], options: ModelOptions, regime: Regime, horizons: Sequence[int]
+    model: str, windows: Sequence[Window], options: ModelOptions, context_kind: ContextKind, horizons: Sequence[int]
 ) -> Predictor:
     """What `--model` names, for these windows. Raises InputError naming the option at fault."""
     kind = _kind(model)
@@ -129,7 +129,7 @@ def make_predictor(
         depth = None if options.depth is None else read_depth(options.depth)
         return CheckpointPredictor(Path(model), depth, options.beams or 1)
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
-    examples = load_shots(windows, options.examples, shots, regime, horizons)
+    examples = load_shots(windows, options.examples, shots, context_kind, horizons)
     if kind == ENDPOINT:
         return _endpoint(model, options, examples)
     from eval.models.causal_lm import CausalLMPredictor
@@ -167,20 +167,22 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))
 
 
-def fed_back(predictor: Predictor, model: str, regime: Regime) -> Predictor:
+def fed_back(predictor: Predictor, model: str, context_kind: ContextKind) -> Predictor:
     """The same model imagining by text instead of latents."""
-    return FedBack(predictor, make_imagination(predictor, model, regime))
+    return FedBack(predictor, make_imagination(predictor, model, context_kind))
 
 
-def make_imagination(predictor: Predictor, model: str, regime: Regime) -> Imagination:
-    """The model as an agent's world. Raises InputError for a regime that it is not shown."""
+def make_imagination(predictor: Predictor, model: str, context_kind: ContextKind) -> Imagination:
+    """The model as an agent's world. Raises InputError for a context that it is not shown."""
     if Path(model).is_dir():
         from eval.models.checkpoint import CheckpointPredictor  # torch, which the floors do without
 
         if isinstance(predictor, CheckpointPredictor):
             return predictor.imagination()
-    if regime != "observed":
-        raise InputError(f"--context: {model!r} imagines step by step from what was 'observed' only, not {regime!r}")
+    if context_kind != "observed":
+        raise InputError(
+            f"--context: {model!r} imagines step by step from what was 'observed' only, not {context_kind!r}"
+        )
     return Imagination(partial(PredictorWorlds, predictor))
 
 

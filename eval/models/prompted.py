@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eval.models.endpoint import Endpoint, Reply
 from eval.models.fewshot import Message, Shots
 from eval.scores.predictions import Prediction
-from loopwm.records.template import Regime, window_context
+from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import Window
 
 
@@ -30,17 +30,21 @@ class EndpointPredictor:
     def identity(self) -> Mapping[str, str | int]:
         return {**self.shots.identity, **self.endpoint.parameters.body}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        conversations = [messages for window in windows for messages in self._ask(window, regime, horizons)]
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        conversations = [messages for window in windows for messages in self._ask(window, context_kind, horizons)]
         replies = iter(self.endpoint.complete_all(conversations))
         return [_prediction({k: next(replies) for k in horizons}) for _ in windows]
 
-    def usage(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> dict[str, int | float]:
+    def usage(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> dict[str, int | float]:
         """Requests of a whole run and their tokens, whenever they were asked; equal ones once, and each that was cut.
 
         Tokens and price count the replies in which the endpoint counted its tokens (`counted`).
         """
-        conversations = (messages for window in windows for messages in self._ask(window, regime, horizons))
+        conversations = (messages for window in windows for messages in self._ask(window, context_kind, horizons))
         replies = self.endpoint.paid_all(conversations)
         counted = [r for r in replies if r.prompt_tokens is not None and r.completion_tokens is not None]
         prompt, completion = _total(counted, "prompt_tokens"), _total(counted, "completion_tokens")
@@ -51,9 +55,9 @@ class EndpointPredictor:
             found["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
         return found
 
-    def _ask(self, window: Window, regime: Regime, horizons: Sequence[int]) -> Iterator[list[Message]]:
-        context = window_context(window, regime)
-        return (self.shots.messages(window, context, regime, k) for k in horizons)
+    def _ask(self, window: Window, context_kind: ContextKind, horizons: Sequence[int]) -> Iterator[list[Message]]:
+        context = window_context(window, context_kind)
+        return (self.shots.messages(window, context, context_kind, k) for k in horizons)
 
 
 def _prediction(replies: Mapping[int, Reply]) -> Prediction:

@@ -4,7 +4,7 @@ A document is one step of an episode, described by the action that was taken, th
 seen before those: the last observation, the two before it, and the goal. A window at horizon k is the query of the
 same description. Fields are told apart by a mark before each word, and actions count also as whole strings. Weights
 were chosen on dev windows; BM25 is without length normalisation (b = 0), so that a query without history, as the
-`snapshot` regime shows it, finds the same documents.
+`snapshot` context shows it, finds the same documents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eval.models.train_episodes import TrainEpisode, read_train_episodes
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
-from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.windows import Window
 
 ACTION_WEIGHT = 10
@@ -110,10 +110,12 @@ class Retrieval(ABC):
     def identity(self) -> Mapping[str, str | int]:
         return {"episodes_sha256": sha256(b"".join(episode.hashed for episode in self._episodes))}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
         predictions = [Prediction({}) for _ in windows]
         for i, window in enumerate(windows):
-            context = window_context(window, regime)
+            context = window_context(window, context_kind)
             for k in horizons:
                 question = Question(context.goal, _steps(context), window["actions"][:k])
                 predictions[i].texts[k] = self._answer(question, self._index(window["env"], k))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, Regime, window_context
+from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.windows import Window
 
 NOTHING = "Nothing happens."
@@ -56,10 +56,12 @@ class Track:
     def identity(self) -> Mapping[str, str | int]:
         return {}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
         predictions = []
         for window in windows:
-            game = known_game(window_context(window, regime))
+            game = known_game(window_context(window, context_kind))
             answers = [game.play(action) for action in window["actions"][: max(horizons)]]
             predictions.append(Prediction({k: answers[k - 1] for k in horizons}))
         return predictions

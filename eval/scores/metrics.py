@@ -120,7 +120,7 @@ def score_item(env: str, prediction: str, reference: str) -> ItemScores:
 
 
 def context_texts(context: Context) -> list[str]:
-    """Every text of a context, as the regime shows it."""
+    """Every text of a context, as its kind of context shows it."""
     parts = [context.goal, context.hidden_state, context.look, context.inventory, context.observation]
     steps = [text for step in context.history for text in (step.action, step.observation)]
     return [part for part in parts if part is not None] + steps
@@ -135,7 +135,7 @@ def known_names(env: str, texts: Iterable[str]) -> frozenset[str]:
 def is_decidable(env: str, reference: str, known: frozenset[str], actions: Sequence[str]) -> bool:
     """Whether the reference names only things seen, opened or moved before.
 
-    The names of the reference (its entities, longest match) must each occur in the context as the regime shows it
+    The names of the reference (its entities, longest match) must each occur in the context as its kind shows it
     (goal, history, and look, inventory, hidden state where shown; `known`), or in one of the actions up to and with
     the scored one: what an action opens, moves or goes to is named by it. Inside a longer name counts: `apple` is
     known once `red apple` was seen. Deferred observations are not shown, so what they would have revealed is unknown.

@@ -23,7 +23,7 @@ from eval.scores.metrics import (
 )
 from eval.scores.predictions import Prediction
 from eval.scores.seen import Seen
-from loopwm.records.template import Regime, window_context
+from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import COUNTERFACT, FACT, Window, game_of, pair_of
 
 OVERALL = "overall"
@@ -64,10 +64,12 @@ SPLITS: dict[str, Callable[[Item], bool]] = {
 }
 
 
-def score_window(window: Window, regime: Regime, predicted: Prediction, seen: Seen | None = None) -> Iterator[Item]:
+def score_window(
+    window: Window, context_kind: ContextKind, predicted: Prediction, seen: Seen | None = None
+) -> Iterator[Item]:
     """Scores the predictions of one window, at every horizon that they have."""
     env, last = window["env"], window["history"][-1]["observation"]
-    known = known_names(env, context_texts(window_context(window, regime)))
+    known = known_names(env, context_texts(window_context(window, context_kind)))
     for horizon, prediction in predicted.texts.items():
         at = horizon - 1
         reference = window["observations"][at]

@@ -1,6 +1,6 @@
 """Measures how far states determine answers: whether equal states and actions have equal observations.
 
-A place is a step with a recorded hidden state and an action after it. Its state is what the regime `full` shows of it:
+A place is a step with a recorded hidden state and an action after it. Its state is what the context `full` shows of it:
 goal, look, inventory and hidden state. Places of equal state and action form a group, and of groups of two or more it
 is counted how many have one observation only. Places that the same actions of the same variation lead to are one
 place: a simulator answers the same to the same actions, so that they would agree whatever the state leaves out.

@@ -23,7 +23,7 @@ from eval.scores.metrics import HEADLINE
 from eval.scores.suites import Suite, load_suite, suite_names
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
-from loopwm.records.template import REGIMES, Regime
+from loopwm.records.template import CONTEXT_KINDS, ContextKind
 from loopwm.records.windows import check_runnable
 
 EXAMPLE = "python -m lab lm-eval-tasks --suites scienceworld-500 --contexts snapshot --horizons 1,5 --out runs/tasks"
@@ -75,7 +75,7 @@ generation_kwargs: {until: ["\\n###"], max_gen_toks: 512, temperature: 0}
 class TaskSettings:
     """What tasks to write of each suite. shots and examples are those of the prompted kind."""
 
-    contexts: tuple[Regime, ...]
+    contexts: tuple[ContextKind, ...]
     horizons: tuple[int, ...]
     shots: int
     examples: Path | None
@@ -84,7 +84,13 @@ class TaskSettings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--suites", nargs="+", metavar="SUITE", help="as --suite of run (default: the committed ones)")
-    add("--contexts", nargs="+", choices=REGIMES, default=["observed", "snapshot"], help="default: observed snapshot")
+    add(
+        "--contexts",
+        nargs="+",
+        choices=CONTEXT_KINDS,
+        default=["observed", "snapshot"],
+        help="default: observed snapshot",
+    )
     add("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     add("--shots", type=at_least_zero, default=DEFAULT_SHOTS, help="examples in a prompt (default: %(default)s)")
     add("--examples", type=Path, metavar="FILE", help="window file of train episodes to take them from")
@@ -125,7 +131,7 @@ def _check(suite: Suite, settings: TaskSettings) -> None:
 
 
 def _task_file(
-    suite: str, place: str, settings: TaskSettings, context: Regime, kind: str, horizon: int
+    suite: str, place: str, settings: TaskSettings, context: ContextKind, kind: str, horizon: int
 ) -> tuple[str, str]:
     """Name and content. suite: its short name. place: what it is loaded by, wherever the harness is started."""
     tag = f"loopwm_{suite.replace(':', '_')}_{context}_{kind}"

@@ -24,7 +24,7 @@ from loopwm.records.template import (
     END,
     OBS,
     Context,
-    Regime,
+    ContextKind,
     clean,
     fit_context,
     render_prompt,
@@ -39,14 +39,14 @@ Document = dict[str, Any]
 SHIPPED = Path(loopwm.__file__).parent / "pretrained"
 
 
-def load_template(suite: str, context: Regime, horizon: int, **_: object) -> dict[str, Dataset]:
+def load_template(suite: str, context: ContextKind, horizon: int, **_: object) -> dict[str, Dataset]:
     """The documents of a committed suite, or of a window file, in its order. The harness adds keywords."""
     windows = load_suite(suite).windows
     return {"test": Dataset.from_list([_template_document(window, context, horizon) for window in windows])}
 
 
 def load_prompted(
-    suite: str, context: Regime, horizon: int, shots: int, examples: str | None, **_: object
+    suite: str, context: ContextKind, horizon: int, shots: int, examples: str | None, **_: object
 ) -> dict[str, Dataset]:
     """The same as questions, and the examples to show. All windows are of one environment."""
     windows = load_suite(suite).windows
@@ -56,12 +56,12 @@ def load_prompted(
     return {name: Dataset.from_list(_questions(split, context, horizon)) for name, split in splits.items()}
 
 
-def _template_document(window: Window, regime: Regime, horizon: int) -> Document:
+def _template_document(window: Window, context_kind: ContextKind, horizon: int) -> Document:
     actions, observation = window["actions"][:horizon], window["observations"][horizon - 1]
     config = _config()
     slots = config.slots
     after = _count(slots.after_context + "".join(render_step(action, slots) for action in actions) + OBS)
-    asked, room, filled = window_context(window, regime), CONTEXT_LIMIT - after, config.context_tokens - after
+    asked, room, filled = window_context(window, context_kind), CONTEXT_LIMIT - after, config.context_tokens - after
     context: Context
     context, _ = fit_context(asked, _count, room, slots, filled)
     return {
@@ -73,13 +73,13 @@ def _template_document(window: Window, regime: Regime, horizon: int) -> Document
     }
 
 
-def _questions(windows: Sequence[Window], regime: Regime, horizon: int) -> list[Document]:
+def _questions(windows: Sequence[Window], context_kind: ContextKind, horizon: int) -> list[Document]:
     """As `eval.models.fewshot.as_text` writes them, which models of either kind can go on from."""
     return [
         {
             "id": window["id"],
             "env": window["env"],
-            "prompt": ask(window_context(window, regime), window["actions"][:horizon]) + "\nObservation:",
+            "prompt": ask(window_context(window, context_kind), window["actions"][:horizon]) + "\nObservation:",
             "observation": window["observations"][horizon - 1],
             "target": window["observations"][horizon - 1].strip(),
         }

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from lab.reports.run_plots import Look, look
 from lab.reports.runs import Run, SuiteShelf, check_run
 from loopwm.records.errors import InputError
-from loopwm.records.template import REGIMES
+from loopwm.records.template import CONTEXT_KINDS
 
 EXPERT_SUITES = frozenset(("scienceworld-500", "scienceworld-dev", "alfworld-500", "alfworld-dev"))
 """Suites whose windows are of an expert's path."""
@@ -64,8 +64,8 @@ def make_groups(runs: Sequence[Run], against: Run) -> list[Group]:
     groups = []
     for sha256 in dict.fromkeys(run.suite.sha256 for run in runs):
         members = [run for run in runs if run.suite.sha256 == sha256]
-        members.sort(key=lambda run: REGIMES.index(run.context))
-        looks = [look(models.index(run.model), REGIMES.index(run.context)) for run in members]
+        members.sort(key=lambda run: CONTEXT_KINDS.index(run.context))
+        looks = [look(models.index(run.model), CONTEXT_KINDS.index(run.context)) for run in members]
         groups.append(Group(members[0].suite.name, members, _names(members), looks, _reference(members, against)))
     return groups
 

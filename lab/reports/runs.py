@@ -15,7 +15,7 @@ from eval.scores.seen import Seen, find_seen, load_table
 from eval.scores.suites import Suite, load_suite
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, sha256
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window, question, refusal, stratified_sample
 
 _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizons", "limit", "seed")
@@ -45,9 +45,9 @@ class Run:
         return str(self.spec["model"])
 
     @property
-    def context(self) -> Regime:
-        regime: Regime = self.spec["context"]
-        return regime
+    def context(self) -> ContextKind:
+        context_kind: ContextKind = self.spec["context"]
+        return context_kind
 
     @property
     def horizons(self) -> list[int]:
@@ -130,9 +130,9 @@ class CheckedRun:
     seen: Seen | None
 
     def score(self) -> Run:
-        regime, horizons = self.spec["context"], self.spec["horizons"]
+        context_kind, horizons = self.spec["context"], self.spec["horizons"]
         predicted = [(window, recorded_prediction(window, self.records, horizons)) for window in self.windows]
-        items = tuple(item for pair in predicted for item in score_window(pair[0], regime, pair[1], self.seen))
+        items = tuple(item for pair in predicted for item in score_window(pair[0], context_kind, pair[1], self.seen))
         results = self.results or {"rows": make_rows(items, horizons), "provenance": {}}
         cut = [self.records[window["id"], horizons[0]]["steps_cut"] > 0 for window in self.windows]
         return Run(
@@ -184,7 +184,7 @@ def _read_predictions(folder: Path) -> dict[Key, Record]:
     return records
 
 
-def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regime: Regime) -> None:
+def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, context_kind: ContextKind) -> None:
     """Raises InputError naming the first prediction whose window, prompt or target is not the suite's."""
     windows = {window["id"]: window for window in suite.windows}
     for (name, horizon), record in records.items():
@@ -194,7 +194,7 @@ def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, regim
         window = windows[name]
         if horizon not in range(1, len(window["observations"]) + 1):
             raise InputError(f"{where}: horizon: the window has {len(window['observations'])} steps")
-        prompt = question(window, regime, horizon)
+        prompt = question(window, context_kind, horizon)
         hashes = {"target_sha256": sha256(window["observations"][horizon - 1]), "prompt_sha256": sha256(prompt)}
         for field, expected in hashes.items():
             if record[field] != expected:  # type: ignore[literal-required]

@@ -13,7 +13,7 @@ from eval.commands.harness import RunSettings
 from eval.commands.run import ascending
 from eval.models.options import positive
 from eval.scores.suites import load_suite
-from loopwm.records.template import REGIMES
+from loopwm.records.template import CONTEXT_KINDS
 
 EXAMPLE = "python -m lab study looping --out runs/studies/looping --workers 2"
 PROTOCOLS = Path("configs/studies")
@@ -55,7 +55,7 @@ def _training_arguments(parser: argparse.ArgumentParser, name: str) -> None:
 def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--windows", required=True, help="window file, or the name of a committed suite")
-    parser.add_argument("--context", choices=REGIMES, default="snapshot", help="default: snapshot")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, default="snapshot", help="default: snapshot")
     parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
     parser.add_argument("--batch-size", type=positive, default=32, help="windows at once (default: 32)")

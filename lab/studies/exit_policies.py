@@ -12,7 +12,7 @@ from eval.scores.predictions import Prediction, append_lines, drop_torn_line
 from loopwm.core import ExitRule, Fixed
 from loopwm.core.halting import RandomExit
 from loopwm.records.files import read_json_lines
-from loopwm.records.template import LONGEST_OBSERVATION, Regime
+from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.windows import Window
 
 LOOPS = "loops.jsonl"
@@ -50,8 +50,10 @@ class PolicyPredictor(CheckpointPredictor):
     def identity(self) -> Mapping[str, str | int]:
         return {**super().identity, "advance": repr(self._policy.advance), "decode": repr(self._policy.decode)}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        world = self.begin(windows, regime).world
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        world = self.begin(windows, context_kind).world
         predictions = [Prediction({}, cut) for cut in world.steps_cut]
         decoded_loops: list[list[tuple[int, ...]]] = [[] for _ in windows]
         advance, decode = (_seeded(rule, windows) for rule in (self._policy.advance, self._policy.decode))

@@ -109,8 +109,8 @@ def plot_latents(path: Path, latents: Latents) -> None:
     regimes = list(next(iter(latents.values())))
     canvas = Figure(figsize=(6 * len(regimes), 4), layout="constrained")
     for axes, regime in zip(canvas.subplots(1, len(regimes), squeeze=False)[0], regimes, strict=True):
-        for arm, by_regime in latents.items():
-            axes.plot(np.mean([seed["mean"] for seed in by_regime[regime]], axis=0), label=arm)
+        for arm, by_context in latents.items():
+            axes.plot(np.mean([seed["mean"] for seed in by_context[regime]], axis=0), label=arm)
         axes.set(title=f"RMS of h_k ({regime})", xlabel="horizon")
         axes.legend(fontsize="small")
     save_figure(path, canvas)

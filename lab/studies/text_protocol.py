@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from lab.studies.study_protocol import Arm, Protocol, check
 from lab.studies.training_runs import TrainingRun
 from loopwm.records.errors import InputError
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.training.config import TrainingConfig, load_config
 
@@ -44,7 +44,7 @@ class TextProtocol(Protocol):
     """Shard folders instead of the base configuration's data.dev."""
     rates: tuple[float, ...] = ()
     """Learning rates tried by every arm with the first seed; the best on dev loss is used for all seeds."""
-    regimes: tuple[Regime, ...] = ("snapshot",)
+    regimes: tuple[ContextKind, ...] = ("snapshot",)
     horizons: tuple[int, ...] = (1, 2, 3, 4, 5)
     limit: int = 0
     """Windows, a sample stratified by family; 0 takes all."""
@@ -118,9 +118,9 @@ class Job:
     def follows_latents(self) -> bool:
         return self.protocol.latent_horizon > 0 and self.arm == self.run.arm
 
-    def scores(self, regime: Regime) -> Path:
+    def scores(self, regime: ContextKind) -> Path:
         return self.run.folder / "eval" / self.arm / regime
 
-    def latents(self, regime: Regime) -> Path:
+    def latents(self, regime: ContextKind) -> Path:
         asked = f"{self.protocol.latent_horizon}-{self.protocol.latent_windows}"
         return self.run.folder / "eval" / f"latents-{regime}-{asked}.json"

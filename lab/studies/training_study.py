@@ -19,7 +19,7 @@ from lab.studies.text_protocol import Job, TextProtocol
 from lab.studies.training_runs import best_run, in_processes, locked, make_run, read_training_log, train
 from lab.studies.window_scores import add_losses, latent_norms, score
 from loopwm.records.files import write_json
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
 
@@ -57,10 +57,10 @@ def complete(job: Job) -> None:
     if read_training_log(job.run.folder).diverged:
         return
     with locked(job.run):
-        score_regimes(job)
+        score_contexts(job)
 
 
-def score_regimes(job: Job) -> None:
+def score_contexts(job: Job) -> None:
     protocol, fed_back = job.protocol, job.decode == "fed_back"
     checkpoint = CheckpointPredictor(job.run.model, protocol.depth or None)
     predictor: Predictor = FedBack(checkpoint, checkpoint.imagination()) if fed_back else checkpoint
@@ -75,12 +75,12 @@ def score_regimes(job: Job) -> None:
             add_latents(checkpoint, windows, protocol, regime, job.latents(regime))
 
 
-def settings_for(protocol: TextProtocol, model: str, regime: Regime) -> RunSettings:
+def settings_for(protocol: TextProtocol, model: str, regime: ContextKind) -> RunSettings:
     return RunSettings(model, regime, protocol.horizons, protocol.limit or None, 0, protocol.batch_size)
 
 
 def add_latents(
-    predictor: CheckpointPredictor, windows: Sequence[Window], protocol: TextProtocol, regime: Regime, path: Path
+    predictor: CheckpointPredictor, windows: Sequence[Window], protocol: TextProtocol, regime: ContextKind, path: Path
 ) -> None:
     """Writes the norms of the latent over a long rollout, unless `path` has them."""
     if not path.exists():

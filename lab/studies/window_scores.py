@@ -19,7 +19,7 @@ from eval.scores.predictions import append_lines, drop_torn_line, read_records
 from eval.scores.suites import Suite
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
 NATS = "nats.jsonl"
@@ -84,17 +84,19 @@ class LatentNorms:
 
 
 def latent_norms(
-    predictor: CheckpointPredictor, windows: Sequence[Window], regime: Regime, last: int, batch_size: int
+    predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, last: int, batch_size: int
 ) -> LatentNorms:
     """Follows the latent for `last` steps in which each window's own actions come again and again."""
     batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
-    norms = np.concatenate([_batch_norms(predictor, batch, regime, last) for batch in batches])
+    norms = np.concatenate([_batch_norms(predictor, batch, context_kind, last) for batch in batches])
     return LatentNorms(norms.mean(0).tolist(), norms.max(0).tolist())
 
 
-def _batch_norms(predictor: CheckpointPredictor, windows: Sequence[Window], regime: Regime, last: int) -> Values:
+def _batch_norms(
+    predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, last: int
+) -> Values:
     """(windows, last + 1)."""
-    world = predictor.begin(windows, regime).world
+    world = predictor.begin(windows, context_kind).world
     worlds = [world.latent]
     for step in range(last):
         world = predictor.world_model.advance(world, [w["actions"][step % len(w["actions"])] for w in windows])

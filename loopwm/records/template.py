@@ -60,18 +60,18 @@ class StateSlots:
         return "" if self.in_trunk else STATE * self.count
 
 
-Regime = Literal["observed", "snapshot", "full", "briefed"]
+ContextKind = Literal["observed", "snapshot", "full", "briefed"]
 """What a model is shown of a window, or at the head of a training row, beside goal and observation: nothing; look and
 inventory now; these and the hidden state now; the hidden state of the start."""
-REGIMES: tuple[Regime, ...] = ("observed", "snapshot", "full", "briefed")
+CONTEXT_KINDS: tuple[ContextKind, ...] = ("observed", "snapshot", "full", "briefed")
 
-_NEEDED: dict[Regime, tuple[str, ...]] = {
+_NEEDED: dict[ContextKind, tuple[str, ...]] = {
     "observed": (),
     "snapshot": ("look", "inventory"),
     "full": ("look", "inventory", "hidden_state"),
     "briefed": ("hidden_state_start",),
 }
-"""Fields of a window that may be null, by the regimes that show them."""
+"""Fields of a window that may be null, by the contexts that show them."""
 
 
 class FormatError(InputError):
@@ -182,24 +182,24 @@ def fit_context(
     return replace(context, history=context.history[dropped:]), dropped
 
 
-def window_context(window: Mapping[str, Any], regime: Regime) -> Context:
-    """The context of an evaluation window under a regime.
+def window_context(window: Mapping[str, Any], context_kind: ContextKind) -> Context:
+    """The context of an evaluation window, of one of `CONTEXT_KINDS`.
 
     observed: goal and history, what an agent saw. snapshot: goal, look, inventory and the last observation now.
     full: snapshot and the hidden state now. briefed: observed and the hidden state at the start of the episode, the
-    setting of Word2World (arXiv:2512.18832). Raises FormatError naming a field the regime needs and the window lacks.
+    setting of Word2World (arXiv:2512.18832). Raises FormatError naming a field the context needs and the window lacks.
     """
-    if regime not in REGIMES:
-        raise FormatError("context", f"unknown regime {regime!r}, expected one of {', '.join(REGIMES)}")
-    for field in _NEEDED[regime]:
+    if context_kind not in CONTEXT_KINDS:
+        raise FormatError("context", f"unknown context {context_kind!r}, expected one of {', '.join(CONTEXT_KINDS)}")
+    for field in _NEEDED[context_kind]:
         if window.get(field) is None:
-            raise FormatError(field, f"is null, but regime {regime!r} needs it")
+            raise FormatError(field, f"is null, but context {context_kind!r} needs it")
     history = window["history"]
-    if regime in ("observed", "briefed"):
+    if context_kind in ("observed", "briefed"):
         steps = tuple(Transition(step["action"], step["observation"]) for step in history[1:])
-        start = window["hidden_state_start"] if regime == "briefed" else None
+        start = window["hidden_state_start"] if context_kind == "briefed" else None
         return Context(window["goal"], history[0]["observation"], steps, hidden_state=start)
-    hidden = window["hidden_state"] if regime == "full" else None
+    hidden = window["hidden_state"] if context_kind == "full" else None
     return Context(window["goal"], history[-1]["observation"], (), window["look"], window["inventory"], hidden)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 
 GOAL, HIDDEN, LOOK, INVENTORY, OBSERVATION, ACTION, QUERY, ANSWER = range(8)
 SPAN_DTYPE = np.dtype([("start", "<i8"), ("length", "<i4"), ("step", "<i4"), ("kind", "u1")])
@@ -151,12 +151,12 @@ class TokenEpisode:
     def last_step(self) -> int:
         return len(self.steps) - 1
 
-    def head(self, step: int, regime: Regime) -> dict[str, Tokens | None]:
+    def head(self, step: int, context_kind: ContextKind) -> dict[str, Tokens | None]:
         """Return the texts that open a context at `step` before its observation, by the name of their mark."""
         texts: dict[str, Tokens | None] = {"goal": self.goal}
-        if regime in ("briefed", "full"):
+        if context_kind in ("briefed", "full"):
             texts["hidden"] = self.text(HIDDEN, step)
-        if regime in ("snapshot", "full"):
+        if context_kind in ("snapshot", "full"):
             texts |= {"look": self.text(LOOK, step), "inv": self.text(INVENTORY, step)}
         return texts
 

@@ -22,7 +22,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from loopwm.records.episodes import Episode
 from loopwm.records.errors import InputError
-from loopwm.records.template import FormatError, Regime, StateSlots, render_prompt, window_context
+from loopwm.records.template import ContextKind, FormatError, StateSlots, render_prompt, window_context
 
 NULLABLE = ("look", "inventory", "hidden_state", "hidden_state_start")
 FACT, COUNTERFACT = "/fact", "/counterfact"
@@ -117,12 +117,12 @@ def _faults_of(record: Mapping[str, Any], field: str, kind: type | UnionType, pr
         yield f"{prefix}{field}: unexpected {type(record[field]).__name__}"
 
 
-def question(window: Window, regime: Regime, horizon: int) -> str:
+def question(window: Window, context_kind: ContextKind, horizon: int) -> str:
     """What a window asks at a horizon, as one string that records are told apart by.
 
     Always in the same template, whatever the model reads: records of older models stay comparable.
     """
-    return render_prompt(window_context(window, regime), window["actions"][:horizon], StateSlots(in_trunk=False))
+    return render_prompt(window_context(window, context_kind), window["actions"][:horizon], StateSlots(in_trunk=False))
 
 
 def game_of(window: Window) -> str:
@@ -149,20 +149,20 @@ def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
             raise InputError(f"window {window['id']}: actions: has {length}, --horizons asks for {longest}")
 
 
-def refusal(window: Window, regime: Regime) -> str | None:
-    """Why a window cannot be shown in the regime, naming the field that it lacks; None where it can."""
+def refusal(window: Window, context_kind: ContextKind) -> str | None:
+    """Why a window cannot be shown in the context, naming the field that it lacks; None where it can."""
     try:
-        window_context(window, regime)
+        window_context(window, context_kind)
     except FormatError as error:
         return str(error)
     return None
 
 
-def check_runnable(windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> None:
-    """Raises InputError naming the first window that is shorter than a horizon or lacks a field the regime needs."""
+def check_runnable(windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]) -> None:
+    """Raises InputError naming the first window that is shorter than a horizon or lacks a field the context needs."""
     check_horizons(windows, horizons)
     for window in windows:
-        if (reason := refusal(window, regime)) is not None:
+        if (reason := refusal(window, context_kind)) is not None:
             raise InputError(f"window {window['id']}: {reason}")
 
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
 
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.token_episode import ACTION, INVENTORY, LOOK, OBSERVATION, TokenEpisode
 
-COMPLETE: tuple[Regime, ...] = ("briefed", "full")
-"""Regimes whose hidden state tells what the agent has not seen."""
+COMPLETE: tuple[ContextKind, ...] = ("briefed", "full")
+"""Contexts whose hidden state tells what the agent has not seen."""
 
-SHOWN_AT_HEAD: dict[Regime, tuple[int, ...]] = {
+SHOWN_AT_HEAD: dict[ContextKind, tuple[int, ...]] = {
     "observed": (OBSERVATION,),
     "snapshot": (LOOK, INVENTORY, OBSERVATION),
 }
-"""Kinds of the head's texts that show facts, where the regime is not complete."""
+"""Kinds of the head's texts that show facts, where the context is not complete."""
 
 
 class RowFacts:
@@ -26,22 +26,22 @@ class RowFacts:
     A deferred observation is not shown, but the actions up to it are, and an action may name what it moves.
     """
 
-    def __init__(self, episode: TokenEpisode, head: int, regime: Regime, steps: Iterable[int]) -> None:
+    def __init__(self, episode: TokenEpisode, head: int, context_kind: ContextKind, steps: Iterable[int]) -> None:
         """Collect the facts.
 
         Args:
             episode: the episode of the row.
             head: the step whose observation opens the context.
-            regime: what the head shows beside it.
+            context_kind: what the head shows beside it.
             steps: all steps after the head that the row shows or whose actions it defers, ascending.
         """
         self._episode = episode
-        self._complete = regime in COMPLETE or not len(episode.facts)
+        self._complete = context_kind in COMPLETE or not len(episode.facts)
         self._shown: dict[int, int] = {}
         self._named: dict[int, int] = {}
         if self._complete:
             return
-        for kind in SHOWN_AT_HEAD[regime]:
+        for kind in SHOWN_AT_HEAD[context_kind]:
             self._add(self._shown, kind, head, head)
         for step in steps:
             self._add(self._named, ACTION, step, step)

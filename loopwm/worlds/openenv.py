@@ -25,7 +25,7 @@ from openenv.core.env_server.types import Action, ConcurrencyConfig, Environment
 from pydantic import Field
 
 from loopwm.records.errors import InputError
-from loopwm.records.template import LONGEST_OBSERVATION, REGIMES, Context
+from loopwm.records.template import CONTEXT_KINDS, LONGEST_OBSERVATION, Context
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
 from loopwm.worlds.http import KEY_VARIABLE, WorldError
 from loopwm.worlds.protocol import Worlds
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--starts", type=Path, required=True, help="window file: episodes start where its windows do")
-    parser.add_argument("--context", choices=REGIMES, default="snapshot", help="default: snapshot")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, default="snapshot", help="default: snapshot")
     parser.add_argument("--model", help="checkpoint folder, by default the packaged one; with --url its name there")
     parser.add_argument("--url", help=f"a running service that keeps the worlds; {KEY_VARIABLE} holds its key")
     parser.add_argument("--max-steps", type=int, default=50, help="of an episode (default: 50)")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from loopwm.records.template import REGIMES, Context, FormatError, Regime, window_context
+from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind, FormatError, window_context
 
 SCIENCEWORLD = Path(__file__).with_name("data") / "scienceworld.jsonl.gz"
 """First observations of training variations, as an agent sees them: 518 of all 30 tasks."""
@@ -79,20 +79,20 @@ class Starts:
         return fitting[int(random.integers(len(fitting)))]
 
 
-def read_starts(path: str | Path, regime: Regime) -> list[Start]:
+def read_starts(path: str | Path, context_kind: ContextKind) -> list[Start]:
     """The contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
 
-    Raises FormatError for an unknown regime and, naming the line, for a window that lacks what the regime shows.
+    Raises FormatError for an unknown context and, naming the line, for a window that lacks what the context shows.
     """
-    if regime not in REGIMES:
-        raise FormatError("context", f"{regime!r} is not one of {', '.join(REGIMES)}")
+    if context_kind not in CONTEXT_KINDS:
+        raise FormatError("context", f"{context_kind!r} is not one of {', '.join(CONTEXT_KINDS)}")
     file = Path(path)
     lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
     starts = []
     for number, line in enumerate(lines, start=1):
         try:
             window = json.loads(line)
-            starts.append(Start(window_context(window, regime), window.get("task"), window.get("family")))
+            starts.append(Start(window_context(window, context_kind), window.get("task"), window.get("family")))
         except (json.JSONDecodeError, KeyError, TypeError, FormatError) as error:
             raise FormatError("starts", f"{file}: line {number}: {error}") from error
     return starts

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from loopwm.records.files import PACKAGED
-from loopwm.records.template import LONGEST_OBSERVATION, Regime
+from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
@@ -26,7 +26,7 @@ def make_env(
     url: str | None = None,
     model: str | None = None,
     starts: str | Path = SCIENCEWORLD,
-    context: Regime = "observed",
+    context: ContextKind = "observed",
     max_steps: int = 50,
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
@@ -35,7 +35,7 @@ def make_env(
     every: int = 5,
 ) -> ImaginedTextEnv:
     """url, key: of a running service that keeps the world, None for this process. model: its name there, None for the
-    one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its regime.
+    one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its context.
     max_new_tokens: of an observation. real: an environment, or its Gymnasium id, that puts the world right after
     `every` steps; episodes are its own then."""
     worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
@@ -49,7 +49,7 @@ def make_vector_env(
     url: str | None = None,
     model: str | None = None,
     starts: str | Path = SCIENCEWORLD,
-    context: Regime = "observed",
+    context: ContextKind = "observed",
     max_steps: int = 50,
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,

@@ -21,7 +21,7 @@ FAMILIES = ("Melt", "Freeze", "Thermometer", "Lifespan", "Find", "Genetics", "co
 
 
 def example(window: Json) -> Json:
-    """The fields of a world under the regime `observed`, and the recorded actions with what they led to."""
+    """The fields of a world under the context `observed`, and the recorded actions with what they led to."""
     first, *later = window["history"]
     return {
         "name": window["id"].partition("/")[2],

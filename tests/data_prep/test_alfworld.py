@@ -25,7 +25,7 @@ from data_prep.windows import Cut, cut_window
 from loopwm.records.episodes import Episode, Step, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
-from loopwm.records.template import REGIMES, render_context, window_context
+from loopwm.records.template import CONTEXT_KINDS, render_context, window_context
 
 from .conftest import as_answered, check_that_kills_change_nothing, play_once
 from .test_alfworld_texts import listings
@@ -207,12 +207,12 @@ def test_where_a_thing_was_taken_from_is_told_since_look_depends_on_it(alfworld:
 
 
 @needs_engine
-def test_an_episode_renders_in_every_regime(alfworld: AlfWorld, noisy: Episode) -> None:
+def test_an_episode_renders_in_every_context(alfworld: AlfWorld, noisy: Episode) -> None:
     *_, now = replayed(alfworld, replace(noisy, steps=noisy.steps[:3]))
     assert now == noisy.steps[2]
     window = cut_window(Cut(noisy, 2, "w"), 2, alfworld.hidden_state())
-    texts = {regime: render_context(window_context(window, regime)) for regime in REGIMES}
-    assert len(set(texts.values())) == len(REGIMES)
+    texts = {context_kind: render_context(window_context(window, context_kind)) for context_kind in CONTEXT_KINDS}
+    assert len(set(texts.values())) == len(CONTEXT_KINDS)
     assert all(noisy.goal in text and noisy.steps[2].observation.strip() in text for text in texts.values())
     assert "drawer 2 is closed. In it, you see" in texts["full"]
 

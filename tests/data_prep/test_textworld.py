@@ -12,7 +12,7 @@ from data_prep.__main__ import main as data_prep
 from data_prep.environments.textworld import QUESTS, TextWorld
 from eval.__main__ import main as evaluate
 from loopwm.records.episodes import read_episodes
-from loopwm.records.template import REGIMES
+from loopwm.records.template import CONTEXT_KINDS
 
 pytestmark = pytest.mark.skipif(find_spec("textworld") is None, reason="needs the extra textworld")
 
@@ -33,8 +33,8 @@ def test_from_games_to_an_evaluated_table(tmp_path: Path) -> None:
     assert [episode.steps[-1].done and episode.steps[-1].score for episode in played] == [100, 100]
     cut = ["windows", "--episodes", str(episodes), "--count", "3", "--horizon", "2", "--hidden-state"]
     assert data_prep([*cut, "--out", str(windows)]) == 0
-    for regime in REGIMES:
-        run = ["run", "--model", "copy", "--suite", str(windows), "--context", regime, "--horizons", "1,2"]
-        assert evaluate([*run, "--out", str(out / regime)]) == 0
-        rows = json.loads((out / regime / "results.json").read_text())["rows"]
+    for context_kind in CONTEXT_KINDS:
+        run = ["run", "--model", "copy", "--suite", str(windows), "--context", context_kind, "--horizons", "1,2"]
+        assert evaluate([*run, "--out", str(out / context_kind)]) == 0
+        rows = json.loads((out / context_kind / "results.json").read_text())["rows"]
         assert [(row["family"], row["n"]) for row in rows] == [("overall", 3)] * 2 + [("quest", 3)] * 2

@@ -25,13 +25,13 @@ def markov(tmp_path: Path) -> Markov:
     return Markov(build_tables([path]))
 
 
-def predict(predictor: Copy | Markov | Extrapolate, window: Window, regime: Any = "observed") -> dict[int, str]:
-    return predictor.predict([window], regime, range(1, len(window["actions"]) + 1))[0].texts
+def predict(predictor: Copy | Markov | Extrapolate, window: Window, context_kind: Any = "observed") -> dict[int, str]:
+    return predictor.predict([window], context_kind, range(1, len(window["actions"]) + 1))[0].texts
 
 
 def test_copy_repeats_the_last_observation(make_window: MakeWindow) -> None:
-    for regime in ("observed", "snapshot"):
-        assert set(predict(Copy(), make_window(), regime).values()) == {"The fridge is now open."}
+    for context_kind in ("observed", "snapshot"):
+        assert set(predict(Copy(), make_window(), context_kind).values()) == {"The fridge is now open."}
     first = make_window(history=[(None, "Start.")])
     assert predict(Copy(), first)[1] == "Start."
 

@@ -12,16 +12,16 @@ from eval.models.fewshot import END, INSTRUCTION, as_text, examples_path, load_s
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
-from loopwm.records.template import REGIMES, Regime, window_context
+from loopwm.records.template import CONTEXT_KINDS, ContextKind, window_context
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 HORIZONS = [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("env", ["scienceworld", "alfworld"])
-def test_committed_examples_are_of_train_and_show_every_regime(make_window: MakeWindow, env: str) -> None:
-    for regime in REGIMES:
-        shots = load_shots([make_window(env=env)], None, 8, regime, HORIZONS)
+def test_committed_examples_are_of_train_and_show_every_context(make_window: MakeWindow, env: str) -> None:
+    for context_kind in CONTEXT_KINDS:
+        shots = load_shots([make_window(env=env)], None, 8, context_kind, HORIZONS)
         assert {window["split"] for window in shots.examples[env]} <= set(TRAIN_SPLITS)
 
 
@@ -35,14 +35,16 @@ def test_committed_examples_share_no_episode_with_a_suite_but_those_to_tune_on()
     assert not any(starts(name) & examples for name in suite_names() if "-dev" not in name)
 
 
-@pytest.mark.parametrize("regime", ["observed", "snapshot"])
-def test_the_prompt_shows_what_the_regime_shows_and_nothing_deferred(make_window: MakeWindow, regime: Regime) -> None:
+@pytest.mark.parametrize("context_kind", ["observed", "snapshot"])
+def test_the_prompt_shows_what_the_context_shows_and_nothing_deferred(
+    make_window: MakeWindow, context_kind: ContextKind
+) -> None:
     window = make_window()
-    shots = load_shots([window], None, 2, regime, HORIZONS)
-    *_, last = shots.messages(window, window_context(window, regime), regime, 3)
+    shots = load_shots([window], None, 2, context_kind, HORIZONS)
+    *_, last = shots.messages(window, window_context(window, context_kind), context_kind, 3)
     assert window["goal"] in last["content"]
-    assert ("a red apple" in last["content"]) == (regime == "snapshot")
-    assert ("open fridge" in last["content"]) == (regime == "observed")
+    assert ("a red apple" in last["content"]) == (context_kind == "snapshot")
+    assert ("open fridge" in last["content"]) == (context_kind == "observed")
     hidden = "Observation: (not shown)"
     end = ["Action: go to hallway", hidden, "Action: open door", hidden, "Action: look around"]
     assert last["content"].splitlines()[-5:] == end

@@ -24,7 +24,7 @@ from eval.scores.predictions import Prediction
 from eval.scores.rows import make_rows, score_window, summarize
 from eval.scores.tables import four_cell
 from loopwm.records.names import NameList
-from loopwm.records.template import Regime, window_context
+from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow
 
@@ -105,7 +105,7 @@ def test_names_match_longest_first_by_whole_words_and_not_over_punctuation() -> 
 
 
 @pytest.mark.parametrize(
-    ("reference", "actions", "regime", "expected"),
+    ("reference", "actions", "context_kind", "expected"),
     [
         ("The stove is now activated.", ["activate stove"], "observed", True),  # named by the action
         ("You see a stove.", ["look around"], "observed", False),  # shown only by look
@@ -118,9 +118,9 @@ def test_names_match_longest_first_by_whole_words_and_not_over_punctuation() -> 
     ],
 )
 def test_decidable_means_every_name_was_met_before(
-    make_window: MakeWindow, reference: str, actions: list[str], regime: str, expected: bool
+    make_window: MakeWindow, reference: str, actions: list[str], context_kind: str, expected: bool
 ) -> None:
-    texts = context_texts(window_context(make_window(), regime))  # type: ignore[arg-type]
+    texts = context_texts(window_context(make_window(), context_kind))  # type: ignore[arg-type]
     known = known_names("scienceworld", texts)
     assert is_decidable("scienceworld", reference, known, actions) is expected
 
@@ -211,7 +211,7 @@ def test_windows_of_one_game_count_once_in_intervals(make_window: MakeWindow) ->
     assert few["stderr"]["em"] > 2 * many["stderr"]["em"]
 
 
-def _shown(window: Window, prediction: Prediction) -> tuple[Window, Regime, Prediction]:
+def _shown(window: Window, prediction: Prediction) -> tuple[Window, ContextKind, Prediction]:
     return window, "observed", prediction
 
 

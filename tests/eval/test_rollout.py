@@ -19,7 +19,7 @@ from eval.models.imagination import FedBack, Imagination, PredictorWorlds
 from eval.models.options import fed_back
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.episodes import Episode, Step, write_episodes
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window, start_windows
 
 LENGTHS = (7, 2, 5, 1, 3)
@@ -44,7 +44,7 @@ def starts(episodes_file: Path) -> list[Window]:
     return select_starts([episodes_file], settings())
 
 
-def settings(model: str = "model", context: Regime = "observed", depth_limit: int = 6) -> RolloutSettings:
+def settings(model: str = "model", context: ContextKind = "observed", depth_limit: int = 6) -> RolloutSettings:
     return RolloutSettings(model, context, depth_limit, None, 0, 2)
 
 
@@ -59,7 +59,9 @@ class Oracle:
     def identity(self) -> Mapping[str, str | int]:
         return {}
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
         self.calls += 1
         return [Prediction({k: self._text(window, k) for k in horizons}) for window in windows]
 

@@ -21,7 +21,7 @@ from eval.models.options import FLOORS, Floor
 from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
-from loopwm.records.template import FormatError, Regime
+from loopwm.records.template import ContextKind, FormatError
 from loopwm.records.windows import Window
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
@@ -161,12 +161,14 @@ def use(monkeypatch: pytest.MonkeyPatch, predictor: Predictor) -> None:
 class Short(Copy):
     """Reads no goal longer than 40 characters, as a model with a limit does."""
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
         for window in windows:
             if len(window["goal"]) > 40:
                 error = FormatError("context", "has 41 characters, the limit is 40")
                 raise InputError(f"window {window['id']}: {error}") from error
-        return super().predict(windows, regime, horizons)
+        return super().predict(windows, context_kind, horizons)
 
 
 def test_a_window_that_cannot_be_shown_is_refused_and_the_others_are_scored(
@@ -232,8 +234,10 @@ def test_results_with_intervals_over_windows_are_refused_until_made_again(
 class Judge(Copy):
     """Predicts a reward of 0.6 and an end at the third action."""
 
-    def predict(self, windows: Sequence[Window], regime: Regime, horizons: Sequence[int]) -> list[Prediction]:
-        found = super().predict(windows, regime, horizons)
+    def predict(
+        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+    ) -> list[Prediction]:
+        found = super().predict(windows, context_kind, horizons)
         return [replace(p, rewards=dict.fromkeys(p.texts, 0.6), ends={k: k == 3 for k in p.texts}) for p in found]
 
 

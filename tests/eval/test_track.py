@@ -31,9 +31,11 @@ Play = Callable[..., list[str]]
 def play(make_window: MakeWindow) -> Play:
     """Answers to deferred actions after a history."""
 
-    def answers(history: list[tuple[str, str]], *actions: str, regime: Any = "observed", **fields: Any) -> list[str]:
+    def answers(
+        history: list[tuple[str, str]], *actions: str, context_kind: Any = "observed", **fields: Any
+    ) -> list[str]:
         window = make_window(history=[(None, ROOM), *history], actions=list(actions), env="alfworld", **fields)
-        return list(Track().predict([window], regime, range(1, len(actions) + 1))[0].texts.values())
+        return list(Track().predict([window], context_kind, range(1, len(actions) + 1))[0].texts.values())
 
     return answers
 
@@ -123,17 +125,17 @@ def test_examine_tells_what_was_done_to_a_thing(play: Play) -> None:
                     "This is a normal mug 2. In it, you see nothing."]  # fmt: skip
 
 
-def test_other_regimes_know_what_they_show(play: Play) -> None:
+def test_other_contexts_know_what_they_show(play: Play) -> None:
     now = {"look": f"You are facing the drawer 2. Next to it, you see nothing.\n{OPENED[1].partition('. ')[2]}",
            "inventory": "You are carrying: a mug 2."}  # fmt: skip
     actions = ("inventory", "move mug 2 to drawer 2", "examine drawer 2", "go to desk 1")
-    told = play([AT_DESK], *actions, regime="snapshot", **now)
+    told = play([AT_DESK], *actions, context_kind="snapshot", **now)
     assert told[2] == "The drawer 2 is open. In it, you see a mug 2, a pen 10, a pen 9, a pen 1, and a pencil 1."
     assert told[3].endswith("a cd 1, a desklamp 1, and a mug 2.")  # the last observation is shown, not its order
     hidden = (
         "The drawer 10 is closed. In it, you see a watch 1.\nOn the shelf 1, you see a vase 1.\nThe vase 1 is cold."
     )
-    told = play([AT_DESK], "go to drawer 10", "open drawer 10", "go to shelf 1", "examine vase 1", regime="full",
+    told = play([AT_DESK], "go to drawer 10", "open drawer 10", "go to shelf 1", "examine vase 1", context_kind="full",
                 hidden_state=hidden, **now)  # fmt: skip
     assert told[1:] == ["You open the drawer 10. The drawer 10 is open. In it, you see a watch 1.",
                         "You arrive at shelf 1. On the shelf 1, you see a vase 1.",

@@ -92,7 +92,7 @@ def test_nullable_fields_may_be_absent(make_window: MakeWindow, write_suite: Wri
 
 
 @pytest.mark.parametrize(
-    ("regime", "fields", "named"),
+    ("context_kind", "fields", "named"),
     [
         ("snapshot", {"look": None}, "look"),
         ("snapshot", {"inventory": None}, "inventory"),
@@ -100,11 +100,11 @@ def test_nullable_fields_may_be_absent(make_window: MakeWindow, write_suite: Wri
         ("briefed", {}, "hidden_state_start"),
     ],
 )
-def test_a_regime_refuses_a_null_field_it_needs_by_name(
-    make_window: MakeWindow, regime: Any, fields: dict[str, None], named: str
+def test_a_context_refuses_a_null_field_it_needs_by_name(
+    make_window: MakeWindow, context_kind: Any, fields: dict[str, None], named: str
 ) -> None:
-    with pytest.raises(InputError, match=f"window w: {named}.*{regime}"):
-        check_runnable([make_window(**fields)], regime, [1])
+    with pytest.raises(InputError, match=f"window w: {named}.*{context_kind}"):
+        check_runnable([make_window(**fields)], context_kind, [1])
 
 
 def test_only_a_horizon_that_is_asked_for_can_be_too_long(make_window: MakeWindow) -> None:

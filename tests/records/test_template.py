@@ -45,7 +45,7 @@ def test_a_prompt_with_its_answer_is_the_longer_context():
     assert answered == template.render_context(longer, StateSlots(2))
 
 
-def test_regimes_show_what_they_say():
+def test_contexts_show_what_they_say():
     assert window_context(WINDOW, "observed") == Context("g", "o0", (Transition("a1", "o1"),))
     assert window_context(WINDOW, "snapshot") == Context("g", "o1", (), "l", "i")
     assert window_context(WINDOW, "full") == Context("g", "o1", (), "l", "i", "h")
@@ -56,20 +56,20 @@ def test_regimes_show_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("regime", "field"),
+    ("context_kind", "field"),
     [("snapshot", "look"), ("full", "hidden_state"), ("briefed", "hidden_state_start"), ("other", "context")],
 )
-def test_a_regime_refuses_a_null_field_by_name(regime, field):
+def test_a_context_refuses_a_null_field_by_name(context_kind, field):
     with pytest.raises(FormatError) as error:
-        window_context({**WINDOW, field: None}, regime)
+        window_context({**WINDOW, field: None}, context_kind)
     assert error.value.field == field
 
 
-def test_a_window_from_before_a_field_was_known_shows_the_other_regimes():
+def test_a_window_from_before_a_field_was_known_shows_the_other_contexts():
     old = {name: value for name, value in WINDOW.items() if name != "hidden_state_start"}
-    for regime in ("observed", "snapshot", "full"):
-        assert window_context(old, regime) == window_context(WINDOW, regime)
-    with pytest.raises(FormatError, match=r"hidden_state_start: is null, but regime 'briefed' needs it"):
+    for context_kind in ("observed", "snapshot", "full"):
+        assert window_context(old, context_kind) == window_context(WINDOW, context_kind)
+    with pytest.raises(FormatError, match=r"hidden_state_start: is null, but context 'briefed' needs it"):
         window_context(old, "briefed")
 
 

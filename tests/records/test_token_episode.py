@@ -30,7 +30,7 @@ def test_token_episode_texts_are_those_it_was_made_of(episode: TokenEpisode) -> 
         episode.observations[6]
 
 
-def test_token_episode_heads_hold_what_the_regime_shows(episode: TokenEpisode) -> None:
+def test_token_episode_heads_hold_what_the_context_shows(episode: TokenEpisode) -> None:
     assert list(episode.head(0, "observed")) == ["goal"]
     assert [None if text is None else text.tolist() for text in episode.head(0, "full").values()] == [
         [3, 4],

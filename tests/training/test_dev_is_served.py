@@ -58,7 +58,7 @@ def asked_of(planned: PlannedRow, text) -> Iterator[Asked]:
             Transition(text(episode.actions[i]), text(episode.observations[i])) for i in range(plan.first, now + 1)
         )
         shown = {}
-        if plan.regime == "snapshot":
+        if plan.context_kind == "snapshot":
             shown = {"look": text(episode.looks[plan.head]), "inventory": text(episode.inventories[plan.head])}
         context = Context(text(episode.goal), text(episode.observations[plan.head]), seen, **shown)
         actions = [text(episode.actions[now + i]) for i in range(1, count + 1)]
@@ -93,7 +93,7 @@ def test_losses_and_greedy_tokens_on_dev_are_those_of_encoding_advancing_and_dec
     worlds = WorldModel(model, tokenizer)
     steps = islice(program.dev_stream.steps(Cursor()), program.config.run.eval_batches)
     rows = [row for planned, _ in steps for row in planned]
-    assert {row.plan.regime for row in rows} == {"observed", "snapshot"}
+    assert {row.plan.context_kind for row in rows} == {"observed", "snapshot"}
 
     sums: dict[int, torch.Tensor] = {}
     for row in rows:

@@ -81,14 +81,14 @@ def test_a_row_that_begins_later_shows_the_step_before_and_heads_show_their_own_
     later = 0
     for index, plan in planned(episodes):
         start = plan.targets_from - 1
-        if plan.regime in ("observed", "briefed"):
+        if plan.context_kind in ("observed", "briefed"):
             assert plan.head == 0
             assert plan.first <= max(start, 1)
             later += start > 0
         else:
             assert (plan.head, plan.first) == (start, start + 1)
             assert plan.last - start <= DATA.snapshot_steps
-        if plan.regime in ("briefed", "full"):
+        if plan.context_kind in ("briefed", "full"):
             assert episodes[index].hidden_states[plan.head] is not None
         for branch in plan.branches:
             assert max(plan.head, plan.targets_from - 1) <= branch.step <= plan.last
@@ -111,10 +111,10 @@ def shares(rows, kind) -> dict:
     return {key: count / sum(counts.values()) for key, count in counts.items()}
 
 
-def test_quotas_of_regimes_and_horizons_are_reached_within_two_points(episodes):
+def test_quotas_of_contexts_and_horizons_are_reached_within_two_points(episodes):
     rows = [(episodes[i], plan, BUILDER.build(episodes[i], plan)) for i, plan in planned(episodes)]
-    by_regime = shares(rows, lambda _, plan, __: plan.regime)
-    assert by_regime == pytest.approx(DATA.regimes, abs=0.02)
+    by_context = shares(rows, lambda _, plan, __: plan.context_kind)
+    assert by_context == pytest.approx(DATA.regimes, abs=0.02)
     by_horizon = shares(rows, lambda _, __, horizon: max(horizon, 1))
     assert by_horizon == pytest.approx(dict(enumerate(DATA.horizon_shares, start=1)), abs=0.02)
 
@@ -163,11 +163,11 @@ def test_rows_without_query_share_ask_nothing(episodes):
 
 
 @pytest.mark.parametrize("supervise", ["terminal", "all"])
-def test_quotas_of_regimes_count_no_trunk_that_is_not_supervised(episodes, supervise):
+def test_quotas_of_contexts_count_no_trunk_that_is_not_supervised(episodes, supervise):
     planner = EpochPlanner(episodes, DATA, ObjectiveConfig(supervise=supervise), StateSlots(), True)
     plans = planner.plan(np.random.default_rng(RNG_SEED))
     rows = [(episodes[i], plan, BUILDER.build(episodes[i], plan)) for i, plan in plans]
-    assert shares(rows, lambda _, plan, __: plan.regime) == pytest.approx(DATA.regimes, abs=0.02)
+    assert shares(rows, lambda _, plan, __: plan.context_kind) == pytest.approx(DATA.regimes, abs=0.02)
 
 
 def test_an_epoch_takes_the_same_windows_of_long_episodes_whatever_is_supervised(episodes):

@@ -1,7 +1,7 @@
 """Which rows a text run sees, in which order: a pure function of the seed, so that a run resumes exactly.
 
 Episodes of one world and policy, and of one task where tasks have shares, are a source. An epoch of a source cuts each
-of its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; regimes and
+of its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; contexts and
 deferred horizons are handed out by quota as the windows are cut. Sources take turns by quota, each in epochs of its
 own. An optimiser step takes rows until it has enough rows and tokens, and sorts them by length into micro-batches.
 """
@@ -97,7 +97,7 @@ def make_sources(
 ) -> list[Source]:
     """The sources of these episodes, each with its share. trunk_is_served: by the model, `LoopWMConfig` says which.
 
-    Raises InputError if there is no step, for a regime that no step can be shown in, and as `source_shares` does.
+    Raises InputError if there is no step, for a context that no step can be shown in, and as `source_shares` does.
     """
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
@@ -109,9 +109,11 @@ def make_sources(
     planners = {
         group: EpochPlanner(groups[group], data, objective, builder.slots, trunk_is_served) for group in sorted(groups)
     }
-    for regime, share in data.regimes.items():
-        if share > 0 and not any(planner.offers(regime) for planner in planners.values()):
-            raise InputError(f"data.regimes.{regime}: no step of the shards has what it shows and room for a step")
+    for context_kind, share in data.regimes.items():
+        if share > 0 and not any(planner.offers(context_kind) for planner in planners.values()):
+            raise InputError(
+                f"data.regimes.{context_kind}: no step of the shards has what it shows and room for a step"
+            )
     shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
     return [
         Source("/".join(filter(None, group)), share, planners[group], builder, (seed, number))

@@ -49,7 +49,7 @@ class RowStatistics:
             self.served += targets if trunk_is_served else targets - horizons[TRUNK_HORIZON]
             first = planned.plan.targets_from
             self.transitions += 0 if first is None else planned.plan.last - first + 1
-            self._count("regime", planned.plan.regime, targets)
+            self._count("context", planned.plan.context_kind, targets)
             self._count("world", planned.episode.env, targets)
             self._count("policy", planned.episode.policy, targets)
             self._count("task", planned.episode.task, targets)
@@ -65,7 +65,7 @@ class RowStatistics:
         self.by.setdefault(kind, Counter())[name] += targets
 
     def lines(self) -> Iterable[str]:
-        targets = sum(self.by["regime"].values())
+        targets = sum(self.by["context"].values())
         yield f"{self.steps} steps of {self.rows / self.steps:.1f} rows and {self.tokens / self.steps:.0f} tokens"
         yield f"{self.transitions / self.steps:.1f} transitions a step are targets of a trunk"
         yield f"targets: {targets / self.tokens:.1%} of the tokens, in a served format: {self.served / self.tokens:.1%}"

@@ -1,4 +1,4 @@
-"""An epoch of a source: every transition a target of a trunk once, but of long episodes where so configured; regimes
+"""An epoch of a source: every transition a target of a trunk once, but of long episodes where so configured; contexts
 and deferred horizons by quota."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loopwm.records.template import STEP_MARKS, Regime, StateSlots
+from loopwm.records.template import STEP_MARKS, ContextKind, StateSlots
 from loopwm.records.token_episode import ACTION, OBSERVATION, TokenEpisode
 from loopwm.text.data.tree import Branch, RowPlan
 from loopwm.text.training.config import DataConfig, ObjectiveConfig
@@ -55,9 +55,9 @@ class MeasuredEpisode:
         self._repeats = actions[1:] == actions[:-1]
         self._equal_before = _equal_before(episode.identities(OBSERVATION).tolist())
 
-    def head_length(self, step: int, regime: Regime) -> int | None:
+    def head_length(self, step: int, context_kind: ContextKind) -> int | None:
         """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
-        texts = list(self.episode.head(step, regime).values())
+        texts = list(self.episode.head(step, context_kind).values())
         if any(text is None for text in texts):
             return None
         return sum(len(text) + 1 for text in texts if text is not None) + int(self.targets[step]) - 1 + HEAD_MARKS
@@ -112,24 +112,24 @@ class EpochPlanner:
         """Target tokens of the transitions of an epoch, in the mean."""
         return sum(m.episode.weight * int(m.targets[1:].sum()) for m in self.episodes)
 
-    def offers(self, regime: Regime) -> bool:
-        """Whether some row can be of this regime."""
+    def offers(self, context_kind: ContextKind) -> bool:
+        """Whether some row can be of this context."""
         return any(
-            self._allowed(measured, step, regime)
+            self._allowed(measured, step, context_kind)
             for measured in self.episodes
             for step in range(measured.episode.last_step)
         )
 
     def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
         """The rows of an epoch in their order: the episode's index and its plan."""
-        regimes = Quota(self.config.regimes)
+        context_kinds = Quota(self.config.regimes)
         asked = self.config.query_share
         queries = Quota({True: asked, False: 1 - asked})
         horizons = Quota(dict(enumerate(self.config.horizon_shares, start=1)))
         rows = [
             (int(index), plan)
             for index in self._drawn(rng)
-            for plan in self._taken(self.episodes[index], regimes, horizons, queries, rng)
+            for plan in self._taken(self.episodes[index], context_kinds, horizons, queries, rng)
         ]
         return [rows[i] for i in rng.permutation(len(rows))]
 
@@ -144,13 +144,13 @@ class EpochPlanner:
     def _taken(
         self,
         measured: MeasuredEpisode,
-        regimes: Quota[Regime],
+        context_kinds: Quota[ContextKind],
         horizons: Quota[int],
         queries: Quota[bool],
         rng: np.random.Generator,
     ) -> list[RowPlan]:
         """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
-        rows, most = list(self._rows(measured, regimes, horizons, queries, rng)), self.config.episode_steps
+        rows, most = list(self._rows(measured, context_kinds, horizons, queries, rng)), self.config.episode_steps
         if not most or measured.episode.last_step <= most:
             return rows
         order = rng.permutation(len(rows))
@@ -161,7 +161,7 @@ class EpochPlanner:
     def _rows(
         self,
         measured: MeasuredEpisode,
-        regimes: Quota[Regime],
+        context_kinds: Quota[ContextKind],
         horizons: Quota[int],
         queries: Quota[bool],
         rng: np.random.Generator,
@@ -169,10 +169,12 @@ class EpochPlanner:
         """The windows of an episode: each begins after the last step of the one before."""
         start = 0
         while start < measured.episode.last_step:
-            allowed = [regime for regime in regimes.shares if self._allowed(measured, start, regime)]
-            regime = regimes.next(allowed) if allowed else "observed"
-            head, first, last = self._window(measured, start, regime, rng)
-            last = self._end_where_due(measured, start, last, regimes)
+            allowed = [
+                context_kind for context_kind in context_kinds.shares if self._allowed(measured, start, context_kind)
+            ]
+            context_kind = context_kinds.next(allowed) if allowed else "observed"
+            head, first, last = self._window(measured, start, context_kind, rng)
+            last = self._end_where_due(measured, start, last, context_kinds)
             targets_from = start + 1 if self.supervise == "every" else None
             targets = int(measured.targets[targets_from : last + 1].sum()) if targets_from is not None else 0
             if self.trunk_is_served:
@@ -181,19 +183,19 @@ class EpochPlanner:
             deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
             queries.give(False, targets + deferred)
             asked, answers = self._query_branches(measured.episode, start, last, queries, rng)
-            regimes.give(regime, targets + deferred + answers)
-            yield RowPlan(head, regime, first, last, branches + asked, targets_from)
+            context_kinds.give(context_kind, targets + deferred + answers)
+            yield RowPlan(head, context_kind, first, last, branches + asked, targets_from)
             start = last
 
-    def _allowed(self, measured: MeasuredEpisode, start: int, regime: Regime) -> bool:
-        """Whether what the regime shows is recorded and leaves room for a step."""
-        head, before = (0, max(0, start - 1)) if regime in ("observed", "briefed") else (start, start)
-        length = measured.head_length(head, regime)
+    def _allowed(self, measured: MeasuredEpisode, start: int, context_kind: ContextKind) -> bool:
+        """Whether what the context shows is recorded and leaves room for a step."""
+        head, before = (0, max(0, start - 1)) if context_kind in ("observed", "briefed") else (start, start)
+        length = measured.head_length(head, context_kind)
         steps = int(measured.ends[start + 1] - measured.ends[before])
         return length is not None and length + steps <= self.config.trunk_tokens_max
 
     def _window(
-        self, measured: MeasuredEpisode, start: int, regime: Regime, rng: np.random.Generator
+        self, measured: MeasuredEpisode, start: int, context_kind: ContextKind, rng: np.random.Generator
     ) -> tuple[int, int, int]:
         """The head of a row whose first target is step start + 1, and its first and last trunk step.
 
@@ -203,20 +205,22 @@ class EpochPlanner:
         """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
         drawn = math.exp(rng.uniform(low, high))
-        budget = self.config.trunk_tokens_max if regime in ("briefed", "full") else int(drawn)
+        budget = self.config.trunk_tokens_max if context_kind in ("briefed", "full") else int(drawn)
         head, first, longest = start, start + 1, start + self.config.snapshot_steps
-        if regime in ("observed", "briefed"):
+        if context_kind in ("observed", "briefed"):
             head, longest = 0, measured.episode.last_step
-        room = budget - (measured.head_length(head, regime) or 0)
+        room = budget - (measured.head_length(head, context_kind) or 0)
         if head < start:
             first = min(measured.reach_back(start, int(max(0, room) * self.config.history_share)), start)
             room -= int(measured.ends[start] - measured.ends[first - 1])
         last = min(measured.reach(start, max(0, room)), longest, measured.episode.last_step)
         return head, first, max(last, start + 1)
 
-    def _end_where_due(self, measured: MeasuredEpisode, start: int, last: int, regimes: Quota[Regime]) -> int:
-        """An earlier end of a window, where the regime that has least can begin, if it can not at `last`."""
-        due = regimes.next(list(regimes.shares))
+    def _end_where_due(
+        self, measured: MeasuredEpisode, start: int, last: int, context_kinds: Quota[ContextKind]
+    ) -> int:
+        """An earlier end of a window, where the context that has least can begin, if it can not at `last`."""
+        due = context_kinds.next(list(context_kinds.shares))
         if last == measured.episode.last_step or self._allowed(measured, last, due):
             return last
         return next((step for step in range(last - 1, start, -1) if self._allowed(measured, step, due)), last)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from loopwm.records.template import Regime, StateSlots
+from loopwm.records.template import ContextKind, StateSlots
 from loopwm.records.token_episode import ANSWER, OBSERVATION, TokenEpisode, Tokens
 from loopwm.text.answerable import RowFacts
 
@@ -73,13 +73,13 @@ class Branch:
 class RowPlan:
     """What of an episode a row shows.
 
-    head: step whose observation opens the context, after what the regime shows of that step.
+    head: step whose observation opens the context, after what its context kind shows of that step.
     first, last: the steps after the head that follow in the trunk (first > last: none).
     targets_from: first of these whose observation is a target, None for none.
     """
 
     head: int
-    regime: Regime
+    context_kind: ContextKind
     first: int
     last: int
     branches: tuple[Branch, ...]
@@ -205,7 +205,7 @@ class RowBuilder:
     def build(self, episode: TokenEpisode, plan: RowPlan) -> TreeRow:
         row = TreeRow()
         deferred = max((branch.step + branch.deepest for branch in plan.branches), default=plan.last)
-        facts = RowFacts(episode, plan.head, plan.regime, range(plan.first, max(plan.last, deferred) + 1))
+        facts = RowFacts(episode, plan.head, plan.context_kind, range(plan.first, max(plan.last, deferred) + 1))
         ends = self._trunk(row, episode, plan, facts)
         for number, branch in enumerate(plan.branches, start=1):
             self._branch(row, episode, ends[branch.step], number, branch, facts)
@@ -215,12 +215,12 @@ class RowBuilder:
     def _weights(self, episode: TokenEpisode) -> TargetWeights:
         return self.weights.get(episode.env, TargetWeights())
 
-    def head(self, episode: TokenEpisode, step: int, regime: Regime) -> list[int]:
+    def head(self, episode: TokenEpisode, step: int, context_kind: ContextKind) -> list[int]:
         """Tokens up to the end of the first shown observation. Raises ValueError if what it shows is not recorded."""
         tokens: list[int] = []
-        for mark, text in episode.head(step, regime).items():
+        for mark, text in episode.head(step, context_kind).items():
             if text is None:
-                raise ValueError(f"step {step} has no {mark}, which a row of regime {regime} shows")
+                raise ValueError(f"step {step} has no {mark}, which a row of context {context_kind} shows")
             tokens += [getattr(self.ids, mark), *text]
         return tokens + self._observation(episode, step)
 
@@ -229,7 +229,7 @@ class RowBuilder:
 
     def _trunk(self, row: TreeRow, episode: TokenEpisode, plan: RowPlan, facts: RowFacts) -> dict[int, int]:
         """Appends the trunk; returns the trunk length after each of its steps."""
-        position = self._trunk_part(row, self.head(episode, plan.head, plan.regime), 0)
+        position = self._trunk_part(row, self.head(episode, plan.head, plan.context_kind), 0)
         ends = {plan.head: position}
         for step in range(plan.first, plan.last + 1):
             slots = self._state if self.slots.in_trunk else []

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from loopwm.records.config import load_typed, require_positive
 from loopwm.records.errors import InputError
-from loopwm.records.template import CONTEXT_LIMIT, Regime
+from loopwm.records.template import CONTEXT_LIMIT, ContextKind
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
 Policy = Literal["gold", "expert", "noisy-expert", "random", "fork", "omission", "probe"]
@@ -53,7 +53,7 @@ class DataConfig:
     """Most of a trunk that steps before its first target may take, where it begins later in the episode."""
     snapshot_steps: int = 10
     """Most trunk steps of a row that starts with look and inventory."""
-    regimes: dict[Regime, float] = field(default_factory=lambda: {"observed": 0.7, "snapshot": 0.3})
+    regimes: dict[ContextKind, float] = field(default_factory=lambda: {"observed": 0.7, "snapshot": 0.3})
     """Shares of the target tokens by what rows show at their head."""
     horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
     """Shares of the target tokens by horizon, from 1 to K_max, where trunks are supervised and have slots: they are

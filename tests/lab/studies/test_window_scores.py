@@ -15,26 +15,26 @@ from eval.scores.suites import Suite, load_suite
 from lab.studies.differences import ALL, Difference, differences, means
 from lab.studies.window_scores import Scores, add_losses, latent_norms, read_scores, score
 from loopwm.records import template
-from loopwm.records.template import Regime, Transition, window_context
+from loopwm.records.template import ContextKind, Transition, window_context
 from loopwm.records.windows import Window
 
 HORIZONS = (1, 3)
 
 
-def settings(regime: Regime = "observed", batch_size: int = 2) -> RunSettings:
-    return RunSettings("tiny", regime, HORIZONS, None, 0, batch_size)
+def settings(context_kind: ContextKind = "observed", batch_size: int = 2) -> RunSettings:
+    return RunSettings("tiny", context_kind, HORIZONS, None, 0, batch_size)
 
 
-@pytest.mark.parametrize("regime", ["observed", "snapshot"])
+@pytest.mark.parametrize("context_kind", ["observed", "snapshot"])
 def test_window_losses_are_those_of_whole_prompts_without_a_cache(
-    checkpoint: Path, windows_file: Path, regime: Regime
+    checkpoint: Path, windows_file: Path, context_kind: ContextKind
 ) -> None:
     predictor = CheckpointPredictor(checkpoint, 3)
     model, tokenizer = predictor.world_model.model, predictor.world_model.tokenizer
     windows = list(load_suite(str(windows_file)).windows)
-    for window, row in zip(windows, predictor.nats(windows, regime, HORIZONS), strict=True):
+    for window, row in zip(windows, predictor.nats(windows, context_kind, HORIZONS), strict=True):
         for k in HORIZONS:
-            prompt = template.render_prompt(window_context(window, regime), window["actions"][:k])
+            prompt = template.render_prompt(window_context(window, context_kind), window["actions"][:k])
             target = window["observations"][k - 1] + template.END
             ids, wanted = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, target))
             with torch.no_grad():

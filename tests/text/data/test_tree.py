@@ -43,18 +43,18 @@ SHOWN = {
 }
 
 
-def context_after(step: int, regime: str) -> Context:
+def context_after(step: int, context_kind: str) -> Context:
     steps = tuple(Transition(ACTIONS[i], OBSERVATIONS[i]) for i in range(1, step + 1))
-    return Context("find a tree", OBSERVATIONS[0], steps, **SHOWN[regime])
+    return Context("find a tree", OBSERVATIONS[0], steps, **SHOWN[context_kind])
 
 
 @pytest.mark.parametrize("slots", [StateSlots(), StateSlots(2), StateSlots(2, in_trunk=False)], ids=str)
-@pytest.mark.parametrize("regime", SHOWN)
-def test_each_horizon_of_a_branch_costs_what_the_same_actions_cost_alone(tokenizer, episode, regime, slots):
+@pytest.mark.parametrize("context_kind", SHOWN)
+def test_each_horizon_of_a_branch_costs_what_the_same_actions_cost_alone(tokenizer, episode, context_kind, slots):
     """Branches at several steps and their side branches do not see each other, and see the trunk up to their step."""
     model = random_model(state_slots=slots.count, slots_in_trunk=slots.in_trunk)
     builder = row_builder(tokenizer, slots)
-    plan = RowPlan(0, regime, 1, 3, (every(0, 3), every(1, 2), every(2, 1)), targets_from=1)
+    plan = RowPlan(0, context_kind, 1, 3, (every(0, 3), every(1, 2), every(2, 1)), targets_from=1)
     row = builder.build(episode, plan)
     padded = builder.build(episode, RowPlan(1, "observed", 2, 1, (every(1, 2),), targets_from=None))
     batch = TreeBatch.collate([row, padded], [0, 1], pad_id=0)
@@ -64,19 +64,21 @@ def test_each_horizon_of_a_branch_costs_what_the_same_actions_cost_alone(tokeniz
         for k in branch.decoded:
             here = (batch.branch[0] == number) & (batch.horizon[0] == k) & (batch.label[0] != IGNORED)
             actions = ACTIONS[start + 1 : start + k + 1]
-            expected = prompt_loss(model, tokenizer, context_after(start, regime), actions, OBSERVATIONS[start + k], 3)
+            expected = prompt_loss(
+                model, tokenizer, context_after(start, context_kind), actions, OBSERVATIONS[start + k], 3
+            )
             assert losses[0][here].sum().item() == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("regime", SHOWN)
-def test_each_step_of_the_trunk_costs_what_it_costs_as_a_served_prompt_at_horizon_1(tokenizer, episode, regime):
+@pytest.mark.parametrize("context_kind", SHOWN)
+def test_each_step_of_the_trunk_costs_what_it_costs_as_a_served_prompt_at_horizon_1(tokenizer, episode, context_kind):
     model = random_model(state_slots=2)
-    row = row_builder(tokenizer, model.config.slots).build(episode, RowPlan(0, regime, 1, 3, (), targets_from=2))
+    row = row_builder(tokenizer, model.config.slots).build(episode, RowPlan(0, context_kind, 1, 3, (), targets_from=2))
     losses = target_losses(model, TreeBatch.collate([row], [0], pad_id=0), depth=3)[0]
     ends = [i for i, token in enumerate(row.tokens) if token == tokenizer.eos_token_id]
     for step in (2, 3):
         expected = prompt_loss(
-            model, tokenizer, context_after(step - 1, regime), [ACTIONS[step]], OBSERVATIONS[step], 3
+            model, tokenizer, context_after(step - 1, context_kind), [ACTIONS[step]], OBSERVATIONS[step], 3
         )  # fmt: skip
         assert losses[ends[step - 1] : ends[step]].sum().item() == pytest.approx(expected, rel=1e-4)
     assert not losses[: ends[1]].any()
@@ -218,12 +220,12 @@ def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(bu
 
 
 @pytest.mark.parametrize(
-    ("regime", "missing"), [("snapshot", "look"), ("full", "hidden"), ("briefed", "hidden")]
+    ("context_kind", "missing"), [("snapshot", "look"), ("full", "hidden"), ("briefed", "hidden")]
 )  # fmt: skip
-def test_a_row_that_shows_what_is_not_recorded_is_refused(builder, episode, regime, missing):
+def test_a_row_that_shows_what_is_not_recorded_is_refused(builder, episode, context_kind, missing):
     bare = TokenEpisode.of_texts(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
     with pytest.raises(ValueError, match=f"no {missing}"):
-        builder.build(bare, RowPlan(0, regime, 1, 0, (every(0, 1),), 1))
+        builder.build(bare, RowPlan(0, context_kind, 1, 0, (every(0, 1),), 1))
 
 
 def with_queries(episode, tokenizer):

@@ -15,7 +15,7 @@ import yaml
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.records.episodes import Episode, Step
-from loopwm.records.template import Regime
+from loopwm.records.template import ContextKind
 from loopwm.text.data.data_loader import Cursor
 from loopwm.text.data.tree import IGNORED, TreeRow
 from loopwm.text.model.tokenizer import load_tokenizer
@@ -90,21 +90,21 @@ def undetermined_text(row: TreeRow, wanted: Sequence[bool], tokenizer: PreTraine
     return [tokenizer.decode(tokens).removeprefix(", you see ") for tokens in texts]
 
 
-@pytest.mark.parametrize("regime", ["observed", "snapshot", "briefed", "full"])
-def test_undetermined_targets_are_those_of_a_slow_reading(games_config: Path, regime: Regime) -> None:
+@pytest.mark.parametrize("context_kind", ["observed", "snapshot", "briefed", "full"])
+def test_undetermined_targets_are_those_of_a_slow_reading(games_config: Path, context_kind: ContextKind) -> None:
     """Of trunks and branches, whose own observations are not shown; a hidden state tells everything."""
     tokenizer, found, queries = load_tokenizer(), Counter[bool](), 0
     data = ["data.trunk_tokens_max=150", "data.query_share=0.2", "data.max_queries=6"]
-    program = program_of(games_config, f"data.regimes={{{regime}: 1.0}}", *data)
+    program = program_of(games_config, f"data.regimes={{{context_kind}: 1.0}}", *data)
     for rows, _ in islice(program.train_stream.steps(Cursor()), 8):
         for planned in rows:
             episode, plan, row = planned.episode, planned.plan, planned.row
             observations = [tokenizer.decode(text) for text in episode.observations]
-            look = [tokenizer.decode(episode.looks[plan.head])] if regime == "snapshot" else []
+            look = [tokenizer.decode(episode.looks[plan.head])] if context_kind == "snapshot" else []
 
             def wanted(text: str, last_shown: int) -> str:
                 shown = [*look, observations[plan.head], *observations[plan.first : last_shown + 1]]  # noqa: B023
-                return "" if regime in ("briefed", "full") else expected(shown, text)
+                return "" if context_kind in ("briefed", "full") else expected(shown, text)
 
             trunk = undetermined_text(row, [branch == 0 for branch in row.branch], tokenizer)
             steps = range(plan.targets_from, plan.last + 1)
@@ -120,7 +120,7 @@ def test_undetermined_targets_are_those_of_a_slow_reading(games_config: Path, re
                 found.update(bool(text) for text in deferred)
             found.update(bool(text) for text in trunk)
     assert min(found[False], queries) > 20
-    assert (found[True] > 20) == (regime in ("observed", "snapshot"))
+    assert (found[True] > 20) == (context_kind in ("observed", "snapshot"))
 
 
 @shows("objective.undetermined_weight")

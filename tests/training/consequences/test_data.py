@@ -125,7 +125,7 @@ def test_history_before_the_first_target_takes_its_share_at_most(config_file):
 @pytest.mark.parametrize("most", [1, 3])
 def test_snapshots_are_followed_by_so_many_steps_at_most(config_file, most):
     program = program_of(config_file, f"data.snapshot_steps={most}", "data.trunk_tokens_min=256")
-    lengths = {row.plan.last - row.plan.first + 1 for row in plans_seen(program) if row.plan.regime == "snapshot"}
+    lengths = {row.plan.last - row.plan.first + 1 for row in plans_seen(program) if row.plan.context_kind == "snapshot"}
     assert max(lengths) == most
 
 
