@@ -154,7 +154,7 @@ def read_config(folder: Path) -> AgentConfig:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RolloutStats:
     """Play from given places, at most as long as is imagined. reward: until the first end, in the mean; ended: share
     that came to one. In a world that forgives what really ends an episode, nobody learns to avoid it."""
 
@@ -162,7 +162,7 @@ class Stretch:
     ended: float
 
     @classmethod
-    def of(cls, found: Sequence[Rollout]) -> Stretch:
+    def of(cls, found: Sequence[Rollout]) -> RolloutStats:
         reward, terminated = (
             np.concatenate([getattr(rollout.segments, name) for rollout in found]) for name in ("reward", "terminated")
         )
@@ -233,5 +233,8 @@ def _real_and_imagined(
     blind = play_imagined(agent, chance, replay, rollouts, seed)
     for name, policy, seen in (("agent", player, imagined), ("random", chance, blind)):
         played = play_on(env, player, policy, c.steps, rollouts, seed)
-        results[f"{name}_stretch"] = {"real": asdict(Stretch.of(played)), "imagined": asdict(Stretch.of(seen))}
+        results[f"{name}_rollouts"] = {
+            "real": asdict(RolloutStats.of(played)),
+            "imagined": asdict(RolloutStats.of(seen)),
+        }
     return results

@@ -75,8 +75,8 @@ def _add_probes(tasks: Tasks) -> None:
     purpose = "imagined rewards, ends and objects by their age, beside the agent's real play"
     curve = add_task(tasks, "rollout-curve", _rollout_curve, purpose, "file of results")
     curve.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
-    curve.add_argument("--stretches", type=positive, default=500, help="default: %(default)s")
-    curve.add_argument("--steps", type=positive, default=16, help="of a stretch (default: %(default)s)")
+    curve.add_argument("--rollouts", type=positive, default=500, help="default: %(default)s")
+    curve.add_argument("--steps", type=positive, default=16, help="of a rollout (default: %(default)s)")
     curve.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
@@ -137,4 +137,4 @@ def _calibration(args: argparse.Namespace) -> None:
 def _rollout_curve(args: argparse.Namespace) -> None:
     from lab.pixels.rollout_curve import measure
 
-    write_rows(args.out, measure(args.folder, args.stretches, args.steps, args.seed))
+    write_rows(args.out, measure(args.folder, args.rollouts, args.steps, args.seed))

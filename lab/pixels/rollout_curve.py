@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from eval.pixels.playing import REPLAYED, load_agent, read_config
-from loopwm.pixel.agents.world_check import stretches
+from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.imagined import Moment, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
@@ -17,7 +17,7 @@ from loopwm.training.real_world import real_environments
 
 
 def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
-    """Rows by age, and over all ages (age 0), of `count` stretches in play that the world has not seen.
+    """Rows by age, and over all ages (age 0), of `count` rollouts in play that the world has not seen.
 
     Raises InputError for a run that has not ended, or that learned no world.
     """
@@ -30,12 +30,12 @@ def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
     replay = Replay(space, played.segments.action.size)
     replay.add_segments(played.segments, "agent", seed)
     rng = np.random.default_rng(seed)
-    found = stretches(agent.world, replay, count, config.imagination.burn_in, steps, rng, torch.device("cpu"))
+    found = open_loop_rollouts(agent.world, replay, count, config.imagination.burn_in, steps, rng, torch.device("cpu"))
     columns = {name: found.by_age(name) for name in ("reward", "end", "whole")}
-    rows: list[dict[str, Any]] = [{"age": 0, "lived": int(found.imagined["lived"].sum()), **found.overall()}]
+    rows: list[dict[str, Any]] = [{"age": 0, "valid": int(found.imagined["valid"].sum()), **found.overall()}]
     for age in range(steps):
-        row: dict[str, Any] = {"age": age + 1, "lived": int(found.imagined["lived"][:, age].sum())}
+        row: dict[str, Any] = {"age": age + 1, "valid": int(found.imagined["valid"][:, age].sum())}
         for name, (real, imagined) in columns.items():
             row |= {f"{name}_real": float(real[age]), f"{name}_imagined": float(imagined[age])}
         rows.append(row)
-    return {"run": str(folder), "stretches": count, "context": config.imagination.burn_in, "seed": seed, "rows": rows}
+    return {"run": str(folder), "rollouts": count, "context": config.imagination.burn_in, "seed": seed, "rows": rows}

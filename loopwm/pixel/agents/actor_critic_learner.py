@@ -45,7 +45,7 @@ class Sight(Protocol):
         """As `see`, of a frame on which an episode is cut off; nothing is remembered of it."""
         ...
 
-    def stretch(self, obs: Tensor) -> Tensor | None:
+    def read_frames(self, obs: Tensor) -> Tensor | None:
         """(B, T, ...) of frames (B, T, H, W, C) of other episodes, where no memory is needed to read them."""
         ...
 
@@ -59,7 +59,7 @@ class FrameSight:
     def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
         return obs
 
-    def stretch(self, obs: Tensor) -> Tensor | None:
+    def read_frames(self, obs: Tensor) -> Tensor | None:
         return obs
 
 
@@ -82,7 +82,7 @@ class LatentSight:
         carried = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
         return self._world.features(self._world.observe(self._state, action, obs, carried, self._generator))
 
-    def stretch(self, obs: Tensor) -> Tensor | None:
+    def read_frames(self, obs: Tensor) -> Tensor | None:
         return None
 
 
@@ -116,7 +116,7 @@ class ActorCriticPlayer:
         if not (len(rows) and "context_obs" in info and self.network.config.memory):
             return fresh
         frames, began = (torch.from_numpy(info[f"context_{name}"][rows]).to(self.device) for name in ("obs", "first"))
-        before = self._sight.stretch(frames[:, :-1])
+        before = self._sight.read_frames(frames[:, :-1])
         if before is not None and before.shape[1]:
             _, warmed = self.network.remember(before, began[:, :-1], self.network.initial(len(rows), self.device))
             fresh[torch.from_numpy(rows).to(self.device)] = warmed.masked_fill(began[:, -1:], 0)
@@ -274,10 +274,10 @@ class ActorCriticAgent:
             torch.from_numpy(x).to(generator.device) for x in (seen.obs, seen.action[:, :-1], seen.first)
         )
         data = dream(world, self.network, world.start(obs, action, first, generator), settings.steps, generator)
-        lived = data.valid.sum()
+        steps = data.valid.sum()
         diagnostics = {
-            "reward": (data.reward * data.valid).sum() / lived,
-            "ends": (data.terminated & data.valid).sum() / lived,
+            "reward": (data.reward * data.valid).sum() / steps,
+            "ends": (data.terminated & data.valid).sum() / steps,
         }
         return self.learner.update(data) | {name: number.item() for name, number in diagnostics.items()}
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from loopwm.pixel.agents.config import AgentConfig
 from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, a_step
 from loopwm.pixel.agents.simulator_world import Oracle, in_unit
-from loopwm.pixel.agents.world_check import stretches
+from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Rollout
 from loopwm.pixel.program import seeded
@@ -160,8 +160,8 @@ class AgentTrainer:
         self.learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, width)
         self.learner.to(self.device)
         self.replay, self.held_out = Replay(space, config.world.replay), Replay(space, config.world.replay)
-        self.asks = config.imagination.trust.asks and self.world is not None and self.oracle is None
-        self.trusted = not self.asks
+        self.has_gate = config.imagination.validation_gate.enabled and self.world is not None and self.oracle is None
+        self.gate_open = not self.has_gate
         self.iteration, self.interactions, self.episodes = 0, 0, 0
         self._prepare_folder()
         self._resume()
@@ -201,7 +201,7 @@ class AgentTrainer:
             record["world_seconds"] = time.monotonic() - started
         if self.config.imagination.updates and self.interactions > self.config.imagination.warmup:
             record |= self._look_at_the_world()
-            if self.trusted:
+            if self.gate_open:
                 started = time.monotonic()
                 record |= _means("imagined", self._learn_from_imagination())
                 record["imagined_seconds"] = time.monotonic() - started
@@ -234,7 +234,7 @@ class AgentTrainer:
 
     def _keep(self, played: Segments) -> None:
         """Into the replay; where trust is asked, the play of the last environment aside."""
-        if not self.asks:
+        if not self.has_gate:
             self.replay.add_segments(played, "agent", self.config.run.seed)
             return
         rows = len(played.action) - 1
@@ -243,13 +243,13 @@ class AgentTrainer:
 
     def _look_at_the_world(self) -> Numbers:
         """Whether the world may be learned in from now on, where that is asked; once trusted, it stays so."""
-        c, trust = self.config.imagination, self.config.imagination.trust
-        if not self.asks or self.world is None or self.iteration % trust.every:
+        c, gate = self.config.imagination, self.config.imagination.validation_gate
+        if not self.has_gate or self.world is None or self.iteration % gate.every:
             return {}
-        made = (trust.stretches, c.burn_in, trust.steps, self.chance.rng, self.device)
-        found = stretches(self.world.world(), self.held_out, *made).overall()
-        self.trusted = self.trusted or trust.passed(found["ends"], found["objects"])
-        return {f"trust_{name}": number for name, number in found.items()} | {"trusted": float(self.trusted)}
+        made = (gate.rollouts, c.burn_in, gate.steps, self.chance.rng, self.device)
+        found = open_loop_rollouts(self.world.world(), self.held_out, *made).overall()
+        self.gate_open = self.gate_open or gate.passed(found["ends"], found["objects"])
+        return {f"gate_{name}": number for name, number in found.items()} | {"gate_open": float(self.gate_open)}
 
     def _learn_from_imagination(self) -> list[Numbers]:
         """Step 5: each update is on fresh worlds."""
@@ -288,7 +288,7 @@ class AgentTrainer:
             "world": self.world.state_dict() if self.world else None,
             "replay": self.replay.save(self.folder / "replay"),
             "held_out": self.held_out.save(self.folder / HELD_OUT),
-            "trusted": self.trusted,
+            "trusted": self.gate_open,
             "rng": self.chance.rng.bit_generator.state,
             "generator": self.chance.generator.get_state(),
             "counts": (self.iteration, self.interactions, self.episodes),
@@ -303,7 +303,7 @@ class AgentTrainer:
                 self.world.load_state_dict(state["world"])
             self.replay = Replay.load(self.folder / "replay", state["replay"])
             self.held_out = Replay.load(self.folder / HELD_OUT, state["held_out"])
-            self.trusted = state["trusted"]
+            self.gate_open = state["trusted"]
             self.chance.rng.bit_generator.state = state["rng"]
             self.chance.generator.set_state(state["generator"])
             self.iteration, self.interactions, self.episodes = state["counts"]

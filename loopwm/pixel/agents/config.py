@@ -5,10 +5,11 @@ The sections `model`, `objective` and `sampling` are its system's; others, as `p
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from loopwm.pixel.agents.world_check import TrustConfig
+from loopwm.pixel.agents.validation_gate import ValidationGateConfig
 from loopwm.pixel.registry import AGENTS, LEARNERS, named
 from loopwm.pixel.replay import RewardUnit
 from loopwm.pixel.system import system_class, with_sections
@@ -78,7 +79,7 @@ class ImaginationConfig:
     entropy_coef: float = 0.01
     world: Literal["learned", "oracle"] = "learned"
     """oracle: the simulator itself, to tell a bad world from a bad learner."""
-    trust: TrustConfig = field(default_factory=TrustConfig)
+    validation_gate: ValidationGateConfig = field(default_factory=ValidationGateConfig)
     """What the world must reach on held-out play before the first update: that of the last real environment."""
 
 
@@ -127,8 +128,11 @@ class AgentConfig:
         c = self.imagination
         if c.updates and c.world == "learned" and not self.has_world:
             raise InputError("imagination.updates: there is no world without world.updates or world.start_from")
-        if c.trust.asks and c.world == "learned" and self.real.count < 2:
-            raise InputError("imagination.trust: one real environment is held out, so real.count must be above 1")
+        if c.validation_gate.enabled and c.world == "learned" and self.real.count < 2:
+            cause = "the gate holds one real environment out"
+            raise InputError(
+                f"imagination.validation_gate: {cause}, so real.count must be above 1, got {self.real.count}"
+            )
 
     @property
     def of_system(self) -> str:
@@ -147,4 +151,15 @@ def agent_config(sections: dict[str, Any]) -> AgentConfig:
         raise InputError(f"system: {name!r} is not one of {', '.join(AGENTS)}")
     kind, learner = system_class(AGENTS[name]), named(LEARNERS, sections.get("learner", AgentConfig.learner), "learner")
     of_system = {"model": kind.Model, "objective": kind.Objective, "sampling": kind.Sampling}
-    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), sections)
+    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), _current_keys(sections))
+
+
+def _current_keys(sections: dict[str, Any]) -> dict[str, Any]:
+    """Translate the keys of release 0.1, which run folders contain, and warn on stderr."""
+    imagination = sections.get("imagination")
+    if not isinstance(imagination, dict) or not isinstance(imagination.get("trust"), dict):
+        return sections
+    print("warning: imagination.trust is deprecated: use imagination.validation_gate", file=sys.stderr)
+    gate = {"rollouts" if key == "stretches" else key: value for key, value in imagination["trust"].items()}
+    others = {key: value for key, value in imagination.items() if key != "trust"}
+    return sections | {"imagination": others | {"validation_gate": gate}}

@@ -13,7 +13,7 @@ from PIL import Image
 from eval.__main__ import main
 from eval.pixels import playing
 from eval.pixels.curve import read_curve, smoothed
-from eval.pixels.playing import Stretch, crafter_score, evaluate, play_real
+from eval.pixels.playing import RolloutStats, crafter_score, evaluate, play_real
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.imagined import RandomPolicy
 from loopwm.records.errors import InputError
@@ -53,7 +53,7 @@ def test_an_agent_is_measured_in_the_real_and_in_its_own_world(tmp_path, monkeyp
     for name in ("reward", "ends"):
         assert results[f"{name}_gap"] == pytest.approx(results[f"imagined_{name}"] - results["agent"][name])
     assert 0 < results["agent"]["ends"] < 1
-    for name in ("agent_stretch", "random_stretch"):
+    for name in ("agent_rollouts", "random_rollouts"):
         assert all(0 <= results[name][where]["ended"] <= 1 for where in ("real", "imagined"))
     assert results["agent"]["score"] is None
 
@@ -81,11 +81,11 @@ def test_a_recorded_episode_is_one_from_its_beginning_to_its_end(tmp_path, monke
     assert not (found.terminated | found.truncated)[:-1].any()
 
 
-def test_a_stretch_counts_rewards_up_to_its_first_end():
+def test_rollout_stats_count_rewards_up_to_its_first_end():
     reward = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
     terminated = np.array([[False, True, True], [False, False, False]])
     found = SimpleNamespace(segments=SimpleNamespace(reward=reward, terminated=terminated))
-    assert Stretch.of([found, found]) == Stretch(reward=(3 + 7) / 2, ended=0.5)
+    assert RolloutStats.of([found, found]) == RolloutStats(reward=(3 + 7) / 2, ended=0.5)
 
 
 def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
+from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.simulator_world import Oracle
-from loopwm.pixel.agents.world_check import TrustConfig, lit_pixels, stretches, whole
+from loopwm.pixel.agents.validation_gate import ValidationGateConfig, lit_pixels, open_loop_rollouts, whole
 from loopwm.pixel.imagined import Imagined, Moment, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
@@ -59,7 +60,7 @@ def play() -> Replay:
 
 def look(world: TrueWorld, play: Replay) -> Any:
     made: Any = world
-    return stretches(made, play, 256, 3, 6, np.random.default_rng(0), CPU)
+    return open_loop_rollouts(made, play, 256, 3, 6, np.random.default_rng(0), CPU)
 
 
 def test_the_true_world_is_trusted_and_a_blind_one_is_not(play: Replay) -> None:
@@ -73,14 +74,14 @@ def test_the_true_world_is_trusted_and_a_blind_one_is_not(play: Replay) -> None:
 
 def test_what_lies_behind_the_first_end_does_not_count(play: Replay) -> None:
     found = look(TrueWorld(), play)
-    for end, lived in zip(found.imagined["end"], found.imagined["lived"], strict=True):
+    for end, valid in zip(found.imagined["end"], found.imagined["valid"], strict=True):
         expected = len(end) if not end.any() else int(end.argmax()) + 1
-        assert lived.tolist() == [t < expected for t in range(len(end))]
-    assert not found.real["lived"][:, 1:][found.real["end"][:, :-1]].any()
+        assert valid.tolist() == [t < expected for t in range(len(end))]
+    assert not found.real["valid"][:, 1:][found.real["end"][:, :-1]].any()
     real, imagined = found.by_age("reward")
     assert real.shape == imagined.shape == (6,)
-    lived = found.real["lived"][:, 3]
-    assert real[3] == pytest.approx(found.real["reward"][lived, 3].mean())
+    valid = found.real["valid"][:, 3]
+    assert real[3] == pytest.approx(found.real["reward"][valid, 3].mean())
 
 
 def test_frames_with_two_balls_or_none_are_not_whole() -> None:
@@ -99,14 +100,14 @@ def records(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def gated(**trust: float) -> Any:
+def gated(**gate: float) -> Any:
     settings = {
         "updates": 2,
         "warmup": 30,
         "count": 4,
         "steps": 5,
         "burn_in": 3,
-        "trust": trust | {"every": 1, "steps": 3},
+        "validation_gate": gate | {"every": 1, "steps": 3},
     }
     return config(imagination=settings)
 
@@ -118,8 +119,8 @@ def test_no_imagined_update_before_the_world_passes_and_the_log_says_when(
     trainer = AgentTrainer(gated(**bar), blocks(4), SPACE, tmp_path)
     trainer.run()
     found = records(tmp_path)
-    assert all({"trust_ends", "trust_objects", "trusted"} <= record.keys() for record in found)
-    assert [record["trusted"] for record in found] == [float(passes)] * 4
+    assert all({"gate_ends", "gate_objects", "gate_open"} <= record.keys() for record in found)
+    assert [record["gate_open"] for record in found] == [float(passes)] * 4
     assert ["imagined_loss" in record for record in found] == [passes] * 4
     assert len(trainer.replay) == 3 * 32
     assert len(trainer.held_out) == 32
@@ -128,7 +129,7 @@ def test_no_imagined_update_before_the_world_passes_and_the_log_says_when(
 def test_held_out_play_and_trust_are_resumed(tmp_path: Path) -> None:
     AgentTrainer(gated(ends=1e6), blocks(4), SPACE, tmp_path).run(max_minutes=1e-4)
     again = AgentTrainer(gated(ends=1e6), blocks(4), SPACE, tmp_path)
-    assert again.trusted
+    assert again.gate_open
     assert len(again.held_out) == again.interactions // 4 > 0
     again.run()
 
@@ -171,8 +172,6 @@ def test_a_learner_learns_in_the_simulator_itself_without_a_world(tmp_path: Path
     )
     if learner == "ppo":
         pytest.importorskip("scipy")
-        from loopwm.pixel.agents.config import agent_config
-
         sections = {"system": "storm-agent", "policy": {"channels": [4], "memory": 8, "hidden": 8}}
         sections |= {"real": {"count": 4, "steps": 8, "total": 64, "minibatches": 1}, "world": {"updates": 0}}
         sections |= {"imagination": {"updates": 1, "warmup": 30, "count": 3, "steps": 5, "world": "oracle"}}
@@ -189,10 +188,19 @@ def test_a_learner_learns_in_the_simulator_itself_without_a_world(tmp_path: Path
 )
 def test_bars_out_of_range_are_refused(change: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TrustConfig(**change)  # type: ignore[arg-type]
+        ValidationGateConfig(**change)  # type: ignore[arg-type]
 
 
 def test_one_environment_cannot_be_held_out_of_one() -> None:
     made = gated(ends=0.2)
-    with pytest.raises(InputError, match=r"imagination.trust: .* real.count must be above 1"):
+    with pytest.raises(InputError, match=r"imagination.validation_gate: .* real.count must be above 1"):
         replace(made, real=replace(made.real, count=1))
+
+
+def test_config_deprecated_trust_key_sets_validation_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    imagination = {"burn_in": 3, "trust": {"ends": 0.2, "stretches": 7}}
+    made = agent_config({"system": "twisted-agent", "imagination": imagination})
+    assert made.imagination.burn_in == 3
+    assert made.imagination.validation_gate == ValidationGateConfig(ends=0.2, rollouts=7)
+    line = "warning: imagination.trust is deprecated: use imagination.validation_gate\n"
+    assert capsys.readouterr().err == line

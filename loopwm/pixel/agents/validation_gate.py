@@ -1,9 +1,9 @@
-"""Whether a world may be learned in: imagined stretches beside the play that they were begun in, by their age.
+"""Whether a world may be learned in: imagined rollouts beside the play that they were begun in, by their age.
 
 From places of held-out play, the actions that were really taken are imagined in open loop. What is compared stops at a
 row's own first end, real or imagined.
 
-Shape suffixes: B stretches, T ages, H/W/C frame.
+Shape suffixes: B rollouts, T ages, H/W/C frame.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from loopwm.pixel.replay import Replay, as_learned
 
 
 @dataclass(frozen=True)
-class TrustConfig:
+class ValidationGateConfig:
     """What a world must reach before the first imagined update; 0 asks nothing. Raises ValueError out of range."""
 
     ends: float = 0.0
     """Largest error of the share of steps that end an episode, relative to the real share."""
     objects: float = 0.0
     """Least share of imagined frames that are whole."""
-    stretches: int = 128
+    rollouts: int = 128
     steps: int = 8
     every: int = 10
     """Iterations between looks."""
@@ -38,7 +38,7 @@ class TrustConfig:
             raise ValueError(f"ends: {self.ends} is below zero")
         if not 0 <= self.objects <= 1:
             raise ValueError(f"objects: {self.objects} is outside 0 to 1")
-        for name in ("stretches", "steps", "every"):
+        for name in ("rollouts", "steps", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 1")
 
@@ -46,13 +46,13 @@ class TrustConfig:
         return (not self.ends or ends <= self.ends) and objects >= self.objects
 
     @property
-    def asks(self) -> bool:
+    def enabled(self) -> bool:
         return self.ends > 0 or self.objects > 0
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """Real and imagined, each (B, T): reward, end, whole, and lived, False behind a row's first end. Truncation, which
+class OpenLoopRollouts:
+    """Real and imagined, each (B, T): reward, end, whole, and valid, False behind a row's first end. Truncation, which
     no world imagines, is no end, but nothing lives behind it."""
 
     real: dict[str, NDArray[Any]]
@@ -68,7 +68,7 @@ class Stretches:
         Where nothing really ended, one end in all steps stands for the real share.
         """
         real, imagined = _means(self.real, "end"), _means(self.imagined, "end")
-        least = 1 / self.real["lived"].sum()
+        least = 1 / self.real["valid"].sum()
         return {
             "ends": float(abs(imagined - real) / max(real, least)),
             "objects": float(_means(self.imagined, "whole")),
@@ -78,7 +78,7 @@ class Stretches:
 
 
 def _means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
-    counted = part["lived"] & ~part["end"] if name == "whole" else part["lived"]
+    counted = part["valid"] & ~part["end"] if name == "whole" else part["valid"]
     with np.errstate(invalid="ignore"):
         return (part[name] * counted).sum(axis) / counted.sum(axis)
 
@@ -95,7 +95,7 @@ def whole(frames: NDArray[np.uint8], real: NDArray[np.uint8]) -> NDArray[np.bool
     return ((seen.min(0) <= counts) & (counts <= seen.max(0))).all(-1)
 
 
-def stretches(
+def open_loop_rollouts(
     world: FrameWorld[Any],
     held_out: Replay,
     count: int,
@@ -103,8 +103,8 @@ def stretches(
     steps: int,
     rng: np.random.Generator,
     device: torch.device,
-) -> Stretches:
-    """`count` stretches of `steps` actions from places after `context` frames. Raises InputError if no play is that
+) -> OpenLoopRollouts:
+    """`count` rollouts of `steps` actions from places after `context` frames. Raises InputError if no play is that
     long."""
     seen = as_learned(held_out.sample(count, context + steps, rng))
     generator = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
@@ -120,10 +120,10 @@ def stretches(
     # The frames that episodes end with are not what a world is trained on.
     inside = seen.obs.reshape(-1, *seen.obs.shape[2:])
     terminated, over = seen.terminated[:, ages], seen.terminated[:, ages] | seen.truncated[:, ages]
-    real = {"reward": seen.reward[:, ages], "end": terminated, "whole": np.ones_like(over), "lived": _lived(over)}
-    imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "lived": _lived(end)}
-    return Stretches(real, imagined)
+    real = {"reward": seen.reward[:, ages], "end": terminated, "whole": np.ones_like(over), "valid": _valid(over)}
+    imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "valid": _valid(end)}
+    return OpenLoopRollouts(real, imagined)
 
 
-def _lived(over: NDArray[Any]) -> NDArray[np.bool_]:
+def _valid(over: NDArray[Any]) -> NDArray[np.bool_]:
     return (np.cumsum(over, 1) - over) == 0
