@@ -19,7 +19,7 @@ from loopwm.pixel.agents.agent_trainer import LEARNER
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Learner
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Policy, RandomPolicy, Rollout, rollout
+from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Policy, RandomPolicy, Rollout, rollout
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, as_learned
 from loopwm.records.errors import InputError
@@ -62,7 +62,7 @@ def crafter_score(rates: Sequence[float]) -> float:
 
 def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed: int) -> Played:
     """The first `episodes` to begin, so that long ones count as much as short ones."""
-    moment = Moment.begin(env, seed)
+    env_state = EnvState.reset(env, seed)
     running, rewards, ends, count = np.zeros(env.num_envs), 0.0, 0, 0
     begun, order = env.num_envs, np.arange(env.num_envs)
     returns: dict[int, float] = {}
@@ -70,8 +70,8 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
     judged: dict[int, float] = {}
     with tqdm(total=episodes, unit="episode", desc="real") as bar:
         while any(number not in returns for number in range(episodes)):
-            found = rollout(env, policy, STEPS, moment)
-            moment, s = found.moment, found.segments
+            found = rollout(env, policy, STEPS, env_state)
+            env_state, s = found.env_state, found.segments
             infos = {(ending.env, ending.step): ending.info for ending in found.endings}
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
             ends += int(as_learned(s).terminated.sum())
@@ -126,7 +126,7 @@ def recorded(folder: Path, steps: int, seed: int) -> FrameEpisode:
     config = read_config(folder)
     env, space = real_environments(config.real.environment, config.real.count)
     player = load_agent(folder, space, config).player(config.real.count, seed)
-    s = rollout(env, player, steps, Moment.begin(env, seed)).segments
+    s = rollout(env, player, steps, EnvState.reset(env, seed)).segments
     begun = [(row, int(start)) for row in range(len(s.first)) for start in np.flatnonzero(s.first[row])]
     lengths = [_length(s.terminated[row, start:] | s.truncated[row, start:]) for row, start in begun]
     row, start = begun[int(np.argmax(lengths))]
@@ -177,7 +177,7 @@ def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int,
     env = ImaginedVectorEnv(agent.world, replay, c.count, c.burn_in, horizon=c.steps + 1)
     rng = np.random.default_rng(seed)
     return [
-        rollout(env, policy, c.steps, Moment.begin(env, int(rng.integers(2**31))))
+        rollout(env, policy, c.steps, EnvState.reset(env, int(rng.integers(2**31))))
         for _ in tqdm(range(rollouts), unit="rollout", desc="imagined")
     ]
 
@@ -188,8 +188,8 @@ def play_on(
     """Real play of a policy from any place of the agent's, as replays have them."""
     rng, found = np.random.default_rng(seed), []
     for _ in tqdm(range(rollouts), unit="rollout", desc="real"):
-        lead, begun = int(rng.integers(1, REPLAYED)), Moment.begin(env, int(rng.integers(2**31)))
-        found.append(rollout(env, policy, steps, rollout(env, agent, lead, begun).moment))
+        lead, begun = int(rng.integers(1, REPLAYED)), EnvState.reset(env, int(rng.integers(2**31)))
+        found.append(rollout(env, policy, steps, rollout(env, agent, lead, begun).env_state))
     return found
 
 
@@ -223,7 +223,7 @@ def _real_and_imagined(
     """The agent's reward and ends of an imagined step, and stretches of the agent and of chance in both worlds."""
     c = agent.config.imagination
     replay = Replay(space, env.num_envs * REPLAYED)
-    replay.add_segments(rollout(env, player, REPLAYED, Moment.begin(env, seed)).segments, "agent", seed)
+    replay.add_segments(rollout(env, player, REPLAYED, EnvState.reset(env, seed)).segments, "agent", seed)
     dreamer = agent.player(c.count, seed)
     imagined = play_imagined(agent, dreamer, replay, rollouts, seed)
     results: dict[str, Any] = {

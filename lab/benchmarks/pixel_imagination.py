@@ -24,7 +24,7 @@ from torch import nn
 from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
 from loopwm.machine import keep_everything
 from loopwm.pixel.agents.config import agent_config
-from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
+from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.storm.system import Dreaming, StormSystem, StormWorld
 from loopwm.pixel.storm.two_layers import TwoLayers
@@ -103,7 +103,7 @@ def main() -> None:
     keep_everything()  # as training does
     env, rng = make_frame_vector(GAME, 8), np.random.default_rng(0)
     replay = Replay(make_frame_environment(GAME).space, 10_000)
-    replay.add_segments(rollout(env, RandomPolicy(3, rng), 200, Moment.begin(env, 0)).segments, "random", 0)
+    replay.add_segments(rollout(env, RandomPolicy(3, rng), 200, EnvState.reset(env, 0)).segments, "random", 0)
     config, storm = made("storm-minatar-small", replay)
     _, twisted = made("twisted-agent-minatar-small", replay)
     storm.eval()

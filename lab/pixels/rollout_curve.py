@@ -10,7 +10,7 @@ import torch
 
 from eval.pixels.playing import REPLAYED, load_agent, read_config
 from loopwm.pixel.agents.validation_gate import open_loop_rollouts
-from loopwm.pixel.imagined import Moment, rollout
+from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
 from loopwm.training.real_world import real_environments
@@ -26,7 +26,7 @@ def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
     agent = load_agent(folder, space, config)
     if agent.world is None:
         raise InputError(f"{folder}: the run learned no world")
-    played = rollout(env, agent.player(config.real.count, seed), REPLAYED, Moment.begin(env, seed))
+    played = rollout(env, agent.player(config.real.count, seed), REPLAYED, EnvState.reset(env, seed))
     replay = Replay(space, played.segments.action.size)
     replay.add_segments(played.segments, "agent", seed)
     rng = np.random.default_rng(seed)

@@ -187,15 +187,15 @@ class RandomPolicy:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Where a vector of environments stands: what its last reset or step showed."""
+class EnvState:
+    """State of a vector of environments between rollouts: the output of its last reset or step."""
 
     obs: Array
     first: Array
     info: dict[str, Any]
 
     @classmethod
-    def begin(cls, env: VectorEnv[Any, Any, Any], seed: int | None) -> Moment:
+    def reset(cls, env: VectorEnv[Any, Any, Any], seed: int | None) -> EnvState:
         """Resets all; without a seed, environments go on with the randomness they have."""
         obs, info = env.reset(seed=seed)
         return cls(obs, np.ones(env.num_envs, dtype=bool), info)
@@ -212,15 +212,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class Rollout:
-    """segments: T steps of B environments; moment: where they stand now."""
+    """Steps of play. segments: T steps of B environments; env_state: their state after the last step."""
 
     segments: Segments
-    moment: Moment
+    env_state: EnvState
     endings: list[Ending] = field(default_factory=list)
 
 
-def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: Moment) -> Rollout:
-    """Plays `steps` steps, on from a reset or from the moment at which another rollout ended.
+def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state: EnvState) -> Rollout:
+    """Play `steps` steps from a reset or from the state in which another rollout ended.
 
     Raises ValueError for environments whose autoreset mode is not SAME_STEP.
     """
@@ -228,7 +228,7 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: M
         raise ValueError(f"env: autoreset mode {env.metadata.get('autoreset_mode')}, expected SAME_STEP")
     rows, endings = [], []
     for step in range(steps):
-        action = policy(moment.obs, moment.first, moment.info)
+        action = policy(env_state.obs, env_state.first, env_state.info)
         obs, reward, terminated, truncated, info = env.step(action)
         over = terminated | truncated
         next_obs = obs.copy()
@@ -237,10 +237,10 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, moment: M
             endings.append(Ending(int(i), step, _of_row(info["final_info"], int(i))))
         results = reward.astype(np.float32), terminated, truncated
         lost = info[LOST].astype(bool) & ~over if LOST in info else np.zeros_like(over)
-        rows.append((moment.obs, next_obs, np.asarray(action, np.int64), *results, moment.first, lost))
-        moment = Moment(obs, over, info)
+        rows.append((env_state.obs, next_obs, np.asarray(action, np.int64), *results, env_state.first, lost))
+        env_state = EnvState(obs, over, info)
     columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
-    return Rollout(Segments(*columns), moment, endings)
+    return Rollout(Segments(*columns), env_state, endings)
 
 
 def _of_row(info: dict[str, Any], row: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from data_prep.__main__ import main
 from data_prep.environments.pixels.base import FrameEnvironment
 from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
-from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
+from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files, read_episode
@@ -167,7 +167,7 @@ def test_a_vector_of_them_is_played_and_kept() -> None:
     env = make_frame_vector("minatar/breakout", 3)
     (space,) = set(env.get_attr("space"))
     replay, policy = Replay(space, 1000), RandomPolicy(space.actions, np.random.default_rng(0))
-    found = rollout(env, policy, 40, Moment.begin(env, seed=0))
+    found = rollout(env, policy, 40, EnvState.reset(env, seed=0))
     replay.add_segments(found.segments, "random", seed=0)
     assert len(replay) == 120
     assert len(found.endings) == found.segments.terminated.sum() > 0

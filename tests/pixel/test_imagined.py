@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from loopwm.pixel.imagined import Imagined, ImaginedVectorEnv, Moment, RandomPolicy, rollout
+from loopwm.pixel.imagined import EnvState, Imagined, ImaginedVectorEnv, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, Segments
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
@@ -202,7 +202,7 @@ def real_vector(starts: Iterable[int] = range(1, 90)) -> SyncVectorEnv:
 @pytest.mark.parametrize("make", [real_vector, make_env])
 def test_a_rollout_tells_each_step_whole_whoever_plays_whatever(make: Any) -> None:
     env = make()
-    found = rollout(env, RandomPolicy(GAME.actions, np.random.default_rng(0)), 40, Moment.begin(env, seed=1))
+    found = rollout(env, RandomPolicy(GAME.actions, np.random.default_rng(0)), 40, EnvState.reset(env, seed=1))
     steps = found.segments
     numbers, after = steps.obs[..., 0, 0, 0], steps.next_obs[..., 0, 0, 0]
     for number, action, following, reward, over in zip(
@@ -221,10 +221,10 @@ def test_a_rollout_tells_each_step_whole_whoever_plays_whatever(make: Any) -> No
 def test_two_rollouts_are_one_of_both_lengths() -> None:
     parts, whole = make_env(), make_env()
     policies = [RandomPolicy(GAME.actions, np.random.default_rng(0)) for _ in range(2)]
-    moments = [Moment.begin(env, seed=2) for env in (parts, whole)]
-    head = rollout(parts, policies[0], 7, moments[0])
-    tail = rollout(parts, policies[0], 5, head.moment)
-    both = rollout(whole, policies[1], 12, moments[1])
+    env_states = [EnvState.reset(env, seed=2) for env in (parts, whole)]
+    head = rollout(parts, policies[0], 7, env_states[0])
+    tail = rollout(parts, policies[0], 5, head.env_state)
+    both = rollout(whole, policies[1], 12, env_states[1])
     joined = [
         np.concatenate([getattr(head.segments, name), getattr(tail.segments, name)], axis=1)
         for name in Segments.__dataclass_fields__
@@ -249,7 +249,7 @@ class Remembering:
 def test_a_policy_with_memory_sees_the_context_of_every_start() -> None:
     policy = Remembering()
     env = make_env()
-    steps = rollout(env, policy, 30, Moment.begin(env, seed=0)).segments
+    steps = rollout(env, policy, 30, EnvState.reset(env, seed=0)).segments
     assert steps.first[:, 1:].any()
     for row, memory in enumerate(policy.memory):
         begun = int(np.flatnonzero(steps.first[row])[-1])
@@ -259,7 +259,7 @@ def test_a_policy_with_memory_sees_the_context_of_every_start() -> None:
 
 def test_other_autoreset_modes_are_refused() -> None:
     env = SyncVectorEnv([lambda: RealGame(range(9))])
-    begun = Moment.begin(env, seed=0)
+    begun = EnvState.reset(env, seed=0)
     with pytest.raises(ValueError, match="expected SAME_STEP"):
         rollout(env, RandomPolicy(3, np.random.default_rng(0)), 1, begun)
 
@@ -267,8 +267,8 @@ def test_other_autoreset_modes_are_refused() -> None:
 def test_what_was_played_goes_into_a_replay_piece_by_piece() -> None:
     env = real_vector()
     policy = RandomPolicy(GAME.actions, np.random.default_rng(0))
-    head = rollout(env, policy, 9, Moment.begin(env, seed=0))
-    tail = rollout(env, policy, 8, head.moment)
+    head = rollout(env, policy, 9, EnvState.reset(env, seed=0))
+    tail = rollout(env, policy, 8, head.env_state)
     replay = Replay(GAME, 1000)
     for part in (head, tail):
         replay.add_segments(part.segments, "random", seed=5)
@@ -280,6 +280,6 @@ def test_what_was_played_goes_into_a_replay_piece_by_piece() -> None:
             joined = np.concatenate([getattr(head.segments, name)[i], getattr(tail.segments, name)[i]])
             assert np.array_equal(getattr(whole, name)[b], joined)
     assert not all(episode.open for episode in replay.episodes())
-    anew = rollout(env, policy, 4, Moment.begin(env, seed=None))
+    anew = rollout(env, policy, 4, EnvState.reset(env, seed=None))
     replay.add_segments(anew.segments, "random", seed=5)
     assert len(replay) == ENVS * 21

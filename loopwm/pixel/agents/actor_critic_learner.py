@@ -26,7 +26,7 @@ from loopwm.pixel.agents.actor_critic import (
     dream,
 )
 from loopwm.pixel.agents.learner import Chance, Dream, Numbers, a_step
-from loopwm.pixel.imagined import FrameWorld, LatentWorld, Moment, Rollout, rollout
+from loopwm.pixel.imagined import EnvState, FrameWorld, LatentWorld, Rollout, rollout
 from loopwm.pixel.replay import as_learned
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
@@ -183,11 +183,11 @@ class RecordingPlayer(ActorCriticPlayer):
         return self.network.value(self.network.step(inputs, going, self.memory).critic)
 
     @torch.no_grad()
-    def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> tuple[Experience, Rollout]:
-        """Plays on from a moment: what there is to learn, and what happened."""
+    def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> tuple[Experience, Rollout]:
+        """Play on from a state of the environments; return what to learn from and the rollout."""
         self.before = None
-        found = rollout(env, self, steps, moment)
-        now = found.moment
+        found = rollout(env, self, steps, env_state)
+        now = found.env_state
         self._ahead = self._reading(now.obs, now.first, now.info)
         read, self._read = [*self._read, self._ahead], []
         inputs, first, fresh = (
@@ -250,12 +250,12 @@ class ActorCriticAgent:
         kind = RecordingPlayer if self._from_play else ActorCriticPlayer
         self._player = kind(self.network, self._sight(world, generator), count, generator)
 
-    def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> Rollout:
+    def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         if isinstance(self._player, RecordingPlayer):
-            self._played, found = self._player.play(env, steps, moment)
+            self._played, found = self._player.play(env, steps, env_state)
             return found
         assert self._player is not None
-        return rollout(env, self._player, steps, moment)
+        return rollout(env, self._player, steps, env_state)
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
         """One step: what was played is on policy once. Nothing for an agent that learns in imagination alone."""
@@ -264,7 +264,7 @@ class ActorCriticAgent:
     def learn_from_imagination(self, dream_of: Dream, settings: Any, chance: Chance) -> Numbers:
         generator = self._generator(chance)
         if self._reads_frames:
-            begun = Moment.begin(dream_of.env, int(chance.rng.integers(2**31)))
+            begun = EnvState.reset(dream_of.env, int(chance.rng.integers(2**31)))
             player = RecordingPlayer(self.network, FrameSight(), dream_of.env.num_envs, generator)
             data, found = player.play(dream_of.env, settings.steps, begun)
             return self.learner.update(data) | a_step(found)

@@ -34,7 +34,7 @@ from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, a_step
 from loopwm.pixel.agents.simulator_world import Oracle, in_unit
 from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
-from loopwm.pixel.imagined import FrameWorld, ImaginedVectorEnv, Moment, Rollout
+from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Rollout
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, Segments, prune, rewarded
@@ -166,13 +166,13 @@ class AgentTrainer:
         self._prepare_folder()
         self._resume()
         self.learner.begin(config.real.count, self.chance, self.world.world() if self.world else None)
-        self.moment = self._begin()
+        self.env_state = self._begin()
         self._returns = np.zeros(config.real.count)
 
-    def _begin(self) -> Moment:
+    def _begin(self) -> EnvState:
         """Fresh real episodes, seeded by the run and how far it is."""
         seed = int(np.random.default_rng((self.config.run.seed, self.iteration)).integers(2**31))
-        return Moment.begin(self.env, seed)
+        return EnvState.reset(self.env, seed)
 
     def run(self, max_minutes: float | None = None) -> None:
         """Plays until config.real.total interactions, or until `max_minutes` have passed, then saves and exports."""
@@ -211,8 +211,8 @@ class AgentTrainer:
     def _learn_from_real_play(self) -> Numbers:
         """Steps 1 to 3."""
         real = self.config.real
-        found = self.learner.play(self.env, real.steps, self.moment)
-        self.moment = found.moment
+        found = self.learner.play(self.env, real.steps, self.env_state)
+        self.env_state = found.env_state
         self.interactions += found.segments.action.size
         self._keep(found.segments)
         record = self._tell_episodes(found)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loopwm.pixel.agents.ppo import Trajectories
 from loopwm.pixel.agents.ppo_policy import ActorCritic, sample_action
-from loopwm.pixel.imagined import Moment, Rollout, rollout
+from loopwm.pixel.imagined import EnvState, Rollout, rollout
 from loopwm.pixel.replay import Segments, as_learned
 
 Array = NDArray[Any]
@@ -83,10 +83,12 @@ class Player:
         return self.policy.step(self._tensor(obs), memory).value
 
 
-def play(env: VectorEnv[Any, Any, Any], player: Player, steps: int, moment: Moment) -> tuple[Trajectories, Rollout]:
-    """Plays on from a moment; what happened, with what a policy learns from it."""
+def play(
+    env: VectorEnv[Any, Any, Any], player: Player, steps: int, env_state: EnvState
+) -> tuple[Trajectories, Rollout]:
+    """Play on from a state of the environments; return what to learn from and the rollout."""
     memory = player.memory
-    found = rollout(env, player, steps, moment)
+    found = rollout(env, player, steps, env_state)
     taken, s = player.taken(), as_learned(found.segments)
     value = torch.stack([step.value for step in taken], 1)
     tensors = {

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from loopwm.pixel.imagined import FrameWorld, Moment, Policy, Rollout
+from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, Rollout
 from loopwm.pixel.replay import Replay, as_learned
 
 Numbers = dict[str, float]
@@ -55,7 +55,7 @@ class Learner(Protocol):
         """`count` real environments begin anew: memories are empty."""
         ...
 
-    def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> Rollout:
+    def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         """Plays on in the real environments, and keeps what is to be learned from that."""
         ...
 

@@ -13,7 +13,7 @@ from loopwm.pixel.agents.collector import Player, play
 from loopwm.pixel.agents.learner import Chance, Dream, Numbers, a_step
 from loopwm.pixel.agents.ppo import PPO, PPOConfig, Trajectories
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
-from loopwm.pixel.imagined import FrameWorld, Moment, Rollout
+from loopwm.pixel.imagined import EnvState, FrameWorld, Rollout
 from loopwm.records.frames import FrameSpace
 
 
@@ -36,9 +36,9 @@ class PPOLearner:
     def begin(self, count: int, chance: Chance, world: FrameWorld[Any] | None) -> None:
         self._player = Player(self.policy, count, chance.generator)
 
-    def play(self, env: VectorEnv[Any, Any, Any], steps: int, moment: Moment) -> Rollout:
+    def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         assert self._player is not None
-        self._played, found = play(env, self._player, steps, moment)
+        self._played, found = play(env, self._player, steps, env_state)
         return found
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
@@ -49,7 +49,7 @@ class PPOLearner:
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
         """One rollout of fresh worlds and an update on it."""
-        begun = Moment.begin(dream.env, int(chance.rng.integers(2**31)))
+        begun = EnvState.reset(dream.env, int(chance.rng.integers(2**31)))
         data, found = play(dream.env, Player(self.policy, settings.count, chance.generator), settings.steps, begun)
         real, self.ppo.config = self.ppo.config, replace(self.ppo.config, entropy_coef=settings.entropy_coef)
         update = self.ppo.update(data, settings.epochs, settings.minibatches, chance.generator, self.deviation)

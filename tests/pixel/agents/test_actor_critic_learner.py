@@ -14,7 +14,7 @@ from loopwm.pixel.agents.actor_critic_learner import ActorCriticAgent, FrameSigh
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Chance, Dream
-from loopwm.pixel.imagined import ImaginedVectorEnv, Moment, RandomPolicy, rollout
+from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.storm.model import StormConfig
 from loopwm.pixel.storm.system import StormObjective, StormSystem
@@ -64,12 +64,12 @@ def test_what_is_recorded_is_what_the_network_reads_again() -> None:
     """Two rollouts of an agent with a memory, on from each other, with ends and truncations."""
     made, env = agent(**FRAMES), blocks(4)
     player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
-    moment, memory = Moment.begin(env, 0), made.network.initial(4, torch.device("cpu"))
+    env_state, memory = EnvState.reset(env, 0), made.network.initial(4, torch.device("cpu"))
     for _ in range(2):
-        data, found = player.play(env, 10, moment)
-        moment, s = found.moment, found.segments
+        data, found = player.play(env, 10, env_state)
+        env_state, s = found.env_state, found.segments
         assert torch.equal(data.inputs[:, :-1], torch.from_numpy(s.obs))
-        assert torch.equal(data.inputs[:, -1], torch.from_numpy(moment.obs))
+        assert torch.equal(data.inputs[:, -1], torch.from_numpy(env_state.obs))
         assert torch.equal(data.first[:, :-1], torch.from_numpy(s.first))
         assert torch.equal(data.action, torch.from_numpy(s.action))
         assert torch.allclose(data.memory, memory, atol=1e-5)
@@ -82,7 +82,7 @@ def test_what_is_recorded_is_what_the_network_reads_again() -> None:
 def test_a_truncated_episode_is_worth_what_its_own_last_frame_is() -> None:
     made, env = agent(**FRAMES), blocks(4)
     player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
-    data, found = player.play(env, 16, Moment.begin(env, 0))
+    data, found = player.play(env, 16, EnvState.reset(env, 0))
     rows, steps = data.truncated.nonzero(as_tuple=True)
     for b, t in zip(rows.tolist(), steps.tolist(), strict=True):
         inputs = torch.cat(
@@ -99,11 +99,11 @@ def test_the_world_that_is_carried_along_knows_the_last_frames() -> None:
     world, env = storm().world(config().sampling), blocks(4)
     made = agent()
     player = RecordingPlayer(made.network, LatentSight(world, torch.Generator().manual_seed(0)), 4, torch.Generator())
-    data, found = player.play(env, 9, Moment.begin(env, 0))
+    data, found = player.play(env, 9, EnvState.reset(env, 0))
     s = found.segments
     assert s.first[:, 1:].any()
     assert data.inputs.shape == (4, 10, 32)
-    began = torch.from_numpy(np.concatenate((s.first, found.moment.first[:, None]), 1))
+    began = torch.from_numpy(np.concatenate((s.first, found.env_state.first[:, None]), 1))
     assert torch.equal(data.inputs[..., 16:].abs().sum(-1) == 0, began)  # h is empty exactly where an episode begins
 
 
@@ -120,7 +120,7 @@ def test_imagination_in_latents_draws_no_frame() -> None:
     made, env = agent(), blocks(4)
     trainer_replay = Replay(SPACE, 1000)
     player = made.player(4, torch.Generator(), storm().world())
-    trainer_replay.add_segments(rollout(env, player, 12, Moment.begin(env, 0)).segments, "agent", 0)
+    trainer_replay.add_segments(rollout(env, player, 12, EnvState.reset(env, 0)).segments, "agent", 0)
     world: Any = Blind(storm().world())
     before = {name: tensor.clone() for name, tensor in made.network.state_dict().items()}
     told = made.learn_from_imagination(Dream(env, world, trainer_replay), config().imagination, Chance.of(0))
@@ -196,7 +196,7 @@ def test_imagined_worlds_that_begin_in_mid_episode_are_looked_at_with_the_frames
     system, env, replay = storm(), blocks(4), Replay(SPACE, 1000)
     made = agent(channels=[4, 8], memory=8)
     player = made.player(4, torch.Generator(), None)
-    replay.add_segments(rollout(env, player, 12, Moment.begin(env, 0)).segments, "agent", 0)
+    replay.add_segments(rollout(env, player, 12, EnvState.reset(env, 0)).segments, "agent", 0)
     world = system.world(config().sampling)
     imagined = ImaginedVectorEnv(world, replay, 4, 3, 6)
     obs, info = imagined.reset(seed=0)
@@ -214,10 +214,10 @@ def test_worlds_that_begin_anew_while_they_are_played_are_remembered_from_the_fr
     """And the network reads again what was recorded, other than with memories that are empty there."""
     env, replay, made = blocks(4), Replay(SPACE, 1000), agent(channels=[4, 8], memory=8)
     chance = RandomPolicy(SPACE.actions, np.random.default_rng(0))
-    replay.add_segments(rollout(env, chance, 40, Moment.begin(env, 0)).segments, "random", 0)
+    replay.add_segments(rollout(env, chance, 40, EnvState.reset(env, 0)).segments, "random", 0)
     imagined = ImaginedVectorEnv(storm().world(config().sampling), replay, 4, 3, horizon=3)
     player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
-    data, found = player.play(imagined, 9, Moment.begin(imagined, 0))
+    data, found = player.play(imagined, 9, EnvState.reset(imagined, 0))
     again = data.first[:, 1:]
     assert again.any()
     assert (data.fresh[:, 1:].abs().sum(-1) > 0)[again].any()
@@ -228,7 +228,7 @@ def test_worlds_that_begin_anew_while_they_are_played_are_remembered_from_the_fr
         _, emptied = made.network.remember(*steps)
     assert torch.allclose(memory, player.memory, atol=1e-5)
     assert not torch.allclose(emptied, player.memory, atol=1e-3)
-    rows, contexts = np.flatnonzero(found.moment.first), found.moment.info
+    rows, contexts = np.flatnonzero(found.env_state.first), found.env_state.info
     frames, began = (torch.from_numpy(contexts[f"context_{name}"][rows]) for name in ("obs", "first"))
     with torch.no_grad():
         _, warmed = made.network.remember(frames[:, :-1], began[:, :-1], torch.zeros(len(rows), 16))

@@ -21,7 +21,7 @@ from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
 from loopwm.pixel.agents.simulator_world import in_unit
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.imagined import ImaginedVectorEnv, Moment
+from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.records.frames import write_episode
@@ -84,10 +84,10 @@ def test_what_is_recorded_is_what_the_policy_computes_again(policy):
     """Memories, values and log-probabilities of a rollout with resets and truncations equal those of a whole pass."""
     player = Player(policy, 4, torch.Generator().manual_seed(0))
     env = blocks(4)
-    moment = Moment.begin(env, seed=0)
+    env_state = EnvState.reset(env, seed=0)
     for _ in range(2):
-        data, found = play(env, player, 10, moment)
-        moment = found.moment
+        data, found = play(env, player, 10, env_state)
+        env_state = found.env_state
         with torch.no_grad():
             out = policy(data.obs, data.first, data.memory, data.fresh)
         assert torch.allclose(out.value, data.value, atol=1e-5)
@@ -105,7 +105,7 @@ def test_what_is_recorded_is_what_the_policy_computes_again(policy):
 def test_a_truncated_episode_is_judged_by_its_own_last_frame(policy):
     player = Player(policy, 4, torch.Generator().manual_seed(0))
     env = blocks(4)
-    data, found = play(env, player, 10, Moment.begin(env, seed=0))
+    data, found = play(env, player, 10, EnvState.reset(env, seed=0))
     b, t = (int(x[0]) for x in data.truncated[:, :-1].nonzero(as_tuple=True))
     start = int(data.first[b, : t + 1].nonzero()[-1])
     memory = policy.initial(1, torch.device("cpu"))

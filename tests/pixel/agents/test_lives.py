@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from loopwm.pixel.agents.collector import Player, play
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
-from loopwm.pixel.imagined import Moment, RandomPolicy, rollout
+from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, as_learned
 from loopwm.pixel.system import FrameBatch
 from loopwm.records.frames import LOST, FrameSpace
@@ -51,7 +51,7 @@ def player():
 
 @pytest.fixture
 def played(env):
-    return rollout(env, RandomPolicy(2, np.random.default_rng(0)), 12, Moment.begin(env, 0)).segments
+    return rollout(env, RandomPolicy(2, np.random.default_rng(0)), 12, EnvState.reset(env, 0)).segments
 
 
 LOST_AT, ENDED_AT, FIRST_AT = [2, 5, 11], [8], [0, 9]
@@ -89,7 +89,7 @@ def test_a_replay_keeps_lost_lives_in_order_and_on_disk(played, tmp_path):
 
 
 def test_the_returns_of_a_policy_end_with_a_life_and_its_memory_does_not(env, player):
-    trajectories, found = play(env, player, 12, Moment.begin(env, 0))
+    trajectories, found = play(env, player, 12, EnvState.reset(env, 0))
     assert places(trajectories.terminated[0]) == sorted(LOST_AT + ENDED_AT)
     assert places(trajectories.first[0]) == FIRST_AT
     assert places(found.segments.terminated[0]) == ENDED_AT

@@ -16,7 +16,7 @@ from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.simulator_world import Oracle
 from loopwm.pixel.agents.validation_gate import ValidationGateConfig, lit_pixels, open_loop_rollouts, whole
-from loopwm.pixel.imagined import Imagined, Moment, RandomPolicy, rollout
+from loopwm.pixel.imagined import EnvState, Imagined, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
 from tests.pixel.agents.test_actor_critic_learner import FRAMES, config
@@ -54,7 +54,7 @@ class TrueWorld:
 def play() -> Replay:
     replay, env = Replay(SPACE, 10_000), blocks(8)
     policy = RandomPolicy(SPACE.actions, np.random.default_rng(0))
-    replay.add_segments(rollout(env, policy, 200, Moment.begin(env, 0)).segments, "random", 0)
+    replay.add_segments(rollout(env, policy, 200, EnvState.reset(env, 0)).segments, "random", 0)
     return replay
 
 
@@ -137,12 +137,12 @@ def test_held_out_play_and_trust_are_resumed(tmp_path: Path) -> None:
 def test_an_oracle_goes_on_where_it_stands() -> None:
     oracle, env = Oracle(blocks(4), 3), blocks(4)
     policy = [RandomPolicy(SPACE.actions, np.random.default_rng(1)) for _ in range(2)]
-    parts, moment = [], None
+    parts, env_state = [], None
     for _ in range(3):
-        found = rollout(oracle, policy[0], 4, Moment.begin(oracle, 7))
+        found = rollout(oracle, policy[0], 4, EnvState.reset(oracle, 7))
         parts.append(found.segments.obs)
-    moment = Moment.begin(env, 7)
-    whole_play = rollout(env, policy[1], 12, moment).segments.obs
+    env_state = EnvState.reset(env, 7)
+    whole_play = rollout(env, policy[1], 12, env_state).segments.obs
     assert np.array_equal(np.concatenate(parts, 1), whole_play)
 
 
