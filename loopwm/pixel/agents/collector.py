@@ -33,7 +33,7 @@ class _Taken:
     """After the frame was read."""
 
 
-class Player:
+class RolloutCollector:
     """Plays a vector of environments, one memory each, and keeps what it did since the last `taken`.
 
     An imagined world begins in the middle of an episode: its memory is warmed up on the frames before.
@@ -84,7 +84,7 @@ class Player:
 
 
 def play(
-    env: VectorEnv[Any, Any, Any], player: Player, steps: int, env_state: EnvState
+    env: VectorEnv[Any, Any, Any], player: RolloutCollector, steps: int, env_state: EnvState
 ) -> tuple[Trajectories, Rollout]:
     """Play on from a state of the environments; return what to learn from and the rollout."""
     memory = player.memory
@@ -106,7 +106,7 @@ def play(
     return trajectories, found
 
 
-def _next_values(player: Player, s: Segments, value: Tensor, taken: list[_Taken]) -> Tensor:
+def _next_values(player: RolloutCollector, s: Segments, value: Tensor, taken: list[_Taken]) -> Tensor:
     """(B, T): the value of what each step led to; where an episode ends, of its own last frame."""
     last_step = np.zeros_like(s.truncated)
     last_step[:, -1] = True

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from gymnasium.vector import VectorEnv
 
-from loopwm.pixel.agents.collector import Player, play
+from loopwm.pixel.agents.collector import RolloutCollector, play
 from loopwm.pixel.agents.learner import Chance, Dream, Numbers, a_step
 from loopwm.pixel.agents.ppo import PPO, PPOConfig, Trajectories
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
@@ -27,14 +27,14 @@ class PPOLearner:
         self.ppo = PPO(self.policy, config.ppo)
         self.deviation: float | None = None
         """Of the advantages of the last real play: imagined ones are in its unit."""
-        self._player: Player | None = None
+        self._player: RolloutCollector | None = None
         self._played: Trajectories | None = None
 
-    def player(self, count: int, generator: torch.Generator, world: FrameWorld[Any] | None) -> Player:
-        return Player(self.policy, count, generator)
+    def player(self, count: int, generator: torch.Generator, world: FrameWorld[Any] | None) -> RolloutCollector:
+        return RolloutCollector(self.policy, count, generator)
 
     def begin(self, count: int, chance: Chance, world: FrameWorld[Any] | None) -> None:
-        self._player = Player(self.policy, count, chance.generator)
+        self._player = RolloutCollector(self.policy, count, chance.generator)
 
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         assert self._player is not None
@@ -50,7 +50,9 @@ class PPOLearner:
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
         """One rollout of fresh worlds and an update on it."""
         begun = EnvState.reset(dream.env, int(chance.rng.integers(2**31)))
-        data, found = play(dream.env, Player(self.policy, settings.count, chance.generator), settings.steps, begun)
+        data, found = play(
+            dream.env, RolloutCollector(self.policy, settings.count, chance.generator), settings.steps, begun
+        )
         real, self.ppo.config = self.ppo.config, replace(self.ppo.config, entropy_coef=settings.entropy_coef)
         update = self.ppo.update(data, settings.epochs, settings.minibatches, chance.generator, self.deviation)
         self.ppo.config = real

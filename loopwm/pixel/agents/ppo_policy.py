@@ -93,8 +93,8 @@ class ActorCritic(nn.Module):
             memory = self.memory(seen[:, t], torch.where(first[:, t, None], fresh[:, t], memory))
             remembered.append(memory)
         features = torch.cat((z, torch.stack(remembered, 1)), -1)
-        acting, judging = (trunk(features) for trunk in (self.trunks[0], self.trunks[-1]))
-        return ActorCriticOutput(self.actor(acting), self.critic(judging)[..., 0], memory)
+        actor_features, critic_features = (trunk(features) for trunk in (self.trunks[0], self.trunks[-1]))
+        return ActorCriticOutput(self.actor(actor_features), self.critic(critic_features)[..., 0], memory)
 
     def step(self, obs: Tensor, memory: Tensor) -> ActorCriticOutput:
         """One frame, obs (B, H, W, C): logits (B, A), value (B,), memory (B, Y) after it."""

@@ -1,4 +1,4 @@
-"""What a memory is taught of the next frame beside the few that are drawn from it: a linear picture, and which it is.
+"""Auxiliary memory losses (ours): linear next-frame reconstruction and contrastive next-frame choice.
 
 Both are ours. A squared error of pixels hardly counts what is small, and what has to be remembered often is: the two
 cues of a maze differ by a ten-thousandth of it. So the picture's error is a root, place by place; and which of the

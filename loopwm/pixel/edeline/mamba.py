@@ -25,7 +25,7 @@ SLOWEST, FASTEST = 1e-3, 1e-1
 """Delta at first, log-uniform between them."""
 
 
-class SelectiveLayer(nn.Module):
+class MambaLayer(nn.Module):
     """A residual layer, (B, T, D) in and out, as the module's equations have it."""
 
     def __init__(self, dim: int) -> None:
@@ -75,14 +75,14 @@ class SelectiveLayer(nn.Module):
         return torch.stack(terms).sum(0) + self.tap_bias
 
 
-class SelectiveStateSpace(nn.Module):
+class Mamba(nn.Module):
     """Layers of it as `Dynamics` of frames of one slot; depth decides nothing. Its state is (B, layers * (TAPS - 1 +
     STATE), E)."""
 
     def __init__(self, dim: int, layers: int) -> None:
         super().__init__()
         self.inner = EXPAND * dim
-        self.layers = nn.ModuleList(SelectiveLayer(dim) for _ in range(layers))
+        self.layers = nn.ModuleList(MambaLayer(dim) for _ in range(layers))
         self.norm = nn.RMSNorm(dim, eps=1e-6)
 
     def initial(self, batch: int, device: torch.device) -> Tensor:

@@ -28,7 +28,7 @@ from loopwm.pixel.dynamics import (
     LoopedRecurrence,
     require_positive_sizes,
 )
-from loopwm.pixel.edeline.mamba import SelectiveStateSpace
+from loopwm.pixel.edeline.mamba import Mamba
 from loopwm.pixel.positions import Rotary1D
 
 Kind = Literal["recurrence", "attention", "gru", "lstm", "mamba"]
@@ -153,7 +153,7 @@ def _module(config: MemoryConfig) -> Dynamics[FrameCache] | Dynamics[Tensor]:
         case "lstm":
             return Gated(nn.LSTM(config.dim, config.dim, batch_first=True), 2)
         case "mamba":
-            return SelectiveStateSpace(config.dim, config.prelude_layers + config.block_layers + config.coda_layers)
+            return Mamba(config.dim, config.prelude_layers + config.block_layers + config.coda_layers)
 
 
 class Gated(nn.Module):

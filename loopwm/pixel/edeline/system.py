@@ -207,7 +207,7 @@ class Edeline(PixelSystem):
         kinds = (batch.reward[..., None] - self.rewards).abs().argmin(-1)
         reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
         end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
-        foresight = self._foresight(batch, chances, h)
+        auxiliary = self._auxiliary_losses(batch, chances, h)
         parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
         count = batch.action.numel()
         diagnostics = {
@@ -218,9 +218,9 @@ class Edeline(PixelSystem):
         }
         weighted = h.new_zeros(())
         for weight, name in ((o.preview, "preview"), (o.contrast, "contrast")):
-            if name in foresight:
-                diagnostics[f"{name}_loss"] = mean_of(foresight[name], count)
-                weighted = weighted + weight * foresight[name]
+            if name in auxiliary:
+                diagnostics[f"{name}_loss"] = mean_of(auxiliary[name], count)
+                weighted = weighted + weight * auxiliary[name]
         return parts[0] + parts[1] + end + weighted, diagnostics
 
     def _chances(self, batch: FrameBatch) -> Tensor:
@@ -240,7 +240,7 @@ class Edeline(PixelSystem):
         found = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
         return self.config.burn_in - 1 + found.clamp(max=chances.shape[1] - 1).flatten()
 
-    def _foresight(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> dict[str, Tensor]:
+    def _auxiliary_losses(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> dict[str, Tensor]:
         """What the memory is told of the frames that steps after the burn-in lead to, by the name of its weight."""
         steps = slice(self.config.burn_in - 1, self.config.burn_in - 1 + chances.shape[1])
         memories, frames = h[:, steps].flatten(0, 1), batch.next_obs[:, steps].flatten(0, 1)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from eval.pixels.playing import load_agent
 from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner
-from loopwm.pixel.agents.collector import Player, play
+from loopwm.pixel.agents.collector import RolloutCollector, play
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
 from loopwm.pixel.agents.simulator_world import in_unit
@@ -82,7 +82,7 @@ def config(**changes):
 
 def test_what_is_recorded_is_what_the_policy_computes_again(policy):
     """Memories, values and log-probabilities of a rollout with resets and truncations equal those of a whole pass."""
-    player = Player(policy, 4, torch.Generator().manual_seed(0))
+    player = RolloutCollector(policy, 4, torch.Generator().manual_seed(0))
     env = blocks(4)
     env_state = EnvState.reset(env, seed=0)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_what_is_recorded_is_what_the_policy_computes_again(policy):
 
 
 def test_a_truncated_episode_is_judged_by_its_own_last_frame(policy):
-    player = Player(policy, 4, torch.Generator().manual_seed(0))
+    player = RolloutCollector(policy, 4, torch.Generator().manual_seed(0))
     env = blocks(4)
     data, found = play(env, player, 10, EnvState.reset(env, seed=0))
     b, t = (int(x[0]) for x in data.truncated[:, :-1].nonzero(as_tuple=True))
@@ -121,7 +121,7 @@ def test_memories_of_imagined_worlds_are_warmed_up_on_the_frames_before(policy, 
     trainer.run()
     env = ImaginedVectorEnv(trainer.world.world(), trainer.replay, 4, 3, 6)
     obs, info = env.reset(seed=0)
-    player = Player(policy, 4, torch.Generator())
+    player = RolloutCollector(policy, 4, torch.Generator())
     player(obs, np.ones(4, dtype=bool), info)
     frames, began = torch.from_numpy(info["context_obs"]), torch.from_numpy(info["context_first"])
     assert began[:, 1:].any()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from loopwm.pixel.agents.collector import Player, play
+from loopwm.pixel.agents.collector import RolloutCollector, play
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
 from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay, as_learned
@@ -46,7 +46,7 @@ def env():
 def player():
     torch.manual_seed(0)
     policy = ActorCritic(PolicyConfig(channels=(4,), memory=8, hidden=8), SPACE.frame_shape, SPACE.actions)
-    return Player(policy, 2, torch.Generator().manual_seed(0))
+    return RolloutCollector(policy, 2, torch.Generator().manual_seed(0))
 
 
 @pytest.fixture

@@ -331,16 +331,16 @@ def test_imagination_follows_its_generator_alone():
 
 
 @pytest.mark.parametrize(
-    ("predict", "channels", "foresight"),
+    ("predict", "channels", "auxiliary"),
     [("diffusion", 0, {}), ("diffusion", 2, {"preview": 1.0, "contrast": 1.0}), ("regression", 0, {})],
 )
-def test_the_loss_reaches_every_parameter(predict, channels, foresight):
+def test_the_loss_reaches_every_parameter(predict, channels, auxiliary):
     memory, unet = replace(SMALL.memory, kind="recurrence", max_loops=4), replace(SMALL.unet, memory_map=channels)
-    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet), EdelineLoss(**foresight))
+    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet), EdelineLoss(**auxiliary))
     loss, measured = system.loss(batch(), DepthPlan((2,) * 4, 2, (0, 1, 2, 3)), seeded())
     loss.backward()
     without = {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
     # Queries and keys of a step that sees itself alone decide nothing.
     assert all(part in name for name in without for part in ("attention",)), without
-    foreseen = {f"{name}_loss" for name in foresight}
-    assert set(measured) == {"loss", "reward_loss", "done_loss", "mean_depth", *foreseen}
+    auxiliary_names = {f"{name}_loss" for name in auxiliary}
+    assert set(measured) == {"loss", "reward_loss", "done_loss", "mean_depth", *auxiliary_names}

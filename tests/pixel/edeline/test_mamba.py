@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from loopwm.pixel.edeline.mamba import FASTEST, SLOWEST, STATE, TAPS, SelectiveLayer
+from loopwm.pixel.edeline.mamba import FASTEST, SLOWEST, STATE, TAPS, MambaLayer
 
 
 def silu(x):
@@ -18,7 +18,7 @@ def test_a_layer_is_its_equations():
     """Mamba, section 3: algorithm 2 with the discretisation of equation 4, on plain numbers."""
     torch.manual_seed(0)
     dim, inner, steps = 3, 6, 6
-    layer, x = SelectiveLayer(dim), torch.randn(1, steps, dim)
+    layer, x = MambaLayer(dim), torch.randn(1, steps, dim)
     layer.tap_bias.normal_()
     layer.skip.normal_()
     begins = 2  # an episode begins within
@@ -50,7 +50,7 @@ def test_a_layer_is_its_equations():
 
 def test_time_steps_begin_between_the_slowest_and_the_fastest():
     torch.manual_seed(0)
-    layer = SelectiveLayer(64)
+    layer = MambaLayer(64)
     begun = torch.nn.functional.softplus(layer.delta.bias)
     assert begun.min() >= SLOWEST * 0.999
     assert begun.max() <= FASTEST * 1.001
