@@ -1,8 +1,8 @@
 """Measure pixel worlds.
 
-`play` measures a trained agent in its real environment, beside random play, and in its own imagination. `curve` draws
-what agents earned as they learned, `sheet` what a checkpoint imagines below what really happened, `film` beside it, of
-an episode that `record` has an agent play. `atari` scores against people's.
+`play` evaluates a trained agent and random play in the real environment and in the agent's world model. `curve` plots
+learning curves. `filmstrip` and `film` compare imagined with real frames of an episode, for instance one written by
+`record`. `atari` computes human-normalised scores.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 from eval.models.options import positive
+from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 
 EXAMPLE = "python -m eval pixels play --run runs/agent --out runs/agent/play.json"
@@ -23,25 +25,48 @@ EXAMPLE = "python -m eval pixels play --run runs/agent --out runs/agent/play.jso
 Work = Callable[[argparse.Namespace], None]
 Tasks: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+RENAMED = {
+    "sheet": "eval pixels filmstrip",
+    "accuracy": "lab pixels accuracy",
+    "memory": "lab pixels memory",
+    "claims": "lab pixels paper-claims",
+    "recall": "lab pixels memory-recall",
+    "choice": "lab pixels memory-choice",
+    "coin": "lab pixels calibration",
+    "trust": "lab pixels rollout-curve",
+}
+"""Tasks of release 0.1 and the commands that replace them."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
     _add_pictures(tasks)
     _add_agents(tasks)
+    for name, command in RENAMED.items():
+        # Without prefix characters the parser accepts all options of the old command, so `run` can name the new one.
+        renamed = tasks.add_parser(name, prefix_chars="\0", add_help=False)
+        renamed.add_argument("rest", nargs="*")
+        renamed.set_defaults(work=partial(_refuse_renamed, name, command))
+
+
+def _refuse_renamed(name: str, command: str, args: argparse.Namespace) -> None:
+    raise InputError(f"eval pixels {name}: use python -m {command}")
 
 
 def _add_pictures(tasks: Tasks) -> None:
-    purpose = "learning curves of agents: returns of real episodes over interactions"
+    purpose = "learning curves of agents: return of real episodes by interactions"
     curve = add_task(tasks, "curve", _curve, purpose, "PNG file")
-    curve.add_argument("groups", nargs="+", type=_group, metavar="NAME=DIR[,DIR...]", help="runs that share a line")
-    curve.add_argument("--bins", type=positive, default=40, help="points of a line (default: %(default)s)")
-    purpose = "true frames above those that a checkpoint imagines, a row for each way of sampling"
-    sheet = add_task(tasks, "sheet", _sheet, purpose, "PNG file")
-    sheet.add_argument("--every", type=positive, default=1, help="draw one frame in so many (default: 1)")
-    purpose = "the same as an animation, side by side"
+    curve.add_argument(
+        "groups", nargs="+", type=_group, metavar="NAME=DIR[,DIR...]", help="runs averaged into one line"
+    )
+    curve.add_argument("--bins", type=positive, default=40, help="points per line (default: %(default)s)")
+    purpose = "real frames above a checkpoint's imagined frames, one row per sampling configuration"
+    filmstrip = add_task(tasks, "filmstrip", _filmstrip, purpose, "PNG file")
+    filmstrip.add_argument("--every", type=positive, default=1, help="draw every n-th frame (default: 1)")
+    purpose = "real and imagined frames as an animation, side by side"
     film = add_task(tasks, "film", _film, purpose, "GIF file")
-    film.add_argument("--per-second", type=positive, default=4, help="frames (default: %(default)s)")
-    for task in (sheet, film):
+    film.add_argument("--per-second", type=positive, default=4, help="frames per second (default: %(default)s)")
+    for task in (filmstrip, film):
         _add_clip(task)
 
 
@@ -53,10 +78,12 @@ def _add_clip(task: argparse.ArgumentParser) -> None:
         action="append",
         type=_sampling,
         metavar="NAME={KEY: VALUE}",
-        help="a row's name and section `sampling` as YAML; may be repeated (default: the system's own)",
+        help="row name and section `sampling` as YAML; may be repeated (default: the system's own)",
     )
-    task.add_argument("--start", type=positive, default=10, help="frame that imagination starts at (default: 10)")
-    task.add_argument("--context", type=positive, default=5, help="frames it has seen by then (default: 5)")
+    task.add_argument(
+        "--start", type=positive, default=10, help="frame index at which imagination starts (default: 10)"
+    )
+    task.add_argument("--context", type=positive, default=5, help="number of context frames up to it (default: 5)")
     task.add_argument("--steps", type=positive, default=15, help="default: %(default)s")
     task.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
@@ -67,21 +94,30 @@ def _add_agents(tasks: Tasks) -> None:
     play = add_task(tasks, "play", _play, purpose, "file of results")
     play.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     play.add_argument("--episodes", type=positive, default=100, help="default: %(default)s")
-    play.add_argument("--rollouts", type=positive, default=10, help="imagined ones (default: %(default)s)")
+    play.add_argument("--rollouts", type=positive, default=10, help="imagined rollouts (default: %(default)s)")
     play.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    record = add_task(tasks, "record", _record, "an episode that an agent plays, for sheets and films", "file (.npz)")
+    record = add_task(
+        tasks, "record", _record, "record an episode of an agent, for filmstrips and films", "file (.npz)"
+    )
     record.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
-    record.add_argument("--steps", type=positive, default=200, help="of which the longest episode (default: 200)")
+    record.add_argument(
+        "--steps",
+        type=positive,
+        default=200,
+        help="steps to play; the longest episode in them is recorded (default: 200)",
+    )
     record.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    purpose = "human-normalised scores of Atari 100k out of files that `play` wrote"
+    purpose = "human-normalised Atari 100k scores of results written by `play`"
     atari = add_task(tasks, "atari", _atari, purpose, "file of results")
-    atari.add_argument("played", nargs="+", type=Path, metavar="PLAY.json", help="as many runs of each game")
+    atari.add_argument(
+        "played", nargs="+", type=Path, metavar="PLAY.json", help="results of `play`, the same number of runs per game"
+    )
     atari.add_argument("--intervals", action="store_true", help="95 %% intervals (extra: rliable)")
     atari.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
 def add_task(tasks: Tasks, name: str, work: Work, purpose: str, out: str) -> argparse.ArgumentParser:
-    """Add a task that writes to `--out` and is done by `work`."""
+    """Add the task `name`, which runs `work` and writes to `--out`."""
     parser = tasks.add_parser(name, help=purpose, description=purpose)
     parser.add_argument("--out", type=Path, required=True, help=out)
     parser.set_defaults(work=work)
@@ -95,7 +131,7 @@ def run(args: argparse.Namespace) -> None:
 def _sampling(text: str) -> tuple[str, dict[str, Any]]:
     name, _, section = text.partition("=")
     if not name:
-        raise argparse.ArgumentTypeError(f"expected NAME={{KEY: VALUE}}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be NAME={{KEY: VALUE}}, got {text!r}")
     return name, yaml_section(section)
 
 
@@ -106,18 +142,18 @@ def yaml_section(text: str) -> dict[str, Any]:
     except yaml.YAMLError:
         keys = None
     if not isinstance(keys, dict):
-        raise argparse.ArgumentTypeError(f"expected {{KEY: VALUE}}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be {{KEY: VALUE}}, got {text!r}")
     return keys
 
 
 def _group(text: str) -> tuple[str, list[Path]]:
     name, _, folders = text.partition("=")
     if not name or not folders:
-        raise argparse.ArgumentTypeError(f"expected NAME=DIR[,DIR...], got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be NAME=DIR[,DIR...], got {text!r}")
     return name, [Path(folder) for folder in folders.split(",")]
 
 
-# torch takes seconds to import.
+# The tasks import lazily: torch takes seconds to import, and `--help` needs none of it.
 
 
 def _play(args: argparse.Namespace) -> None:
@@ -129,10 +165,10 @@ def _play(args: argparse.Namespace) -> None:
 
 
 def _record(args: argparse.Namespace) -> None:
-    from eval.pixels.playing import recorded
+    from eval.pixels.playing import record_episode
     from loopwm.records.frames import write_episode
 
-    episode = recorded(args.folder, args.steps, args.seed)
+    episode = record_episode(args.folder, args.steps, args.seed)
     write_episode(args.out, episode)
     print(f"{len(episode)} steps, return {episode.reward.sum():g}")
 
@@ -158,21 +194,21 @@ def _curve(args: argparse.Namespace) -> None:
     draw(args.out, dict(args.groups), args.bins)
 
 
-def _sheet(args: argparse.Namespace) -> None:
-    from eval.pixels.sheet import draw
+def _filmstrip(args: argparse.Namespace) -> None:
+    from eval.pixels.filmstrip import draw
 
     draw(args.out, _rows(args), args.every)
 
 
 def _film(args: argparse.Namespace) -> None:
-    from eval.pixels.sheet import animate
+    from eval.pixels.filmstrip import animate
 
     animate(args.out, _rows(args), args.per_second)
 
 
 def _rows(args: argparse.Namespace) -> dict[str, Any]:
-    """True frames, and those of each way of sampling."""
-    from eval.pixels.sheet import Clip, imagined, load, world_of
+    """Return the real frames and the imagined frames of each sampling configuration."""
+    from eval.pixels.filmstrip import Clip, imagined, load, world_of
 
     clip = Clip(args.start, args.context, args.steps)
     system, episode = load(args.model, args.episode)

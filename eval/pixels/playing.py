@@ -118,7 +118,7 @@ def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
     return Trained(config, learner, system.world(config.sampling) if system else None)
 
 
-def recorded(folder: Path, steps: int, seed: int) -> FrameEpisode:
+def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:
     """The longest episode that begins in so many steps of the agent's play, as far as they show it.
 
     Raises InputError for a run that has not ended.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eval.pixels.sheet import world_of
+from eval.pixels.filmstrip import world_of
 from eval.scores.tables import table
 from lab.pixels.mazes import BACK, LEFT, SEEN, STAY, Frames, Mazes, mazes, scored
 from lab.pixels.memory_probe import Remembers, probed

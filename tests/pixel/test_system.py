@@ -101,8 +101,10 @@ def test_a_registered_system_trains_is_kept_and_drawn(still, frames, tmp_path, c
     assert losses[-1]["loss"] < losses[0]["loss"] / 2
     assert load_checkpoint(tmp_path / "run" / "model").config == Sizes(width=2)
     longest = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
-    sheet = ["pixels", "sheet", "--model", str(tmp_path / "run" / "model"), "--episode", str(longest)]
-    assert evaluate([*sheet, "--start", "1", "--context", "1", "--steps", "3", "--out", str(tmp_path / "s.png")]) == 0
+    filmstrip = ["pixels", "filmstrip", "--model", str(tmp_path / "run" / "model"), "--episode", str(longest)]
+    assert (
+        evaluate([*filmstrip, "--start", "1", "--context", "1", "--steps", "3", "--out", str(tmp_path / "s.png")]) == 0
+    )
     assert Image.open(tmp_path / "s.png").size[0] > 100
 
 

@@ -1,4 +1,4 @@
-"""Agents measured: episodes counted fairly, Crafter's score, the gap to imagination, and the picture sheet."""
+"""Agents measured: episodes counted fairly, Crafter's score, the gap to imagination, and the filmstrip."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from eval.__main__ import main
 from eval.pixels import playing
+from eval.pixels.command import RENAMED
 from eval.pixels.curve import read_curve, smoothed
 from eval.pixels.playing import RolloutStats, crafter_score, evaluate, play_real
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
@@ -97,18 +98,18 @@ def test_a_run_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none' / 'config.yaml'}: ")
 
 
-def test_the_sheet_shows_a_row_for_the_truth_and_one_for_each_way_of_sampling(frames, twisted_config, tmp_path, capsys):
+def test_filmstrip_has_rows_for_truth_and_each_sampling(frames, twisted_config, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(["--config", str(twisted_config), "--out", str(run), "run.steps=2"]) == 0
     episode = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
-    common = ["pixels", "sheet", "--model", str(run / "model"), "--episode", str(episode)]
+    common = ["pixels", "filmstrip", "--model", str(run / "model"), "--episode", str(episode)]
     common += ["--sampling", "argmax={decoder: {kind: argmax}}"]
     common += ["--sampling", "transport={decoder: {kind: transport, c_d: 0.05, c_w: 0.6}}"]
     arguments = [*common, "--start", "2", "--context", "2", "--steps", "4", "--out", str(tmp_path / "sheet.png")]
     assert main(arguments) == 0
     width, height = Image.open(tmp_path / "sheet.png").size
     assert width > height
-    film = [word if word != "sheet" else "film" for word in arguments[:-1]]
+    film = [word if word != "filmstrip" else "film" for word in arguments[:-1]]
     assert main([*film, str(tmp_path / "film.gif")]) == 0
     shown = Image.open(tmp_path / "film.gif")
     assert (shown.n_frames, shown.size[0] > 2 * shown.size[1]) == (4, True)
@@ -131,3 +132,9 @@ def test_a_curve_is_the_mean_return_by_interactions(tmp_path, capsys):
     assert Image.open(picture).size[0] > 100
     assert main(["pixels", "curve", f"none={tmp_path / 'c'}", "--out", str(picture)]) == 2
     assert capsys.readouterr().err.strip() == f"error: {tmp_path / 'c' / 'metrics.jsonl'}: no such file"
+
+
+@pytest.mark.parametrize(("name", "command"), RENAMED.items())
+def test_renamed_task_prints_new_command_with_status_2(name, command, capsys):
+    assert main(["pixels", name, "--model", "x", "NAME=DIR", "--out", "y"]) == 2
+    assert capsys.readouterr().err == f"error: eval pixels {name}: use python -m {command}\n"
