@@ -22,8 +22,8 @@ from eval.reports import ledger
 from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "run": (run, "evaluate a checkpoint, a floor or a language model on a suite"),
-    "list": (listing, "what can be run: suites and floors"),
+    "run": (run, "evaluate a checkpoint, a baseline or a language model on a suite"),
+    "list": (listing, "what can be run: suites and baselines"),
     "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "ledger": (ledger, "the page of all results that are kept"),
     "pixels": (pixels, "measure pixel worlds"),
-    "build-markov": (markov, "make the table of the markov floor"),
+    "build-markov": (markov, "make the table of the markov baseline"),
     "build-seen": (seen, "find out which windows stand in train episodes"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),

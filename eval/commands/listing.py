@@ -1,10 +1,10 @@
-"""List what can be run: the committed suites with the contexts that each allows, selections of them, and the floors."""
+"""List the committed suites with the contexts each allows, selections of them, and the baselines."""
 
 from __future__ import annotations
 
 import argparse
 
-from eval.models.options import FLOORS
+from eval.models.options import BASELINES
 from eval.scores.suites import SELECTIONS, Suite, load_suite, suite_names
 from eval.scores.tables import table
 from loopwm.records.template import CONTEXT_KINDS, ContextKind
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> None:
     suites = [_describe(load_suite(name)) for name in suite_names()]
     print(table(["Suite", "Environment", "Windows", "Families", "Horizons", "Contexts", "SHA-256"], suites))
     print(table(["Selection", "Families left out", "Of"], [_left_out(name) for name in SELECTIONS]))
-    print(table(["Floor", "Predicts"], [[name, floor.purpose] for name, floor in FLOORS.items()]), end="")
+    print(table(["Baseline", "Predicts"], [[name, baseline.purpose] for name, baseline in BASELINES.items()]), end="")
 
 
 def _describe(suite: Suite) -> list[str]:

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint, a floor or a language model on a suite of windows.
+"""Evaluate a checkpoint, a baseline or a language model on a suite of windows.
 
 Writes results.json, report.md and predictions.jsonl to --out. A window that cannot be shown to the model (too long, or
 without what the context needs) is refused and counted, and the others are scored. Killed and started again with the

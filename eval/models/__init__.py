@@ -1,1 +1,1 @@
-"""What can be evaluated: checkpoints, floors and language models, behind one protocol."""
+"""What can be evaluated: checkpoints, baselines and language models, behind one protocol."""

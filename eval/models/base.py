@@ -10,12 +10,12 @@ from loopwm.records.template import ContextKind
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 
-OPPONENTS = {"scienceworld": "retrieve-names", "alfworld": "track"}
+STRONGEST_BASELINES = {"scienceworld": "retrieve-names", "alfworld": "track"}
 """By environment the strongest program without a learned model: what a model's figures are to be read beside."""
 
 
 class Predictor(Protocol):
-    """A model or a floor. It sees of a window only what the context shows, and its actions."""
+    """A model or a baseline. It sees of a window only what the context shows, and its actions."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:

@@ -1,4 +1,4 @@
-"""Build the table of the `markov` floor: the observation most often seen after an action string in train episodes.
+"""Build the table of the `markov` baseline: the observation most often seen after an action string in train episodes.
 
 Episodes of experts (policies `gold` and `expert`) come first; those of other policies only fill in the actions and
 verbs that no expert used. Counted together, the refusals that noisy policies provoke win too often: on held-out gold

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from eval.models.base import Predictor
+from eval.models.baselines import Copy, Extrapolate, load_markov
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
-from eval.models.floors import Copy, Extrapolate, load_markov
 from eval.models.imagination import FedBack, Imagination, PredictorWorlds
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
@@ -25,25 +25,27 @@ CHECKPOINT, LANGUAGE_MODEL, ENDPOINT = "checkpoint", "language model", "endpoint
 
 
 @dataclass(frozen=True)
-class Floor:
+class Baseline:
     """A baseline known by name. make: from the windows and the files of --train-episodes."""
 
     purpose: str
     make: Callable[[Sequence[Window], Sequence[Path]], Predictor]
 
 
-FLOORS = {
-    "copy": Floor("the last observation again", lambda windows, episodes: Copy()),
-    "markov": Floor("what most often followed that action string in train episodes", load_markov),
-    "extrapolate": Floor(
+BASELINES = {
+    "copy": Baseline("the last observation again", lambda windows, episodes: Copy()),
+    "markov": Baseline("what most often followed that action string in train episodes", load_markov),
+    "extrapolate": Baseline(
         "repeated readings continued linearly, else as markov",
         lambda windows, episodes: Extrapolate(load_markov(windows, episodes)),
     ),
-    "retrieve": Floor("what followed the most similar place of a train episode (BM25)", load_retrieve),
-    "retrieve-names": Floor(
+    "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", load_retrieve),
+    "retrieve-names": Baseline(
         "the same, chosen or continued by readings and in the names of the place asked about", load_retrieve_names
     ),
-    "track": Floor("what the rules of ALFWorld answer to what was seen", lambda windows, episodes: load_track(windows)),
+    "track": Baseline(
+        "what the rules of ALFWorld answer to what was seen", lambda windows, episodes: load_track(windows)
+    ),
 }
 
 
@@ -83,7 +85,7 @@ class ModelOptions:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     named = (
-        f"one of {', '.join(FLOORS)}; a folder of a checkpoint or of another causal language model; openai:URL#MODEL"
+        f"one of {', '.join(BASELINES)}; a folder of a checkpoint or of another causal language model; openai:URL#MODEL"
     )
     parser.add_argument("--model", required=True, help=named)
     group = parser.add_argument_group("options of some models")
@@ -120,10 +122,10 @@ def make_predictor(
         given = getattr(options, option.name) is not None
         if given and kind not in _TAKEN_BY.get(option.name, {ENDPOINT}):
             raise InputError(f"--{option.name.replace('_', '-')}: not an option of {model!r}")
-    if kind in FLOORS:
-        return FLOORS[kind].make(windows, options.train_episodes or [])
+    if kind in BASELINES:
+        return BASELINES[kind].make(windows, options.train_episodes or [])
     if kind == CHECKPOINT:
-        # torch: seconds to import, and the floors run without it
+        # torch: seconds to import, and the baselines run without it
         from eval.models.checkpoint import CheckpointPredictor, read_depth
 
         depth = None if options.depth is None else read_depth(options.depth)
@@ -138,13 +140,13 @@ def make_predictor(
 
 
 def _kind(model: str) -> str:
-    if model in FLOORS:
+    if model in BASELINES:
         return model
     if model.startswith("openai:"):
         return ENDPOINT
     folder = Path(model)
     if not folder.is_dir():
-        known = ", ".join(FLOORS)
+        known = ", ".join(BASELINES)
         raise InputError(f"--model: {model!r} is neither a model's folder, nor openai:URL#MODEL, nor one of {known}")
     config = folder / "config.json"
     is_ours = not config.is_file() or read_json(config).get("model_type") == "loopwm"
@@ -175,7 +177,7 @@ def fed_back(predictor: Predictor, model: str, context_kind: ContextKind) -> Pre
 def make_imagination(predictor: Predictor, model: str, context_kind: ContextKind) -> Imagination:
     """The model as an agent's world. Raises InputError for a context that it is not shown."""
     if Path(model).is_dir():
-        from eval.models.checkpoint import CheckpointPredictor  # torch, which the floors do without
+        from eval.models.checkpoint import CheckpointPredictor  # torch, which the baselines do without
 
         if isinstance(predictor, CheckpointPredictor):
             return predictor.imagination()

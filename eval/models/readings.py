@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, islice
 
-from eval.models.floors import continue_readings
+from eval.models.baselines import continue_readings
 from eval.models.markov import verb
 from eval.models.retrieve import Index, Question, Steps
 from eval.models.train_episodes import TrainEpisode

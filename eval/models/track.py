@@ -1,4 +1,4 @@
-"""The `track` floor: a rule program for ALFWorld that keeps account of contents and doors. It learns nothing.
+"""The `track` baseline: a rule program for ALFWorld that keeps account of contents and doors. It learns nothing.
 
 What was seen is taken as it is; what the deferred actions do is worked out by the game's rules, in its wording. What
 was never seen is guessed: doors are closed, places hold nothing, and things can be put wherever they are carried to.

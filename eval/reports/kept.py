@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from eval.commands.harness import read_results
-from eval.models.base import OPPONENTS
-from eval.models.options import FLOORS
+from eval.models.base import STRONGEST_BASELINES
+from eval.models.options import BASELINES
 from eval.scores.rows import OVERALL
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic, write_json
@@ -50,7 +50,7 @@ class Shelf:
 
 
 def read_shelf(data: Path) -> Shelf:
-    """Checkpoints before floors, suites in the page's order. Raises InputError where nothing is kept."""
+    """Checkpoints before baselines, suites in the page's order. Raises InputError where nothing is kept."""
     runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
     if not runs:
         raise InputError(f"{data}: nothing is kept there")
@@ -73,12 +73,12 @@ def _check_alike(data: Path, runs: Sequence[Kept]) -> None:
 
 
 def rank(run: Kept) -> int:
-    """Checkpoints first, then the opponent that counts, then the other floors, then whatever else was asked."""
+    """Checkpoints first, then the strongest baseline, then the other baselines, then whatever else was asked."""
     if "model_sha256" in run["provenance"]:
         return 0
-    if run["model"] == OPPONENTS[environment_of(run)]:
+    if run["model"] == STRONGEST_BASELINES[environment_of(run)]:
         return 1
-    return 2 if run["model"] in FLOORS else 3
+    return 2 if run["model"] in BASELINES else 3
 
 
 def environment_of(run: Kept) -> str:
@@ -105,10 +105,10 @@ def last(run: Kept) -> Row:
 def stands(run: Kept, runs: Sequence[Kept]) -> tuple[str, Kept] | None:
     """How a checkpoint's interval at its last horizon lies to the best program that learns nothing, and which it is."""
     row = last(run)
-    rivals = [floor for floor in runs if rank(floor) in (1, 2) and last(floor)["horizon"] == row["horizon"]]
+    rivals = [baseline for baseline in runs if rank(baseline) in (1, 2) and last(baseline)["horizon"] == row["horizon"]]
     if not rivals:
         return None
-    best = max(rivals, key=lambda floor: float(last(floor)["em"]))
+    best = max(rivals, key=lambda baseline: float(last(baseline)["em"]))
     low, high = row["ci95"]["em"]
     rival = last(best)["em"]
     return "above" if low > rival else "below" if high < rival else "not told apart from", best

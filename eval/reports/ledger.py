@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eval.models.base import OPPONENTS
+from eval.models.base import STRONGEST_BASELINES
 from eval.reports.kept import (
     SHIPPED_NAME,
     SUITE_TITLES,
@@ -42,7 +42,7 @@ LEAD = (
     "Made by `python -m eval ledger docs/results` of what each run came to, which lies beside this page in `data/`. "
     "Exact match in per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 "
     "% intervals over games. Novel: windows whose last observation, actions and answer stand in no train episode. A "
-    "verdict sets a checkpoint's interval beside a floor's mean, which may be of more windows; `lab report` pairs "
+    "verdict sets a checkpoint's interval beside a baseline's mean, which may be of more windows; `lab report` pairs "
     "those that both have. What was measured otherwise, with its command: [the checkpoint that ships](../results.md), "
     "[pixel worlds](pixels.md), [trained for a question](studies.md), [models that came before](history.md).\n"
 )
@@ -123,7 +123,7 @@ def in_short(kept: Sequence[Kept]) -> str:
     for suite, title in SUITE_TITLES.items():
         runs = [run for run in kept if run["suite"] == suite and run["context"] == "observed"]
         for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
-            rivals = (other for other in runs if other["model"] == OPPONENTS[environment_of(run)])
+            rivals = (other for other in runs if other["model"] == STRONGEST_BASELINES[environment_of(run)])
             asked = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
             rows.append([title, asked, *_in_short(run), *(_in_short(o)[1] for o in rivals)])
     return table(header, rows)

@@ -101,7 +101,7 @@ def _standing(runs: Sequence[Kept]) -> str:
 
 
 def _families(shelf: Shelf) -> tuple[Figure, str] | None:
-    """EM at the paper's horizon by family: ours, the best floor, the paper."""
+    """EM at the paper's horizon by family: ours, the best baseline, the paper."""
     horizon, found = papers.paper_rows()["horizon"], {}
     for suite, environment in papers.paper_rows()["suites"].items():
         runs = [run for run in shelf.runs if run["suite"] == suite and run["context"] == "observed"]

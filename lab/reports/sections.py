@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval.models.base import OPPONENTS
+from eval.models.base import STRONGEST_BASELINES
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.intervals import PairedDifference
 from eval.scores.metrics import HEADLINE, METRICS
@@ -53,7 +53,7 @@ def _overview(groups: Sequence[Group]) -> Section:
                              ("All windows: EM / Token F1 at the farthest horizon of each run.", rest)):  # fmt: skip
         rows = [[name, *(cells.get(name, "") for _, cells in columns)] for name in names]
         blocks += [Table(["Model, context", *(title for title, _ in columns)], rows, caption)] if columns else []
-    lacking = [Text(line) for line in map(lacking_opponent, groups) if line]
+    lacking = [Text(line) for line in map(lacking_baseline, groups) if line]
     return Section("Overview", "overview", 2, [*blocks, *lacking, Fold("The runs", [_runs_table(groups)])])
 
 
@@ -86,16 +86,16 @@ def _all_windows(run: Run) -> str:
     return "-" if row is None else f"{percent(row['em'])} / {percent(row['f1'])}"
 
 
-def lacking_opponent(group: Group) -> str:
-    """A sentence about each context that is not shown beside the opponent of its environment; empty if all are."""
+def lacking_baseline(group: Group) -> str:
+    """Name the contexts that lack a run of the strongest baseline of the environment; empty if none does."""
     env = group.runs[0].suite.windows[0]["env"]
-    opponent = OPPONENTS.get(env)
+    strongest = STRONGEST_BASELINES.get(env)
     contexts = dict.fromkeys(run.context for run in group.runs)
-    faced = {run.context for run in group.runs if run.model == opponent}
+    faced = {run.context for run in group.runs if run.model == strongest}
     lacking = [context for context in contexts if context not in faced]
-    if opponent is None or not lacking:
+    if strongest is None or not lacking:
         return ""
-    return f"{group.suite}, {', '.join(lacking)}: no run of {opponent} is shown, the opponent that counts there."
+    return f"{group.suite}, {', '.join(lacking)}: no run of {strongest} is shown, the strongest baseline there."
 
 
 def _runs_table(groups: Sequence[Group]) -> Table:

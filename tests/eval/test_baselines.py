@@ -1,4 +1,4 @@
-"""The floors on hand-made windows."""
+"""The baselines on hand-made windows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eval.models.floors import Copy, Extrapolate, Markov, load_markov
+from eval.models.baselines import Copy, Extrapolate, Markov, load_markov
 from eval.models.markov import build_tables
 from loopwm.records.errors import InputError
 from loopwm.records.windows import Window

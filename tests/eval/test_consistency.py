@@ -19,9 +19,9 @@ from eval.commands.agents import ChatAgent, RetrievalAgent
 from eval.commands.consistency import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
 from eval.commands.play import Play, play_imagined, play_real, replay, won, won_as_imagined
 from eval.commands.real_world import Game, RealWorld
+from eval.models.baselines import Copy
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.fewshot import Message
-from eval.models.floors import Copy
 from eval.models.imagination import PredictorWorlds
 from eval.models.options import make_imagination
 from loopwm.records.episodes import Episode, Step, write_episodes

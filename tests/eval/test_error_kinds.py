@@ -1,4 +1,4 @@
-"""The rule of error kinds, by case and against 50 errors of floors on dev windows, labelled by reading them."""
+"""The rule of error kinds, by case and against 50 errors of baselines on dev windows, labelled by reading them."""
 
 from __future__ import annotations
 

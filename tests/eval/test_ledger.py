@@ -1,4 +1,4 @@
-"""The page of kept results is made of what is kept, and says how a checkpoint stands beside the floors."""
+"""The page of kept results is made of what is kept, and says how a checkpoint stands beside the baselines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_pictures_that_nothing_is_kept_for_are_left_out_with_the_commands_that_m
     ("em", "low", "high", "told"),
     [(0.7, 0.65, 0.75, "above"), (0.3, 0.2, 0.4, "below"), (0.6, 0.4, 0.7, "not told apart from")],
 )
-def test_a_checkpoint_stands_beside_the_best_floor(finished, tmp_path, em, low, high, told) -> None:
+def test_a_checkpoint_stands_beside_the_best_baseline(finished, tmp_path, em, low, high, told) -> None:
     runs = [finished("copy", 0.1, 0.05, 0.2), finished("retrieve-names", 0.5, 0.4, 0.6)]
     runs.append(finished("some/tiny", em, low, high, model_sha256="0" * 64))
     page = tmp_path / "page"

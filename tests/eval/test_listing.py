@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.models.options import FLOORS
+from eval.models.options import BASELINES
 from eval.scores.suites import suite_names
 from tests.eval.conftest import MakeWindow, WriteSuite
 
 
-def test_list_names_every_suite_with_its_contexts_and_every_floor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_suite_with_its_contexts_and_every_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
     assert "| alfworld-500 | alfworld | 500 | 5 | 1-5 | observed, snapshot, full, briefed |" in printed
-    assert all(f"| {name} |" in printed for name in (*suite_names(), *FLOORS))
+    assert all(f"| {name} |" in printed for name in (*suite_names(), *BASELINES))
 
 
 def test_a_context_is_listed_with_the_windows_that_allow_it_unless_all_do_or_none(

@@ -13,8 +13,8 @@ import pytest
 from eval.__main__ import main
 from eval.commands import rollout
 from eval.commands.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
+from eval.models.baselines import Copy
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.floors import Copy
 from eval.models.imagination import FedBack, Imagination, PredictorWorlds
 from eval.models.options import fed_back
 from eval.scores.predictions import Prediction, read_records

@@ -16,8 +16,8 @@ import pytest
 from eval.__main__ import main
 from eval.commands.compare import compare_runs
 from eval.models.base import Predictor
-from eval.models.floors import Copy
-from eval.models.options import FLOORS, Floor
+from eval.models.baselines import Copy
+from eval.models.options import BASELINES, Baseline
 from eval.scores import predictions
 from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
@@ -30,7 +30,7 @@ RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
 KILLED_IN_FOURTH_BATCH = """
 import os, signal, sys
 from eval.__main__ import main
-from eval.models.floors import Copy
+from eval.models.baselines import Copy
 
 predict, calls = Copy.predict, []
 
@@ -155,7 +155,7 @@ def test_what_needs_no_torch_does_not_load_it(suite_path: Path, tmp_path: Path, 
 
 def use(monkeypatch: pytest.MonkeyPatch, predictor: Predictor) -> None:
     """Makes `copy` another predictor."""
-    monkeypatch.setitem(FLOORS, "copy", Floor("", lambda *_: predictor))
+    monkeypatch.setitem(BASELINES, "copy", Baseline("", lambda *_: predictor))
 
 
 class Short(Copy):

@@ -65,7 +65,7 @@ def test_a_window_is_seen_where_a_search_through_every_episode_finds_it(
     assert (table.episodes, table.transitions) == (6, 48)
 
 
-def test_a_table_and_a_floor_name_the_same_episodes_by_one_hash(
+def test_a_table_and_a_baseline_name_the_same_episodes_by_one_hash(
     make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
 ) -> None:
     train = tmp_path / "train.jsonl"

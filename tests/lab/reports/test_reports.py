@@ -20,7 +20,7 @@ from lab.reports.blocks import word_diff
 from lab.reports.groups import make_groups
 from lab.reports.markdown import escape
 from lab.reports.runs import Run, SuiteShelf, check_run
-from lab.reports.sections import lacking_opponent
+from lab.reports.sections import lacking_baseline
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
 SCRIPT = "<script>alert('|')</script>"
@@ -109,17 +109,17 @@ def test_a_partial_run_is_shown_with_what_it_has(suite_path: Path, tmp_path: Pat
     assert (part / "predictions.jsonl").read_bytes() == before
 
 
-def test_a_report_without_the_opponent_that_counts_says_so(suite_path: Path, tmp_path: Path) -> None:
+def test_a_report_without_the_strongest_baseline_says_so(suite_path: Path, tmp_path: Path) -> None:
     group = make_groups([run := load(suite_path, evaluate(suite_path, tmp_path / "a"))], run)[0]
     assert (
-        lacking_opponent(group) == "suite, observed: no run of retrieve-names is shown, the opponent that counts there."
+        lacking_baseline(group) == "suite, observed: no run of retrieve-names is shown, the strongest baseline there."
     )
     faced = replace(run, spec={**run.spec, "model": "retrieve-names"})
-    assert lacking_opponent(make_groups([run, faced], run)[0]) == ""
+    assert lacking_baseline(make_groups([run, faced], run)[0]) == ""
     elsewhere = replace(faced, spec={**faced.spec, "context": "snapshot"})
-    assert lacking_opponent(make_groups([run, elsewhere], run)[0]).startswith("suite, observed: ")
+    assert lacking_baseline(make_groups([run, elsewhere], run)[0]).startswith("suite, observed: ")
     assert report(suite_path, tmp_path / "page", tmp_path / "a") == 0
-    assert "the opponent that counts there" in (tmp_path / "page" / "report.md").read_text()
+    assert "the strongest baseline there" in (tmp_path / "page" / "report.md").read_text()
 
 
 def test_a_finished_run_keeps_its_rows(suite_path: Path, tmp_path: Path) -> None:

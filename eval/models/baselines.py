@@ -1,4 +1,4 @@
-"""The floors every model is shown beside: `copy`, `markov` and `extrapolate`. None of them needs torch."""
+"""The baselines every model is shown beside: `copy`, `markov` and `extrapolate`. None of them needs torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class StepPredictor(ABC):
-    """A floor that predicts each horizon by itself."""
+    """A baseline that predicts each horizon by itself."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
