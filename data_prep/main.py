@@ -7,7 +7,7 @@ from types import ModuleType
 
 from data_prep import collect, counterfactual, export, pack, probe_windows, stats, tokenize, tokenizer, windows
 from data_prep.environments.base import SimulatorError
-from loopwm.records.command import command_parser, exit_status
+from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -27,6 +27,16 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
+RENAMED = {
+    "spelling": "lab tokenizer-eval",
+    "determined": "lab state-sufficiency",
+    "hidden": "lab refresh-hidden",
+}
+"""Commands of earlier releases, and what to run instead."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    args = command_parser("python -m data_prep", "Prepare data for LoopWM.", COMMANDS, Help).parse_args(arguments)
+    parser = command_parser("python -m data_prep", "Prepare data for LoopWM.", COMMANDS, Help)
+    refuse_renamed(parser, arguments, RENAMED)
+    args = parser.parse_args(arguments)
     return exit_status(lambda: args.run(args), SimulatorError)

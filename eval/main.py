@@ -18,8 +18,8 @@ from eval.commands import (
 )
 from eval.models import markov
 from eval.pixels import command as pixels
-from eval.reports import ledger
-from loopwm.records.command import command_parser, exit_status
+from eval.reports import results_page
+from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "run": (run, "evaluate a checkpoint, a baseline or a language model on a suite"),
@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "table": (tabulate, "several runs side by side"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
-    "ledger": (ledger, "the page of all results that are kept"),
+    "results": (results_page, "keep results of runs and write the page of all of them"),
     "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov baseline"),
     "build-seen": (seen, "find out which windows stand in train episodes"),
@@ -38,6 +38,18 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
+RENAMED = {
+    "ledger": "eval results",
+    "study": "lab study",
+    "plan": "lab plan",
+    "report": "lab report",
+    "lm-eval-tasks": "lab lm-eval-tasks",
+}
+"""Commands of earlier releases, and what to run instead."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    args = command_parser("python -m eval", "Evaluate world models.", COMMANDS).parse_args(arguments)
+    parser = command_parser("python -m eval", "Evaluate world models.", COMMANDS)
+    refuse_renamed(parser, arguments, RENAMED)
+    args = parser.parse_args(arguments)
     return exit_status(lambda: args.run(args))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from eval.reports.result import SHIPPED_NAME, SUITE_TITLES, called, read_store
 
 import loopwm
 from eval.models.checkpoint import checkpoint_hash
-from eval.reports.kept import SHIPPED_NAME, SUITE_TITLES, called, read_shelf
-from eval.reports.ledger import in_short
+from eval.reports.results_page import in_short
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,14 +40,14 @@ def test_every_relative_link_leads_to_a_page_and_a_heading_of_it(page):
 
 @pytest.mark.parametrize("page", [README, CARD], ids=["README", "card"])
 def test_the_figures_of_the_shipped_checkpoint_are_those_of_its_runs(page):
-    table = in_short(read_shelf(ROOT / "docs/results/data").runs)
+    table = in_short(read_store(ROOT / "docs/results/data").runs)
     assert len(table.splitlines()) == 2 + len(SUITE_TITLES)
     assert table in page
 
 
 def test_the_figures_are_of_the_weights_that_ship():
-    kept = [run for run in read_shelf(ROOT / "docs/results/data").runs if called(run["model"]) == SHIPPED_NAME]
-    assert {run["provenance"]["model_sha256"] for run in kept} == {checkpoint_hash(ROOT / "loopwm/pretrained")}
+    result = [run for run in read_store(ROOT / "docs/results/data").runs if called(run["model"]) == SHIPPED_NAME]
+    assert {run["provenance"]["model_sha256"] for run in result} == {checkpoint_hash(ROOT / "loopwm/pretrained")}
 
 
 def test_the_citation_has_the_version_of_the_package():

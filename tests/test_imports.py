@@ -152,7 +152,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("data_prep.environments.pixels.crafter", "import crafter"),
         ("eval.commands.harness", "def f():\n    import alfworld.agents"),
         ("eval.scores.rows", "from eval.models.base import Predictor"),
-        ("eval.reports.ledger", "from lab.reports import runs"),
+        ("eval.reports.results_page", "from lab.reports import runs"),
         ("eval.pixels.playing", "def f():\n    import lab.pixels.calibration"),
         ("loopwm.text.world", "from lab.studies import planner"),
         ("serve.start", "from lab import main"),

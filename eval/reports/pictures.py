@@ -1,4 +1,4 @@
-"""The seven pictures of the page of all results: each of what is kept, with a line that says what it shows."""
+"""The seven pictures of the results page, each with a caption."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.kept import SHIPPED_NAME, SUITE_TITLES, Kept, Shelf, called, stands
 from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
+from eval.reports.result import SHIPPED_NAME, SUITE_TITLES, Result, ResultsStore, called, stands
 from eval.scores import papers
 from eval.scores.rows import OVERALL
 from eval.scores.tables import in_points
@@ -21,7 +21,7 @@ PAPER = "the paper's LoopWM, other windows"
 
 @dataclass(frozen=True)
 class Picture:
-    """draw: the figure and what it shows in a line; None where nothing is kept that it could be made of.
+    """draw: returns the figure and its caption, or None without results to draw.
 
     of: what it is made of, beside the runs on suites, whose commands the page has elsewhere.
     """
@@ -29,22 +29,22 @@ class Picture:
     name: str
     title: str
     command: str
-    draw: Callable[[Shelf], tuple[Figure, str] | None]
-    of: Callable[[Shelf], Sequence[Kept]] = lambda shelf: ()
+    draw: Callable[[ResultsStore], tuple[Figure, str] | None]
+    of: Callable[[ResultsStore], Sequence[Result]] = lambda store: ()
 
 
-def pictures(shelf: Shelf) -> Iterator[tuple[Picture, str | None, str]]:
-    """(picture, SVG, what it shows); without SVG where nothing is kept."""
+def pictures(store: ResultsStore) -> Iterator[tuple[Picture, str | None, str]]:
+    """Yield (picture, SVG, caption); the SVG is None without results to draw."""
     for picture in PICTURES:
         with mpl.rc_context(STYLE):
-            drawn = picture.draw(shelf)
+            drawn = picture.draw(store)
             svg = None if drawn is None else svg_text(drawn[0], picture.name)
         yield picture, svg, "" if drawn is None else drawn[1]
 
 
-def _horizons(shelf: Shelf) -> tuple[Figure, str] | None:
+def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
     """EM over horizons, bands of 95 %: a panel a suite, and one of the novel windows where they are known."""
-    observed = [run for run in shelf.runs if run["context"] == "observed"]
+    observed = [run for run in store.runs if run["context"] == "observed"]
     panels = [(suite, name) for suite in SUITE_TITLES for name in ("em", "em_novel")]
     found = {panel: _lines(observed, *panel) for panel in panels}
     found = {panel: lines for panel, lines in found.items() if lines and (panel[1] == "em" or "500" in panel[0])}
@@ -72,7 +72,7 @@ def _horizons(shelf: Shelf) -> tuple[Figure, str] | None:
     return canvas, _standing(observed)
 
 
-def _lines(runs: Sequence[Kept], suite: str, name: str) -> dict[str, list[tuple[int, float, float, float]]]:
+def _lines(runs: Sequence[Result], suite: str, name: str) -> dict[str, list[tuple[int, float, float, float]]]:
     """(horizon, per cent, bounds) of each model."""
     found = {}
     for run in (run for run in runs if run["suite"] == suite):
@@ -91,7 +91,7 @@ def _paper_line(axes: Axes, suite: str) -> None:
         axes.plot(*zip(*points, strict=True), "-.", color=INK, marker="x", ms=4, lw=1, label=PAPER)
 
 
-def _standing(runs: Sequence[Kept]) -> str:
+def _standing(runs: Sequence[Result]) -> str:
     suites: dict[str, list[str]] = {}
     for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
         if stand := stands(run, [other for other in runs if other["suite"] == run["suite"]]):
@@ -100,11 +100,11 @@ def _standing(runs: Sequence[Kept]) -> str:
     return f"{SHIPPED_NAME} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
 
 
-def _families(shelf: Shelf) -> tuple[Figure, str] | None:
+def _families(store: ResultsStore) -> tuple[Figure, str] | None:
     """EM at the paper's horizon by family: ours, the best baseline, the paper."""
     horizon, found = papers.paper_rows()["horizon"], {}
     for suite, environment in papers.paper_rows()["suites"].items():
-        runs = [run for run in shelf.runs if run["suite"] == suite and run["context"] == "observed"]
+        runs = [run for run in store.runs if run["suite"] == suite and run["context"] == "observed"]
         ours = next((run for run in runs if called(run["model"]) == SHIPPED_NAME), None)
         if ours and any(row["family"] != OVERALL for row in ours["rows"]):
             stand = stands(ours, runs)
@@ -133,7 +133,7 @@ def _families(shelf: Shelf) -> tuple[Figure, str] | None:
     )
 
 
-def _dots(axes: Axes, runs: Sequence[Kept], names: Sequence[str], horizon: int) -> None:
+def _dots(axes: Axes, runs: Sequence[Result], names: Sequence[str], horizon: int) -> None:
     for i, run in enumerate(runs):
         rows = {row["family"]: row for row in run["rows"] if row["horizon"] == horizon}
         places = [(place + 0.24 * (i - 0.5), rows[name]) for place, name in enumerate(names) if name in rows]
@@ -144,15 +144,15 @@ def _dots(axes: Axes, runs: Sequence[Kept], names: Sequence[str], horizon: int) 
             axes.plot([100 * low, 100 * high], [y, y], color=COLORS[i], lw=0.8)
 
 
-def _rollouts(shelf: Shelf) -> tuple[Figure, str] | None:
+def _rollouts(store: ResultsStore) -> tuple[Figure, str] | None:
     """EM over the depth of whole imagined episodes, in the latent and with text fed back."""
-    if not shelf.rollouts:
+    if not store.rollouts:
         return None
-    canvas, grid = make_canvas(9, 2.8, 1, len(shelf.rollouts))
+    canvas, grid = make_canvas(9, 2.8, 1, len(store.rollouts))
     captions = []
-    for axes, kept in zip(grid, shelf.rollouts, strict=True):
-        for i, way in enumerate(dict.fromkeys(row["way"] for row in kept["rows"])):
-            rows = [row for row in kept["rows"] if row["way"] == way]
+    for axes, result in zip(grid, store.rollouts, strict=True):
+        for i, way in enumerate(dict.fromkeys(row["way"] for row in result["rows"])):
+            rows = [row for row in result["rows"] if row["way"] == way]
             depths = [row["depth"] for row in rows]
             axes.plot(depths, [100 * row["em"] for row in rows], color=COLORS[i], marker=MARKERS[i], ms=3, lw=1.2,
                       label=way.replace("_", " "))  # fmt: skip
@@ -160,37 +160,37 @@ def _rollouts(shelf: Shelf) -> tuple[Figure, str] | None:
             lows, highs = zip(*bounds, strict=True)
             axes.fill_between(depths, lows, highs, color=COLORS[i], alpha=0.15, lw=0)
         axes.set(ylim=(0, 100), xlabel="depth: steps imagined", ylabel="exact match, %")
-        axes.set_title(f"{kept['env']}, {kept['n']} episodes, {_whose(kept, shelf)}", fontsize=8)
-        d = kept["latent_minus_fed_back"]
-        captions.append(f"{kept['env']} {in_points(d['difference'], d['low'], d['high'])}")
+        axes.set_title(f"{result['env']}, {result['n']} episodes, {_whose(result, store)}", fontsize=8)
+        d = result["latent_minus_fed_back"]
+        captions.append(f"{result['env']} {in_points(d['difference'], d['low'], d['high'])}")
     _legend(canvas, grid)
     return canvas, f"Latent minus fed back, EM over whole episodes: {'; '.join(captions)}."
 
 
-def _forest(shelf: Shelf) -> tuple[Figure, str] | None:
+def _forest(store: ResultsStore) -> tuple[Figure, str] | None:
     """Every arm of every study minus its reference."""
-    rows = [(study, d) for study in shelf.studies for d in study["differences"]]
+    rows = [(study, d) for study in store.studies for d in study["differences"]]
     if not rows:
         return None
     canvas, (axes,) = make_canvas(9, 0.8 + 0.19 * len(rows), 1, 1)
     sure = 0
     for y, (_, d) in enumerate(rows):
-        # Kept figures are rounded: what is left of a small negative one is -0.0, whose sign still tells its side.
+        # Stored figures are rounded: a small negative one becomes -0.0, whose sign still gives its side.
         clear = (d["low"] > 0 or d["high"] < 0) and len({math.copysign(1, v) for v in d["by_seed"]}) <= 1
         sure += clear
         color = COLORS[0] if clear else INK
         axes.plot([100 * d["low"], 100 * d["high"]], [y, y], color=color, lw=1.2)
         axes.plot([100 * d["difference"]], [y], "o", color=color, ms=4, markerfacecolor=color if clear else "none")
-    labels = [f"{_named(study, shelf)}: {d['arm']} - {d['reference']}" for study, d in rows]
+    labels = [f"{_named(study, store)}: {d['arm']} - {d['reference']}" for study, d in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=7)
     axes.axvline(0, color=INK, lw=0.8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="difference of exact match, points; filled: counts as one")
     return canvas, f"{sure} of {len(rows)} differences leave out zero with every seed on the same side."
 
 
-def _costs(shelf: Shelf) -> tuple[Figure, str] | None:
+def _costs(store: ResultsStore) -> tuple[Figure, str] | None:
     """EM against FLOPs of a token: loops of a checkpoint, joined; arms of a study that trained them."""
-    studies = [study for study in shelf.studies if study["costs"]]
+    studies = [study for study in store.studies if study["costs"]]
     if not studies:
         return None
     canvas, (axes,) = make_canvas(9, 3.2, 1, 1)
@@ -198,7 +198,7 @@ def _costs(shelf: Shelf) -> tuple[Figure, str] | None:
     for i, study in enumerate(studies):
         points = sorted((cost["mflops"], 100 * cost["em"], cost["arm"]) for cost in study["costs"])
         joined = "-" if study["study"] == "depth" else "none"
-        label = _named(study, shelf)
+        label = _named(study, store)
         axes.plot([x for x, *_ in points], [y for _, y, _ in points], linestyle=joined, color=COLORS[i],
                   marker=MARKERS[i], ms=4, lw=1.2, label=label)  # fmt: skip
         for x, y, arm in points:
@@ -211,64 +211,64 @@ def _costs(shelf: Shelf) -> tuple[Figure, str] | None:
     return canvas, "; ".join(captions) + "."
 
 
-def _service(shelf: Shelf) -> tuple[Figure, str] | None:
+def _service(store: ResultsStore) -> tuple[Figure, str] | None:
     """Tokens a second over requests at once, with what memory allows different worlds."""
-    if not shelf.loads:
+    if not store.loads:
         return None
-    kept = shelf.loads[-1]
+    result = store.loads[-1]
     canvas, (axes,) = make_canvas(9, 3.2, 1, 1)
-    for i, workload in enumerate(dict.fromkeys(row["workload"] for row in kept["load"])):
-        rows = [row for row in kept["load"] if row["workload"] == workload]
+    for i, workload in enumerate(dict.fromkeys(row["workload"] for row in result["load"])):
+        rows = [row for row in result["load"] if row["workload"] == workload]
         axes.plot([row["at_once"] for row in rows], [row["tokens_per_second"] for row in rows], color=COLORS[i],
                   marker=MARKERS[i], ms=4, lw=1.2, label=workload)  # fmt: skip
-    roof = sorted((row["at_once"], row["tokens_per_second"]) for row in kept["roof"])
+    roof = sorted((row["at_once"], row["tokens_per_second"]) for row in result["roof"])
     axes.plot(*zip(*roof, strict=True), "--", color=INK, lw=1, label="roof: memory reads, different worlds")
-    ticks = sorted({row["at_once"] for row in kept["load"]})
+    ticks = sorted({row["at_once"] for row in result["load"]})
     axes.set(xscale="log", yscale="log", xlabel="requests at once", ylabel="tokens a second")
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     _legend(canvas, [axes])
-    first = kept["load"][0]["workload"]
-    rates = {row["at_once"]: row["tokens_per_second"] for row in kept["load"] if row["workload"] == first}
+    first = result["load"][0]["workload"]
+    rates = {row["at_once"]: row["tokens_per_second"] for row in result["load"] if row["workload"] == first}
     best = max(rates, key=lambda at_once: rates[at_once])
     caption = f"{rates[best]:.0f} tokens a second with {best} at once, {rates[ticks[0]]:.0f} with {ticks[0]}"
-    return canvas, f"{first.capitalize()}: {caption} ({_whose(kept, shelf)})."
+    return canvas, f"{first.capitalize()}: {caption} ({_whose(result, store)})."
 
 
-def _agents(shelf: Shelf) -> tuple[Figure, str] | None:
+def _agents(store: ResultsStore) -> tuple[Figure, str] | None:
     """Final scores of real games by the same agent, with the model and without."""
-    if not shelf.agents:
+    if not store.agents:
         return None
-    canvas, grid = make_canvas(9, 2.2, 1, len(shelf.agents))
+    canvas, grid = make_canvas(9, 2.2, 1, len(store.agents))
     captions = []
-    for axes, kept in zip(grid, shelf.agents, strict=True):
-        arms = list(kept["arms"].items())
+    for axes, result in zip(grid, store.agents, strict=True):
+        arms = list(result["arms"].items())
         for y, (_, score) in enumerate(arms):
             axes.plot(score["ci95"], [y, y], color=COLORS[0], lw=1.2)
             axes.plot([score["mean"]], [y], "o", color=COLORS[0], ms=5)
         axes.set_yticks(range(len(arms)), [arm for arm, _ in arms], fontsize=8)
         axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, 100), xlabel="final score of 100")
-        axes.set_title(f"{kept['n']} games of {kept['split']}, {_whose(kept, shelf)}", fontsize=8)
-        first = next(d for d in kept["differences"] if d["b"] == "retrieval")
+        axes.set_title(f"{result['n']} games of {result['split']}, {_whose(result, store)}", fontsize=8)
+        first = next(d for d in result["differences"] if d["b"] == "retrieval")
         captions.append(
-            f"{first['a']} minus {first['b']}, {_whose(kept, shelf)}: "
+            f"{first['a']} minus {first['b']}, {_whose(result, store)}: "
             f"{in_points(first['mean'] / 100, *(b / 100 for b in first['ci95']))}"
         )
     return canvas, f"Score by looking ahead in the model, {'; '.join(captions)}."
 
 
-def _whose(kept: Kept, shelf: Shelf) -> str:
+def _whose(result: Result, store: ResultsStore) -> str:
     """The model's name; by its first letters where it is not the one that ships now."""
-    sha = kept.get("model_sha256")
-    shipped = {run["provenance"].get("model_sha256") for run in shelf.runs if called(run["model"]) == SHIPPED_NAME}
+    sha = result.get("model_sha256")
+    shipped = {run["provenance"].get("model_sha256") for run in store.runs if called(run["model"]) == SHIPPED_NAME}
     if sha is None:
-        return str(kept["model"])
+        return str(result["model"])
     return SHIPPED_NAME if sha in shipped else f"checkpoint {sha[:8]}"
 
 
-def _named(study: Kept, shelf: Shelf) -> str:
+def _named(study: Result, store: ResultsStore) -> str:
     """The study's name, with the checkpoint where it was of one, or the configuration that was trained."""
-    of = _whose(study, shelf) if study["model"] else study["base"]
+    of = _whose(study, store) if study["model"] else study["base"]
     return f"{study['study']}, {of}" if of else str(study["study"])
 
 
@@ -296,29 +296,29 @@ PICTURES = (
         "Whole episodes over depth",
         "python -m eval rollout --model MODEL --episodes EPISODES --context observed --limit 30 --out RUN",
         _rollouts,
-        lambda shelf: shelf.rollouts,
+        lambda store: store.rollouts,
     ),
-    Picture("studies", "All studies", "python -m lab study NAME --out RUN", _forest, lambda shelf: shelf.studies),
+    Picture("studies", "All studies", "python -m lab study NAME --out RUN", _forest, lambda store: store.studies),
     Picture(
         "cost",
         "Cost against exact match",
         "python -m lab study depth --model MODEL --windows WINDOWS --context observed --out RUN",
         _costs,
-        lambda shelf: [study for study in shelf.studies if study["costs"]],
+        lambda store: [study for study in store.studies if study["costs"]],
     ),
     Picture(
         "service",
         "The service over requests at once",
         "python -m lab.benchmarks.serve_load --windows eval/suites/scienceworld-500.jsonl.gz --out RUN",
         _service,
-        lambda shelf: shelf.loads,
+        lambda store: store.loads,
     ),
     Picture(
         "agents",
         "An agent with the model and without",
         "python -m lab plan --train-episodes EPISODES --out RUN",
         _agents,
-        lambda shelf: shelf.agents,
+        lambda store: store.agents,
     ),
 )
 """In the order of the page."""

@@ -42,14 +42,14 @@ def render(folders: list[Path], against: Path, suites: list[Path], tables: list[
     from lab.reports.groups import load_runs, make_groups
     from lab.reports.html import render_html
     from lab.reports.markdown import render_markdown
-    from lab.reports.runs import SuiteShelf
+    from lab.reports.runs import SuiteStore
     from lab.reports.sections import make_page
     from loopwm.records.provenance import provenance
 
     places = [folder.resolve() for folder in folders]
     if against.resolve() not in places:
         raise InputError(f"--against: {against} is none of the runs given")
-    runs = load_runs(folders, SuiteShelf(suites, tables))
+    runs = load_runs(folders, SuiteStore(suites, tables))
     groups = make_groups(runs, runs[places.index(against.resolve())])
     page = make_page(groups, "Made by: " + provenance("lab")["command"])
     yield "report.html", render_html(page)

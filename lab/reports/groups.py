@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lab.reports.run_plots import Look, look
-from lab.reports.runs import Run, SuiteShelf, check_run
+from lab.reports.runs import Run, SuiteStore, check_run
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS
 
@@ -47,14 +47,14 @@ class Group:
         return sorted({k for run in self.runs for k in run.horizons})
 
 
-def load_runs(folders: Sequence[Path], shelf: SuiteShelf) -> list[Run]:
+def load_runs(folders: Sequence[Path], store: SuiteStore) -> list[Run]:
     """Checks all runs, then scores them. Raises InputError for a folder given twice and what `check_run` refuses."""
     seen: set[Path] = set()
     for folder in folders:
         if folder.resolve() in seen:
             raise InputError(f"{folder}: given twice")
         seen.add(folder.resolve())
-    checked = [check_run(folder, shelf) for folder in folders]
+    checked = [check_run(folder, store) for folder in folders]
     return [run.score() for run in tqdm(checked, unit="run", desc="scoring")]
 
 

@@ -69,7 +69,7 @@ class Run:
         return next((row for row in self.rows if (row["family"], row["horizon"]) == (family, horizon)), None)
 
 
-class SuiteShelf:
+class SuiteStore:
     """Suites by the hash that runs name: the given window files, then the committed suites, each read once.
 
     tables: of `build-seen`; they come before the committed ones.
@@ -141,10 +141,10 @@ class CheckedRun:
         )  # fmt: skip
 
 
-def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
+def check_run(folder: Path, store: SuiteStore) -> CheckedRun:
     """Reads a run. Raises InputError for no run, no predictions, or ones that are not of the suite."""
     spec = _read_spec(folder)
-    suite = shelf.find(folder, spec)
+    suite = store.find(folder, spec)
     records = _read_predictions(folder)
     check_records(folder / "predictions.jsonl", records, suite, spec["context"])
     windows = stratified_sample(suite.windows, spec["limit"] or len(suite.windows), spec["seed"])
@@ -158,7 +158,7 @@ def check_run(folder: Path, shelf: SuiteShelf) -> CheckedRun:
     if results is not None and len(complete) + len(refused) < len(windows):
         raise InputError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
     return CheckedRun(
-        folder, spec, suite, complete, len(windows), refused, records, results, shelf.seen(suite, results)
+        folder, spec, suite, complete, len(windows), refused, records, results, store.seen(suite, results)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -41,6 +41,13 @@ def command_parser(
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
+
+
+def refuse_renamed(parser: Parser, arguments: Sequence[str] | None, renamed: Mapping[str, str]) -> None:
+    """Exit with status 2 after one line with the new name if the command was renamed."""
+    name = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    if name in renamed:
+        parser.error(f"{name}: renamed, run `python -m {renamed[name]}`")
 
 
 def script_parser(module: str, doc: str | None) -> argparse.ArgumentParser:

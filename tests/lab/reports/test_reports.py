@@ -19,7 +19,7 @@ from lab.reports.analysis import difference, em_by_length, length_class, worst
 from lab.reports.blocks import word_diff
 from lab.reports.groups import make_groups
 from lab.reports.markdown import escape
-from lab.reports.runs import Run, SuiteShelf, check_run
+from lab.reports.runs import Run, SuiteStore, check_run
 from lab.reports.sections import lacking_baseline
 from tests.eval.conftest import MakeWindow, WriteSuite, episode
 
@@ -38,7 +38,7 @@ def report(suite: Path, out: Path, *arguments: Path | str) -> int:
 
 
 def load(suite: Path, folder: Path) -> Run:
-    return check_run(folder, SuiteShelf([suite])).score()
+    return check_run(folder, SuiteStore([suite])).score()
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def test_the_reference_of_another_suite_is_the_same_model(
     evaluate(suite_path, here)
     assert eval_main(["run", "--model", "markov", *_on(other_suite, markov)]) == 0
     evaluate(other_suite, there)
-    shelf = SuiteShelf([suite_path, other_suite])
-    runs = [check_run(folder, shelf).score() for folder in (here, markov, there)]
+    store = SuiteStore([suite_path, other_suite])
+    runs = [check_run(folder, store).score() for folder in (here, markov, there)]
     groups = make_groups(runs, runs[0])
     assert [(group.suite, group.reference.folder.name) for group in groups] == [("suite", "here"), ("other", "there")]
 

@@ -1,4 +1,4 @@
-"""Keep what runs came to, small enough to commit, and make the page of all that is kept.
+"""Keep the results of runs, small enough to commit, and write the page of all results.
 
 --keep copies the results of finished runs, rollouts, studies and loads of the service into the folder, without windows
 and deviations; one of the same name takes the place of the earlier one. The page and its plots are made of the folder
@@ -12,19 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.models.base import STRONGEST_BASELINES
-from eval.reports.kept import (
+from eval.reports.result import (
     SHIPPED_NAME,
     SUITE_TITLES,
-    Kept,
+    Result,
+    ResultsStore,
     Row,
-    Shelf,
     called,
     environment_of,
     keep,
     last,
     overall,
     rank,
-    read_shelf,
+    read_store,
     stands,
 )
 from eval.scores.error_kinds import ERROR_KINDS
@@ -32,14 +32,14 @@ from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table, with_bounds
 from loopwm.records.files import write_atomic
 
-EXAMPLE = "python -m eval ledger docs/results --keep runs/eval/track runs/eval/small"
+EXAMPLE = "python -m eval results docs/results --keep runs/eval/track runs/eval/small"
 
 DATA = "data"
 PAGE = "README.md"
 
 VERDICTS = ("reproduced", "contradicted", "not resolved")
 LEAD = (
-    "Made by `python -m eval ledger docs/results` of what each run came to, which lies beside this page in `data/`. "
+    "Made by `python -m eval results docs/results` of what each run came to, which lies beside this page in `data/`. "
     "Exact match in per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 "
     "% intervals over games. Novel: windows whose last observation, actions and answer stand in no train episode. A "
     "verdict sets a checkpoint's interval beside a baseline's mean, which may be of more windows; `lab report` pairs "
@@ -49,42 +49,42 @@ LEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="of the page; what is kept lies in its folder data")
+    parser.add_argument("folder", type=Path, help="folder of the page; the results lie in its folder data")
     parser.add_argument("--keep", type=Path, nargs="+", default=[], metavar="RUN", help="finished runs to keep")
 
 
 def run(args: argparse.Namespace) -> None:
     for folder in args.keep:
         keep(folder, args.folder / DATA)
-    for name, content in render(read_shelf(args.folder / DATA)):
+    for name, content in render(read_store(args.folder / DATA)):
         write_atomic(args.folder / name, content)
     print(args.folder / PAGE)
 
 
-def label_of(kept: Kept) -> str:
+def label_of(result: Result) -> str:
     """Model and context, and how many windows where it is not all of them."""
-    counts = kept["windows"]
-    whole = kept["provenance"]["limit"] is None and not counts["refused"]
-    return f"{called(kept['model'])}, {kept['context']}" + ("" if whole else f", {counts['scored']} windows")
+    counts = result["windows"]
+    whole = result["provenance"]["limit"] is None and not counts["refused"]
+    return f"{called(result['model'])}, {result['context']}" + ("" if whole else f", {counts['scored']} windows")
 
 
-def render(shelf: Shelf) -> Iterator[tuple[str, str]]:
+def render(store: ResultsStore) -> Iterator[tuple[str, str]]:
     """(file name, content) of the page and its plots."""
     from eval.reports.pictures import pictures  # matplotlib takes a second
 
     parts = [f"# All results\n\n{LEAD}"]
-    for number, (picture, svg, caption) in enumerate(pictures(shelf), start=1):
+    for number, (picture, svg, caption) in enumerate(pictures(store), start=1):
         parts.append(f"## {number}. {picture.title}\n\n{_shown(picture.name, svg, caption)}    {picture.command}\n")
         if svg:
             yield f"{picture.name}.svg", svg
-        if commands := _commands(picture.of(shelf)):
+        if commands := _commands(picture.of(store)):
             parts.append(_fold("What it is made of", commands))
-    if shelf.claims:
-        parts.append(f"## What the papers claim\n\n{_claims(shelf.claims)}")
-    if any(called(run["model"]) == SHIPPED_NAME for run in shelf.runs):
-        parts.append(f"## The checkpoint that ships\n\n{in_short(shelf.runs)}")
+    if store.claims:
+        parts.append(f"## What the papers claim\n\n{_claims(store.claims)}")
+    if any(called(run["model"]) == SHIPPED_NAME for run in store.runs):
+        parts.append(f"## The checkpoint that ships\n\n{in_short(store.runs)}")
     for suite, title in SUITE_TITLES.items():
-        if runs := [run for run in shelf.runs if run["suite"] == suite]:
+        if runs := [run for run in store.runs if run["suite"] == suite]:
             by_family = any(row["family"] != OVERALL for run in runs for row in run["rows"])
             body = f"{_table(runs)}\n{_fold('By family', _families(runs))}\n" if by_family else _table(runs)
             commands = "".join(f"    {run['provenance']['command']}\n" for run in runs)
@@ -95,20 +95,20 @@ def render(shelf: Shelf) -> Iterator[tuple[str, str]]:
 
 def _shown(name: str, svg: str | None, caption: str) -> str:
     if svg is None:
-        return "Nothing is kept that it could be made of; this makes it:\n\n"
+        return "No stored result to draw; this command makes one:\n\n"
     return f"**{caption}**\n\n![{caption}]({name}.svg)\n\n"
 
 
-def _commands(kept: Sequence[Kept]) -> str:
+def _commands(result: Sequence[Result]) -> str:
     """What each came from."""
     lines = []
-    for one in kept:
+    for one in result:
         where = f" (copied from {one['transcribed']}: the run's own file is lost)" if "transcribed" in one else ""
         lines.append(f"- `{one['command']}`{where}\n")
     return "".join(lines)
 
 
-def _claims(claims: Sequence[Kept]) -> str:
+def _claims(claims: Sequence[Result]) -> str:
     """The table of claims, what was reproduced first."""
     ordered = sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
     counts = ", ".join(f"{sum(c['verdict'] == verdict for c in claims)} {verdict}" for verdict in VERDICTS)
@@ -116,12 +116,12 @@ def _claims(claims: Sequence[Kept]) -> str:
     return f"{counts}.\n\n" + table(["Claim", "Verdict", "Here", "Measured"], rows)
 
 
-def in_short(kept: Sequence[Kept]) -> str:
+def in_short(result: Sequence[Result]) -> str:
     """The table of the shipped checkpoint, as an agent would ask it, that the README and its card show too."""
     header = ["Exact match, %", "windows", "1 action", "5 actions (95 %)", "of these, novel", "no network"]
     rows = []
     for suite, title in SUITE_TITLES.items():
-        runs = [run for run in kept if run["suite"] == suite and run["context"] == "observed"]
+        runs = [run for run in result if run["suite"] == suite and run["context"] == "observed"]
         for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
             rivals = (other for other in runs if other["model"] == STRONGEST_BASELINES[environment_of(run)])
             asked = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
@@ -129,7 +129,7 @@ def in_short(kept: Sequence[Kept]) -> str:
     return table(header, rows)
 
 
-def _in_short(run: Kept) -> list[str]:
+def _in_short(run: Result) -> list[str]:
     """Figures at horizon 1, at the farthest one with its interval, and of novel windows there; of pairs: both right."""
     if run["pairs"]:
         return ["-", with_bounds(run["pairs"], "both"), "-"]
@@ -138,7 +138,7 @@ def _in_short(run: Kept) -> list[str]:
     return [percent(first["em"]) if first else "-", with_bounds(row, "em"), novel]
 
 
-def verdict_of(runs: Sequence[Kept]) -> str:
+def verdict_of(runs: Sequence[Result]) -> str:
     """How each checkpoint stands beside the best program that learns nothing, in a line."""
     lines = []
     for run in (run for run in runs if rank(run) == 0):
@@ -153,7 +153,7 @@ def _cell(row: Row, name: str, count: str) -> str:
     return "-" if row.get(name) is None else f"{with_bounds(row, name)} of {row[count]}"
 
 
-def _table(runs: Sequence[Kept]) -> str:
+def _table(runs: Sequence[Result]) -> str:
     paired = any(run["pairs"] for run in runs)
     header = ["Model, context", "all", "novel", "seen", "decidable", "horizon 1", "F1", "entity recall"]
     rows = []
@@ -167,7 +167,7 @@ def _table(runs: Sequence[Kept]) -> str:
     return table([*header, *(["both of a pair"] if paired else [])], rows)
 
 
-def _families(runs: Sequence[Kept]) -> str:
+def _families(runs: Sequence[Result]) -> str:
     at = [{row["family"]: row for row in run["rows"] if row["horizon"] == last(run)["horizon"]} for run in runs]
     counts = {name: row["n"] for rows in at for name, row in rows.items() if name != OVERALL}
     names = sorted(counts, key=lambda name: (-counts[name], name))
@@ -176,7 +176,7 @@ def _families(runs: Sequence[Kept]) -> str:
     return table(["Family", *map(label_of, runs)], lines)
 
 
-def _errors(runs: Sequence[Kept]) -> str:
+def _errors(runs: Sequence[Result]) -> str:
     lines = []
     for run in runs:
         row = last(run)

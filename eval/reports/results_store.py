@@ -19,7 +19,7 @@ from eval.scores.rows import OVERALL
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, write_atomic, write_json
 
-Kept = Mapping[str, Any]
+Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 SHIPPED_NAME = "loopwm-small"
@@ -38,30 +38,30 @@ DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """All that is kept, by kind. claims: what the papers say, and what was found here."""
+class ResultsStore:
+    """All stored results by kind. claims: statements of the papers and the verdicts found here."""
 
-    runs: tuple[Kept, ...]
-    studies: tuple[Kept, ...]
-    rollouts: tuple[Kept, ...]
-    agents: tuple[Kept, ...]
-    loads: tuple[Kept, ...]
-    claims: tuple[Kept, ...]
+    runs: tuple[Result, ...]
+    studies: tuple[Result, ...]
+    rollouts: tuple[Result, ...]
+    agents: tuple[Result, ...]
+    loads: tuple[Result, ...]
+    claims: tuple[Result, ...]
 
 
-def read_shelf(data: Path) -> Shelf:
-    """Checkpoints before baselines, suites in the page's order. Raises InputError where nothing is kept."""
+def read_store(data: Path) -> ResultsStore:
+    """Checkpoints before baselines, suites in the page's order. Raises InputError for a folder without results."""
     runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
     if not runs:
-        raise InputError(f"{data}: nothing is kept there")
+        raise InputError(f"{data}: must hold results of runs, found none; add some with --keep RUN")
     _check_alike(data, runs)
-    runs.sort(key=lambda kept: (list(SUITE_TITLES).index(kept["suite"]), rank(kept), kept["model"]))
+    runs.sort(key=lambda result: (list(SUITE_TITLES).index(result["suite"]), rank(result), result["model"]))
     others = {kind: tuple(read_json(path) for path in sorted((data / kind).glob("*.json"))) for kind in KINDS}
     claims = data / "claims.json"
-    return Shelf(tuple(runs), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
+    return ResultsStore(tuple(runs), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
 
 
-def _check_alike(data: Path, runs: Sequence[Kept]) -> None:
+def _check_alike(data: Path, runs: Sequence[Result]) -> None:
     """Raises InputError where runs of a suite are of other windows, or call others of them novel."""
     for suite in {run["suite"] for run in runs}:
         of = [run for run in runs if run["suite"] == suite]
@@ -72,7 +72,7 @@ def _check_alike(data: Path, runs: Sequence[Kept]) -> None:
             raise InputError(f"{data}: {suite}: runs with different {told}: make them again and keep them")
 
 
-def rank(run: Kept) -> int:
+def rank(run: Result) -> int:
     """Checkpoints first, then the strongest baseline, then the other baselines, then whatever else was asked."""
     if "model_sha256" in run["provenance"]:
         return 0
@@ -81,7 +81,7 @@ def rank(run: Kept) -> int:
     return 2 if run["model"] in BASELINES else 3
 
 
-def environment_of(run: Kept) -> str:
+def environment_of(run: Result) -> str:
     environment: str = run["suite"].partition("-")[0]
     return environment
 
@@ -91,18 +91,18 @@ def called(model: str) -> str:
     return SHIPPED_NAME if model == "loopwm/pretrained" else Path(model).name
 
 
-def overall(run: Kept, horizon: int) -> Row | None:
+def overall(run: Result, horizon: int) -> Row | None:
     rows = (row for row in run["rows"] if row["family"] == OVERALL and row["horizon"] == horizon)
     return next(rows, None)
 
 
-def last(run: Kept) -> Row:
+def last(run: Result) -> Row:
     """The overall row of the farthest horizon."""
     rows: list[Row] = [row for row in run["rows"] if row["family"] == OVERALL]
     return max(rows, key=lambda row: row["horizon"])
 
 
-def stands(run: Kept, runs: Sequence[Kept]) -> tuple[str, Kept] | None:
+def stands(run: Result, runs: Sequence[Result]) -> tuple[str, Result] | None:
     """How a checkpoint's interval at its last horizon lies to the best program that learns nothing, and which it is."""
     row = last(run)
     rivals = [baseline for baseline in runs if rank(baseline) in (1, 2) and last(baseline)["horizon"] == row["horizon"]]
@@ -128,18 +128,18 @@ def keep(folder: Path, data: Path) -> None:
         return
     kind = next((kind for kind, (mark, _) in KINDS.items() if mark in results), None)
     if kind is None:
-        raise InputError(f"{path}: of no kind that is kept: no suite, {', '.join(mark for mark, _ in KINDS.values())}")
-    name, kept = KINDS[kind][1](results)
+        raise InputError(f"{path}: must have one of the keys suite, {', '.join(mark for mark, _ in KINDS.values())}")
+    name, result = KINDS[kind][1](results)
     known = ("command", "commit", "commits", "model_sha256")
     source = {name: results["provenance"][name] for name in known if name in results["provenance"]}
-    write_json(data / kind / f"{name}.json", _rounded({**kept, **source}))
+    write_json(data / kind / f"{name}.json", _rounded({**result, **source}))
 
 
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
     """Keeps a run without windows and deviations."""
     if results["suite"] not in SUITE_TITLES:
         raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
-    kept = {
+    result = {
         **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
         "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},
         "refused": len(results["refused"]),
@@ -147,7 +147,7 @@ def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
         "pairs": results["pairs"] and _without_errors(results["pairs"]),
     }
     rows = ",\n".join(json.dumps(_rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
-    text = f'{json.dumps(_rounded(kept), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
+    text = f'{json.dumps(_rounded(result), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
     write_atomic(data / f"{results['suite']}--{results['context']}--{called(results['model'])}.json", text + "\n")
 
 
@@ -155,8 +155,8 @@ def _slim(row: Row) -> dict[str, Any]:
     """All figures of the overall rows; of a family, exact match and its bounds."""
     if row["family"] == OVERALL:
         return _without_errors(row)
-    kept = {name: row[name] for name in ("family", "horizon", "n", "em")}
-    return {**kept, "ci95": {"em": row["ci95"]["em"]}} if "em" in row["ci95"] else kept
+    result = {name: row[name] for name in ("family", "horizon", "n", "em")}
+    return {**result, "ci95": {"em": row["ci95"]["em"]}} if "em" in row["ci95"] else result
 
 
 def _without_errors(row: Row) -> dict[str, Any]:
@@ -240,4 +240,4 @@ KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
     "agents": ("task_scores", _agents),
     "loads": ("load", _load),
 }
-"""By folder: what only its results.json has, and what of it is kept under which name."""
+"""By folder: the key that only its results.json has, and the name and content of the stored file."""

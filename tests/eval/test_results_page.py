@@ -1,4 +1,4 @@
-"""The page of kept results is made of what is kept, and says how a checkpoint stands beside the baselines."""
+"""The results page is made of stored results, and compares a checkpoint with the baselines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval.reports.result import read_store
 
 from eval.__main__ import main
-from eval.reports.kept import read_shelf
-from eval.reports.ledger import render
 from eval.reports.pictures import PICTURES
+from eval.reports.results_page import render
 
-KEPT = Path(__file__).parents[2] / "docs" / "results"
+PAGE_FOLDER = Path(__file__).parents[2] / "docs" / "results"
 
 
 def row(family: str, horizon: int, em: float, low: float, high: float) -> dict[str, Any]:
@@ -46,17 +46,19 @@ def finished(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_the_committed_page_and_pictures_are_what_the_committed_results_say() -> None:
-    made = dict(render(read_shelf(KEPT / "data")))
-    assert {name: (KEPT / name).read_text(encoding="utf-8") == content for name, content in made.items()} == (
+    made = dict(render(read_store(PAGE_FOLDER / "data")))
+    assert {name: (PAGE_FOLDER / name).read_text(encoding="utf-8") == content for name, content in made.items()} == (
         dict.fromkeys(["README.md", *(f"{picture.name}.svg" for picture in PICTURES)], True)
     )
-    assert sorted(path.name for path in KEPT.glob("*.svg")) == sorted(name for name in made if name.endswith(".svg"))
+    assert sorted(path.name for path in PAGE_FOLDER.glob("*.svg")) == sorted(
+        name for name in made if name.endswith(".svg")
+    )
 
 
 def test_pictures_that_nothing_is_kept_for_are_left_out_with_the_commands_that_make_them(tmp_path) -> None:
     kinds = ("studies", "rollouts", "agents", "loads")
-    shutil.copytree(KEPT / "data", tmp_path / "data", ignore=shutil.ignore_patterns(*kinds))
-    made = dict(render(read_shelf(tmp_path / "data")))
+    shutil.copytree(PAGE_FOLDER / "data", tmp_path / "data", ignore=shutil.ignore_patterns(*kinds))
+    made = dict(render(read_store(tmp_path / "data")))
     missing = [picture for picture in PICTURES if f"{picture.name}.svg" not in made]
     assert [picture.name for picture in missing] == ["rollouts", "studies", "cost", "service", "agents"]
     for picture in missing:
@@ -71,7 +73,7 @@ def test_a_checkpoint_stands_beside_the_best_baseline(finished, tmp_path, em, lo
     runs = [finished("copy", 0.1, 0.05, 0.2), finished("retrieve-names", 0.5, 0.4, 0.6)]
     runs.append(finished("some/tiny", em, low, high, model_sha256="0" * 64))
     page = tmp_path / "page"
-    assert main(["ledger", str(page), "--keep", *map(str, runs)]) == 0
+    assert main(["results", str(page), "--keep", *map(str, runs)]) == 0
     text = (page / "README.md").read_text()
     assert f"**tiny, observed: {100 * em:.1f}, {told} retrieve-names, observed (50.0).**" in text
     names = [line.split("|")[1].strip() for line in text.splitlines() if "of 50 |" in line and "Melt" not in line]
@@ -83,11 +85,11 @@ def test_a_checkpoint_stands_beside_the_best_baseline(finished, tmp_path, em, lo
 def test_a_run_of_the_same_model_takes_the_place_of_the_earlier_one(finished, tmp_path) -> None:
     page = tmp_path / "page"
     for em, model in ((0.5, "a/tiny"), (0.6, "b/tiny")):
-        assert main(["ledger", str(page), "--keep", str(finished(model, em, 0.4, 0.7))]) == 0
-    (kept,) = read_shelf(page / "data").runs
-    assert kept["rows"][0]["em"] == 0.6
-    assert "stderr" not in kept["rows"][0]
-    assert sorted(kept["rows"][-1]) == ["ci95", "em", "family", "horizon", "n"]
+        assert main(["results", str(page), "--keep", str(finished(model, em, 0.4, 0.7))]) == 0
+    (result,) = read_store(page / "data").runs
+    assert result["rows"][0]["em"] == 0.6
+    assert "stderr" not in result["rows"][0]
+    assert sorted(result["rows"][-1]) == ["ci95", "em", "family", "horizon", "n"]
 
 
 DIFFERENCE = {"metric": "em", "difference": -0.02, "low": -0.03, "high": -0.01, "by_seed": [-0.02]}
@@ -113,7 +115,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def test_runs_of_other_windows_or_another_table_of_seen_ones_do_not_stand_together(finished, tmp_path, capsys):
-    arguments, folders = ["ledger", str(tmp_path / "page"), "--keep"], []
+    arguments, folders = ["results", str(tmp_path / "page"), "--keep"], []
     for name, (suite, seen) in {"copy": ("a", "1"), "markov": ("b", "1"), "retrieve": ("a", "2")}.items():
         folders.append(finished(name, 0.1, 0.05, 0.2, suite_sha256=suite))
         results = json.loads((folders[-1] / "results.json").read_text())
@@ -134,9 +136,9 @@ def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finish
         folders[-1].mkdir()
         provenance = {"command": f"the {kind} command", "split": "dev", "model_sha256": "1" * 64}
         (folders[-1] / "results.json").write_text(json.dumps({**results, "provenance": provenance}))
-    assert main(["ledger", str(page), "--keep", *map(str, folders)]) == 0
-    text, shelf = (page / "README.md").read_text(), read_shelf(page / "data")
-    assert [len(kept["differences"]) for kept in shelf.studies] == [1]
+    assert main(["results", str(page), "--keep", *map(str, folders)]) == 0
+    text, store = (page / "README.md").read_text(), read_store(page / "data")
+    assert [len(result["differences"]) for result in store.studies] == [1]
     assert "0 of 1 differences" not in text
     assert "1 of 1 differences leave out zero" in text
     assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
@@ -160,8 +162,8 @@ def test_studies_of_one_kind_stand_together_where_their_arms_were_trained_from_o
         folders.append(tmp_path / base)
         folders[-1].mkdir()
         (folders[-1] / "results.json").write_text(json.dumps(results))
-    assert main(["ledger", str(tmp_path / "page"), "--keep", *map(str, folders)]) == 0
-    assert [kept["base"] for kept in read_shelf(tmp_path / "page" / "data").studies] == ["large", "small"]
+    assert main(["results", str(tmp_path / "page"), "--keep", *map(str, folders)]) == 0
+    assert [result["base"] for result in read_store(tmp_path / "page" / "data").studies] == ["large", "small"]
 
 
 def test_a_study_of_pixels_stands_in_the_same_picture(finished, tmp_path) -> None:
@@ -173,9 +175,9 @@ def test_a_study_of_pixels_stands_in_the_same_picture(finished, tmp_path) -> Non
     (tmp_path / "pixels").mkdir()
     (tmp_path / "pixels" / "results.json").write_text(json.dumps(results))
     folders = [finished("copy", 0.1, 0.05, 0.2), tmp_path / "pixels"]
-    assert main(["ledger", str(tmp_path / "page"), "--keep", *map(str, folders)]) == 0
-    kept = json.loads((tmp_path / "page" / "data" / "studies" / "twisted-accuracy.json").read_text())
-    assert (kept["windows"], [d["arm"] for d in kept["differences"]]) == (60, ["transport"])
+    assert main(["results", str(tmp_path / "page"), "--keep", *map(str, folders)]) == 0
+    result = json.loads((tmp_path / "page" / "data" / "studies" / "twisted-accuracy.json").read_text())
+    assert (result["windows"], [d["arm"] for d in result["differences"]]) == (60, ["transport"])
     assert "1 of 1 differences leave out zero" in (tmp_path / "page" / "README.md").read_text()
 
 
@@ -183,12 +185,12 @@ def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
     folder = finished("copy", 0.1, 0.05, 0.2)
     results = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps({**results, "suite": "mine"}))
-    assert main(["ledger", str(tmp_path / "page"), "--keep", str(folder)]) == 2
+    assert main(["results", str(tmp_path / "page"), "--keep", str(folder)]) == 2
     assert "suite: 'mine' is not one of scienceworld-500" in capsys.readouterr().err
-    assert main(["ledger", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
+    assert main(["results", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
     assert "not a finished run" in capsys.readouterr().err
     (tmp_path / "results.json").write_text("{}")
-    assert main(["ledger", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
-    assert "of no kind that is kept" in capsys.readouterr().err
-    assert main(["ledger", str(tmp_path / "page")]) == 2
-    assert "nothing is kept there" in capsys.readouterr().err
+    assert main(["results", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
+    assert "must have one of the keys suite" in capsys.readouterr().err
+    assert main(["results", str(tmp_path / "page")]) == 2
+    assert "must hold results of runs" in capsys.readouterr().err
