@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from eval.reports.result import SHIPPED_NAME, SUITE_TITLES, called, read_store
 
 import loopwm
 from eval.models.checkpoint import checkpoint_hash
 from eval.reports.results_page import in_short
+from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, called, read_store
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,7 +1,7 @@
 """Find out which windows of suites stand in train episodes, and write a table beside each suite's name.
 
 A window is seen at horizon k where its last observation, its first k actions and the answer stand word for word in
-consecutive steps of one train episode; at other horizons it is novel. What was observed between is not compared: the
+consecutive steps of one train episode; at other horizons it is unseen. What was observed between is not compared: the
 window does not show it either. Only white space around a text is left out.
 
 The episodes are read once and compared with what the windows ask for, and the table holds the answers alone, so that it

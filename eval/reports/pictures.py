@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
-from eval.reports.result import SHIPPED_NAME, SUITE_TITLES, Result, ResultsStore, called, stands
+from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, Result, ResultsStore, called, stands
 from eval.scores import papers
 from eval.scores.rows import OVERALL
 from eval.scores.tables import in_points
@@ -43,7 +43,7 @@ def pictures(store: ResultsStore) -> Iterator[tuple[Picture, str | None, str]]:
 
 
 def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
-    """EM over horizons, bands of 95 %: a panel a suite, and one of the novel windows where they are known."""
+    """EM over horizons, bands of 95 %: a panel a suite, and one of the unseen windows where they are known."""
     observed = [run for run in store.runs if run["context"] == "observed"]
     panels = [(suite, name) for suite in SUITE_TITLES for name in ("em", "em_novel")]
     found = {panel: _lines(observed, *panel) for panel in panels}
@@ -64,7 +64,7 @@ def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
         if name == "em":
             _paper_line(axes, suite)
         title = SUITE_TITLES[suite].replace("pairs of a path and another action", "counterfactual")
-        axes.set_title(title + (": novel" if name == "em_novel" else ""), fontsize=7)
+        axes.set_title(title + (": unseen" if name == "em_novel" else ""), fontsize=7)
         axes.set(ylim=(0, 100), xticks=range(1, 6))
     _legend(canvas, grid)
     canvas.supxlabel("horizon: actions before the observation that is decoded", fontsize=8)

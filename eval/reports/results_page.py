@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eval.models.base import STRONGEST_BASELINES
-from eval.reports.result import (
+from eval.reports.results_store import (
     SHIPPED_NAME,
     SUITE_TITLES,
     Result,
@@ -41,7 +41,7 @@ VERDICTS = ("reproduced", "contradicted", "not resolved")
 LEAD = (
     "Made by `python -m eval results docs/results` of what each run came to, which lies beside this page in `data/`. "
     "Exact match in per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 "
-    "% intervals over games. Novel: windows whose last observation, actions and answer stand in no train episode. A "
+    "% intervals over games. Unseen: windows whose last observation, actions and answer stand in no train episode. A "
     "verdict sets a checkpoint's interval beside a baseline's mean, which may be of more windows; `lab report` pairs "
     "those that both have. What was measured otherwise, with its command: [the checkpoint that ships](../results.md), "
     "[pixel worlds](pixels.md), [trained for a question](studies.md), [models that came before](history.md).\n"
@@ -118,7 +118,7 @@ def _claims(claims: Sequence[Result]) -> str:
 
 def in_short(result: Sequence[Result]) -> str:
     """The table of the shipped checkpoint, as an agent would ask it, that the README and its card show too."""
-    header = ["Exact match, %", "windows", "1 action", "5 actions (95 %)", "of these, novel", "no network"]
+    header = ["Exact match, %", "windows", "1 action", "5 actions (95 %)", "of these, unseen", "no network"]
     rows = []
     for suite, title in SUITE_TITLES.items():
         runs = [run for run in result if run["suite"] == suite and run["context"] == "observed"]
@@ -130,12 +130,12 @@ def in_short(result: Sequence[Result]) -> str:
 
 
 def _in_short(run: Result) -> list[str]:
-    """Figures at horizon 1, at the farthest one with its interval, and of novel windows there; of pairs: both right."""
+    """Return EM at horizon 1, at the farthest one with its interval, and of unseen windows; of pairs, both right."""
     if run["pairs"]:
         return ["-", with_bounds(run["pairs"], "both"), "-"]
     row, first = last(run), overall(run, 1)
-    novel = "-" if row.get("em_novel") is None else percent(row["em_novel"])
-    return [percent(first["em"]) if first else "-", with_bounds(row, "em"), novel]
+    unseen = "-" if row.get("em_novel") is None else percent(row["em_novel"])
+    return [percent(first["em"]) if first else "-", with_bounds(row, "em"), unseen]
 
 
 def verdict_of(runs: Sequence[Result]) -> str:
@@ -155,7 +155,7 @@ def _cell(row: Row, name: str, count: str) -> str:
 
 def _table(runs: Sequence[Result]) -> str:
     paired = any(run["pairs"] for run in runs)
-    header = ["Model, context", "all", "novel", "seen", "decidable", "horizon 1", "F1", "entity recall"]
+    header = ["Model, context", "all", "unseen", "seen", "answerable", "horizon 1", "F1", "entity recall"]
     rows = []
     for run in runs:
         row = last(run)

@@ -62,7 +62,7 @@ def read_store(data: Path) -> ResultsStore:
 
 
 def _check_alike(data: Path, runs: Sequence[Result]) -> None:
-    """Raises InputError where runs of a suite are of other windows, or call others of them novel."""
+    """Raises InputError where runs of a suite are of other windows, or call others of them unseen."""
     for suite in {run["suite"] for run in runs}:
         of = [run for run in runs if run["suite"] == suite]
         windows = {run["provenance"].get("suite_sha256") for run in of}

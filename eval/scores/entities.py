@@ -1,4 +1,4 @@
-"""Names of things in observations: what the entity metrics and the decidable rule are counted on.
+"""Names of things in observations: what the entity metrics and the answerable rule are counted on.
 
 Environments declare them (`data_prep/environments/base.py:Declared`). Of one that does not, what a thing is called is
 not known, so it has no entity metrics.

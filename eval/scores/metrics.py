@@ -5,9 +5,9 @@ Token F1           SQuAD 1.1: lower case, no punctuation, no articles; F1 of the
 BLEU-4             sacrebleu sentence BLEU, tokenizer 13a, effective order, no smoothing. Both empty: 1.
 Entity R / P / F1  of the set of names (eval/scores/entities.py) in the prediction against that in the reference.
                    Both empty: 1; only one of them empty: 0. The papers' "Entity" behaves like recall.
-                   NaN in environments whose names are not known; there nothing is decidable.
+                   NaN in environments whose names are not known; there nothing is answerable.
 changed            the reference differs from the last observation of the history, which `copy` repeats (not EM).
-decidable          the reference names only what was met before; see `is_decidable`.
+answerable          the reference names only what was met before; see `is_answerable`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def known_names(env: str, texts: Iterable[str]) -> frozenset[str]:
     return frozenset(name for text in texts for name in names.mentioned(text)) if names else frozenset()
 
 
-def is_decidable(env: str, reference: str, known: frozenset[str], actions: Sequence[str]) -> bool:
+def is_answerable(env: str, reference: str, known: frozenset[str], actions: Sequence[str]) -> bool:
     """Whether the reference names only things seen, opened or moved before.
 
     The names of the reference (its entities, longest match) must each occur in the context as its kind shows it
@@ -140,8 +140,8 @@ def is_decidable(env: str, reference: str, known: frozenset[str], actions: Seque
     the scored one: what an action opens, moves or goes to is named by it. Inside a longer name counts: `apple` is
     known once `red apple` was seen. Deferred observations are not shown, so what they would have revealed is unknown.
     The agent itself, its inventory and the air around it are known always. The rule is about names alone: a reading
-    (`10 degrees`) or a state (`is now open`) does not make a window undecidable, and a reference without names is
-    decidable. Such a prediction need not be a guess; that it can be made is not promised.
+    (`10 degrees`) or a state (`is now open`) does not make a window unanswerable, and a reference without names is
+    answerable. Such a prediction need not be a guess; that it can be made is not promised.
 
     Checked by hand on dev items of ScienceWorld, half of either kind: a first 50 brought the exemption of the inventory
     and one miss that stays (`parrot egg` after `focus on egg parrot`); of 50 others all were decided as a reader would.

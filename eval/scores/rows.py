@@ -17,7 +17,7 @@ from eval.scores.metrics import (
     context_texts,
     corpus_bleu4,
     exact_match,
-    is_decidable,
+    is_answerable,
     known_names,
     score_item,
 )
@@ -48,7 +48,7 @@ class Item:
     reference: str
     scores: ItemScores
     changed: bool
-    decidable: bool
+    answerable: bool
     seen: bool | None
     error: ErrorKind | None
     reward: tuple[float, float] | None
@@ -60,7 +60,7 @@ SPLITS: dict[str, Callable[[Item], bool]] = {
     "seen": lambda item: item.seen is True,
     "changed": lambda item: item.changed,
     "unchanged": lambda item: not item.changed,
-    "decidable": lambda item: item.decidable,
+    "decidable": lambda item: item.answerable,
 }
 
 
@@ -85,7 +85,7 @@ def score_window(
             reference=reference,
             scores=scores,
             changed=not exact_match(last, reference),
-            decidable=is_decidable(env, reference, known, window["actions"][:horizon]),
+            answerable=is_answerable(env, reference, known, window["actions"][:horizon]),
             seen=None if seen is None else seen.at(window, horizon),
             error=None if scores["em"] else error_kind(env, prediction, reference, last),
             reward=None if reward is None else (reward, window["rewards"][at]),

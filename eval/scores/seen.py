@@ -36,7 +36,7 @@ class Seen:
 
     @property
     def training_set(self) -> dict[str, str | int]:
-        """What `novel` and `seen` refer to."""
+        """What `unseen` and `seen` refer to."""
         return {name: getattr(self, name) for name in ("episodes_sha256", "episodes", "transitions")}
 
 

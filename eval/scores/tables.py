@@ -12,7 +12,7 @@ from eval.scores.papers import environment_beside, paper_rows
 from eval.scores.rows import OVERALL
 
 DETECTION = ("precision", "recall", "f1")
-UNKNOWN = "Novel and seen: unknown. No table of `build-seen` is about these windows and the model's train episodes."
+UNKNOWN = "Unseen and seen: unknown. No table of `build-seen` is about these windows and the model's train episodes."
 _FIGURES = "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall."
 _CAVEAT = (
     f"{_FIGURES} The paper's windows and metric definitions are not published, so its rows stand beside ours for "
@@ -60,11 +60,11 @@ def _headline(results: Mapping[str, Any], overall: Sequence[Mapping[str, Any]]) 
         text += f"{UNKNOWN}\n"
     else:
         text += (
-            f"Novel: last observation, actions and answer stand in none of {known['episodes']:,} train episodes "
+            f"Unseen: last observation, actions and answer stand in none of {known['episodes']:,} train episodes "
             f"({known['transitions']:,} transitions, {known['episodes_sha256'][:12]}).\n\n"
         )
         lines = [[str(row["horizon"]), *(_split_cell(row, name) for name in ("novel", "seen"))] for row in overall]
-        text += table(["Horizon", "EM novel (95 %; n)", "EM seen (95 %; n)"], lines)
+        text += table(["Horizon", "EM unseen (95 %; n)", "EM seen (95 %; n)"], lines)
     if pairs is not None:
         names = ("both", "fact", "counterfact", "same")
         header = ["Pairs", "both right (95 %)", "fact", "counterfact", "the same said for both"]
@@ -90,7 +90,7 @@ def in_points(difference: float, low: float, high: float) -> str:
 def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [name for name in METRICS if name not in HEADLINE]
     header = ["Horizon", "n", "games", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU"]
-    header += [METRICS[name].title for name in others] + ["EM changed (95 %; n)", "EM unchanged", "EM decidable"]
+    header += [METRICS[name].title for name in others] + ["EM changed (95 %; n)", "EM unchanged", "EM answerable"]
     lines = []
     for row in rows:
         cells = [with_bounds(row, "em"), *(percent(row.get(name)) for name in (*HEADLINE[1:], "bleu4_corpus", *others))]

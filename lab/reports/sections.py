@@ -45,7 +45,7 @@ def _overview(groups: Sequence[Group]) -> Section:
     first = [_overview_column(group, title, figure) for group in groups for title, figure in _deciding(group)]
     rest = [_overview_column(group, "", _all_windows) for group in groups]
     text = (
-        "Novel: the windows whose last observation, actions and answer stand in no train episode. Pairs: both windows "
+        "Unseen: the windows whose last observation, actions and answer stand in no train episode. Pairs: both windows "
         "of a counterfactual pair right."
     )
     blocks: list[Block] = [Text(text)]
@@ -66,7 +66,7 @@ def _deciding(group: Group) -> list[tuple[str, Figure]]:
         return [(", pairs", lambda run: _mean_cell(_pair_means(run)["both"]))]
     if group.is_expert:
         known = any(item.seen is not None for run in group.runs for item in run.items)
-        column = (", novel", lambda run: _mean_cell(analysis.em_where(run.at(run.last), SPLITS["novel"])))
+        column = (", unseen", lambda run: _mean_cell(analysis.em_where(run.at(run.last), SPLITS["novel"])))
         return [column] if known else []
     return [("", _all_windows)]
 
@@ -130,7 +130,7 @@ def _commits(provenance: Mapping[str, Any]) -> str:
 
 def _chapter(group: Group, anchor: str) -> list[Section]:
     parts: list[tuple[str, str, list[Block]]] = [
-        ("Novel and seen", "novel", _novel_and_seen(group, anchor)),
+        ("Unseen and seen", "unseen", _unseen_and_seen(group, anchor)),
         ("Counterfactual pairs", "pairs", _pairs(group, anchor)),
         ("By horizon", "horizon", _by_horizon(group, anchor)),
         ("Beside the paper", "paper", paper(group)),
@@ -236,36 +236,36 @@ def _by_length(group: Group, anchor: str) -> list[Block]:
     return [Plots([Plot(name, "EM by observation length", svg)]), Table(["Run", *ticks], rows, caption)]
 
 
-def _novel_and_seen(group: Group, anchor: str) -> list[Block]:
+def _unseen_and_seen(group: Group, anchor: str) -> list[Block]:
     known = [all(item.seen is not None for item in run.items) for run in group.runs]
     if not any(known):
         return []
-    header = ["Run", *(f"{name}, horizon {k}" for name in ("novel", "seen") for k in group.horizons)]
+    header = ["Run", *(f"{name}, horizon {k}" for name in ("unseen", "seen") for k in group.horizons)]
     rows = []
     for name, run, is_known in zip(group.names, group.runs, known, strict=True):
         found = [analysis.em_where(run.at(k), SPLITS[split]) for split in ("novel", "seen") for k in group.horizons]
         rows.append([name, *(_mean_cell(mean) if is_known else "unknown" for mean in found)])
     text = (
-        "EM. Seen: the last observation, the actions and the answer stand word for word in one train episode; novel: "
+        "EM. Seen: the last observation, the actions and the answer stand word for word in one train episode; unseen: "
         "they do not. Unknown: of the episodes that a checkpoint was trained on there is no record or no table."
     )
     drawn = [row for row, is_known in zip(_split(group, SPLITS["novel"]), known, strict=True) if is_known]
-    plot = _split_plot(f"{anchor}-novel", "Novel and seen", ("novel", "seen"), drawn)
+    plot = _split_plot(f"{anchor}-unseen", "Unseen and seen", ("unseen", "seen"), drawn)
     return [Text(text), Plots([plot]), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
 
 
 def _splits(group: Group, anchor: str) -> list[Block]:
     changed = _split(group, SPLITS["changed"])
-    decidable = _split(group, SPLITS["decidable"])
+    answerable = _split(group, SPLITS["decidable"])
     drawn = [
         _split_plot(f"{anchor}-changed", "Changed and unchanged", ("changed", "unchanged"), changed),
-        _split_plot(f"{anchor}-decidable", "Decidable and not", ("decidable", "not decidable"), decidable),
+        _split_plot(f"{anchor}-answerable", "Answerable and not", ("answerable", "not answerable"), answerable),
     ]
-    header = ["Run", "changed", "unchanged", "decidable", "not decidable"]
-    rows = [[a[0], *map(_mean_cell, (*a[1:], *b[1:]))] for a, b in zip(changed, decidable, strict=True)]
+    header = ["Run", "changed", "unchanged", "answerable", "not answerable"]
+    rows = [[a[0], *map(_mean_cell, (*a[1:], *b[1:]))] for a, b in zip(changed, answerable, strict=True)]
     text = (
         "EM at the farthest horizon. Changed: the true observation differs from the last one of the history. "
-        "Decidable: it names only what the context shown or the actions name."
+        "Answerable: it names only what the context shown or the actions name."
     )
     return [Text(text), Plots(drawn), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
 

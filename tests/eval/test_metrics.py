@@ -14,7 +14,7 @@ from eval.scores.metrics import (
     corpus_bleu4,
     entity_scores,
     exact_match,
-    is_decidable,
+    is_answerable,
     known_names,
     score_item,
     sentence_bleu4,
@@ -117,18 +117,18 @@ def test_names_match_longest_first_by_whole_words_and_not_over_punctuation() -> 
         ("No known action matches that input.", ["dance"], "observed", True),  # no names
     ],
 )
-def test_decidable_means_every_name_was_met_before(
+def test_answerable_means_every_name_was_met_before(
     make_window: MakeWindow, reference: str, actions: list[str], context_kind: str, expected: bool
 ) -> None:
     texts = context_texts(window_context(make_window(), context_kind))  # type: ignore[arg-type]
     known = known_names("scienceworld", texts)
-    assert is_decidable("scienceworld", reference, known, actions) is expected
+    assert is_answerable("scienceworld", reference, known, actions) is expected
 
 
-def test_deferred_observations_do_not_make_later_steps_decidable(make_window: MakeWindow) -> None:
+def test_deferred_observations_do_not_make_later_steps_answerable(make_window: MakeWindow) -> None:
     window = make_window(actions=["look around", "wait1"], observations=["You see a jug.", "You see a jug."])
     items = list(score_window(window, "observed", Prediction({1: "", 2: ""})))
-    assert [item.decidable for item in items] == [False, False]
+    assert [item.answerable for item in items] == [False, False]
 
 
 def test_a_perfect_model_scores_one_everywhere(make_window: MakeWindow) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.reports.result import read_store
 
 from eval.__main__ import main
 from eval.reports.pictures import PICTURES
 from eval.reports.results_page import render
+from eval.reports.results_store import read_store
 
 PAGE_FOLDER = Path(__file__).parents[2] / "docs" / "results"
 
@@ -62,7 +62,7 @@ def test_pictures_that_nothing_is_kept_for_are_left_out_with_the_commands_that_m
     missing = [picture for picture in PICTURES if f"{picture.name}.svg" not in made]
     assert [picture.name for picture in missing] == ["rollouts", "studies", "cost", "service", "agents"]
     for picture in missing:
-        assert f"this makes it:\n\n    {picture.command}\n" in made["README.md"]
+        assert f"this command makes one:\n\n    {picture.command}\n" in made["README.md"]
 
 
 @pytest.mark.parametrize(

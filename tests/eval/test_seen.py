@@ -87,8 +87,8 @@ def test_other_environments_do_not_make_a_window_seen(
 def test_results_and_report_split_by_what_was_seen(
     make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
 ) -> None:
-    seen, novel = make_window("s", [(None, "Start.")]), make_window("n", [(None, "Begin.")])
-    suite, train = write_suite([seen, novel]), tmp_path / "train.jsonl"
+    seen, unseen = make_window("s", [(None, "Start.")]), make_window("n", [(None, "Begin.")])
+    suite, train = write_suite([seen, unseen]), tmp_path / "train.jsonl"
     train.write_text(episode(*zip(seen["actions"], seen["observations"], strict=True)))
     assert main(["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]) == 0
     table, out = str(tmp_path / "seen-suite.json.gz"), tmp_path / "out"
@@ -98,7 +98,7 @@ def test_results_and_report_split_by_what_was_seen(
     row = results["rows"][0]
     assert (row["n_seen"], row["em_seen"], row["n_novel"], row["em_novel"]) == (1, 0.0, 1, 0.0)
     assert results["seen_in"]["transitions"] == 5
-    assert "| EM novel (95 %; n) |" in (out / "report.md").read_text()
+    assert "| EM unseen (95 %; n) |" in (out / "report.md").read_text()
     assert main([*run, "--out", str(tmp_path / "unknown")]) == 0
     unknown = json.loads((tmp_path / "unknown" / "results.json").read_text())
     assert unknown["seen_in"] is None
@@ -125,13 +125,13 @@ def test_a_table_of_other_windows_is_refused(
 
 @pytest.fixture
 def trained(tmp_path: Path, make_window: MakeWindow, write_suite: WriteSuite) -> Callable[..., int]:
-    """Runs a checkpoint on a suite of a seen and a novel window; `train.jsonl` holds what it was trained on.
+    """Runs a checkpoint on a suite of a seen and an unseen window; `train.jsonl` holds what it was trained on.
 
     Its game 0 is of a split to train on, which the suite's windows, of game 1, are not.
     """
     seen = make_window("s", [(None, "Start.")], task="walk", variation=1)
-    novel = make_window("n", [(None, "Begin.")], task="walk", variation=1)
-    write_suite([seen, novel])
+    unseen = make_window("n", [(None, "Begin.")], task="walk", variation=1)
+    write_suite([seen, unseen])
     lines = [episode(*zip(seen["actions"], seen["observations"], strict=True)), episode(("a", "b"))]
     (tmp_path / "train.jsonl").write_text("".join(lines))
     others = [episode(("a", "c")), lines[0], episode(("a", "b"), env="alfworld")]
@@ -181,8 +181,8 @@ def test_checkpoint_trained_on_other_episodes_is_unknown(
     assert build(tmp_path, "--episodes", str(tmp_path / "more.jsonl")) == 0
     given = ["--seen", str(tmp_path / "tables" / "seen-suite.json.gz")]
     assert trained("other") == 0
-    assert "Novel and seen: unknown." in capsys.readouterr().out
-    assert "Novel and seen: unknown." in (tmp_path / "other" / "report.md").read_text()
+    assert "Unseen and seen: unknown." in capsys.readouterr().out
+    assert "Unseen and seen: unknown." in (tmp_path / "other" / "report.md").read_text()
     assert splits(tmp_path / "other") == (None, None, False)
     assert trained("refused", *given) == 2
     assert "is of other train episodes than those of --model" in capsys.readouterr().err

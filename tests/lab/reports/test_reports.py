@@ -326,24 +326,24 @@ def test_report_intervals_over_windows_are_refused(
     assert "intervals: 'over windows'" in error
 
 
-def test_report_with_seen_table_splits_novel_windows(
+def test_report_with_seen_table_splits_unseen_windows(
     make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
 ) -> None:
-    seen, novel = make_window("s", [(None, "Start.")]), make_window("n", [(None, "Begin.")])
-    suite, train = write_suite([seen, novel]), tmp_path / "train.jsonl"
+    seen, unseen = make_window("s", [(None, "Start.")]), make_window("n", [(None, "Begin.")])
+    suite, train = write_suite([seen, unseen]), tmp_path / "train.jsonl"
     train.write_text(episode(*zip(seen["actions"], seen["observations"], strict=True)))
     build = ["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]
     assert eval_main(build) == 0
     table = str(tmp_path / "seen-suite.json.gz")
     out = evaluate(suite, tmp_path / "run", "--seen", table)
     assert report(suite, tmp_path / "page", out, "--seen", table) == 0
-    assert "Novel and seen" in (tmp_path / "page" / "report.md").read_text()
+    assert "Unseen and seen" in (tmp_path / "page" / "report.md").read_text()
 
 
 def test_report_of_a_run_with_unknown_episodes_says_unknown(
     make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The committed table says what is novel to one run; what the other was trained on, its results do not know."""
+    """The committed table says what is unseen to one run; what the other was trained on, its results do not know."""
     monkeypatch.setattr("eval.scores.seen.DATA", tmp_path)
     suite, train = write_suite([make_window("s", [(None, "Start.")]), make_window("n")]), tmp_path / "train.jsonl"
     train.write_text(episode(("a", "b")))
@@ -354,4 +354,4 @@ def test_report_of_a_run_with_unknown_episodes_says_unknown(
     (line,) = [line for line in (tmp_path / "page/report.md").read_text().splitlines() if "| unknown |" in line]
     assert line.count("unknown") == 10
     assert report(suite, tmp_path / "alone", other) == 0
-    assert "Novel and seen" not in (tmp_path / "alone" / "report.md").read_text()
+    assert "Unseen and seen" not in (tmp_path / "alone" / "report.md").read_text()
