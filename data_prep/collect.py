@@ -1,6 +1,6 @@
 """Plays a simulator and writes episodes, one file for each chunk of a task's episodes; of frames, one an episode.
 
-What is asked for stands in `orders.py`, and a file appears complete or not at all. So a run that was killed and started
+What is asked for stands in `plan.py`, and a file appears complete or not at all. So a run that was killed and started
 again yields the same files: chunks whose file exists are skipped. How the work is spread, over
 processes, machines (`--shard`) or a Dask cluster (`--dask`), changes nothing in the files. Episodes that failed stand
 in `failed/`, and are tried again when the command is; `manifest.json` says what the folder holds and what played it.
@@ -25,11 +25,11 @@ from typing import Any
 from tqdm import tqdm
 
 from data_prep.collect_frames import POLICIES as FRAME_POLICIES
-from data_prep.collect_frames import FrameOrder, run_frames
+from data_prep.collect_frames import FramePlan, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_environment
-from data_prep.orders import Chunk, Order, Shard, load_or_make_plan
+from data_prep.plan import Chunk, CollectionPlan, Shard, load_or_make_chunks
 from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
 from loopwm.records.episodes import Episode, Step, write_episodes
@@ -56,7 +56,7 @@ class Tally:
 
 
 def play(
-    environment: Environment, order: Order, task: str, variation: int | str, gold: Sequence[str], rng: Random
+    environment: Environment, plan: CollectionPlan, task: str, variation: int | str, gold: Sequence[str], rng: Random
 ) -> Episode:
     """One episode that follows, or strays from, a solution.
 
@@ -64,14 +64,14 @@ def play(
     """
     steps = [environment.reset(task, variation)]
     goal, hidden_state = environment.goal(), environment.hidden_state()
-    actions = POLICIES[order.policy].act(environment, gold, rng)
+    actions = POLICIES[plan.policy].act(environment, gold, rng)
     action = next(actions, None)
     while action is not None:
-        steps.append(_recorded(environment, environment.step(action), len(steps), order.hidden_every))
-        action = None if steps[-1].done or len(steps) > order.max_steps else _next(actions, steps[-1])
+        steps.append(_recorded(environment, environment.step(action), len(steps), plan.hidden_every))
+        action = None if steps[-1].done or len(steps) > plan.max_steps else _next(actions, steps[-1])
     if environment.loaded() != (task, variation) or environment.goal() != goal:
         raise SimulatorError("another world was played in its place")
-    return Episode(environment.name, task, variation, order.split, order.policy, goal, tuple(steps), hidden_state)
+    return Episode(environment.name, task, variation, plan.split, plan.policy, goal, tuple(steps), hidden_state)
 
 
 def _next(actions: Play, step: Step) -> str | None:
@@ -88,9 +88,9 @@ def _recorded(environment: Environment, step: Step, index: int, hidden_every: in
 class Collector:
     """Plays chunks in one environment of its own."""
 
-    def __init__(self, order: Order, out: Path, solutions: Path | None) -> None:
-        self.order, self.out, self.solutions = order, out, solutions
-        self.environment = make_environment(order.env)
+    def __init__(self, plan: CollectionPlan, out: Path, solutions: Path | None) -> None:
+        self.plan, self.out, self.solutions = plan, out, solutions
+        self.environment = make_environment(plan.env)
 
     def play_chunk(self, chunk: Chunk) -> Tally:
         """Plays and writes one chunk; an episode that fails twice is left out, and written down as failed."""
@@ -120,31 +120,31 @@ class Collector:
 
     def _renew(self) -> None:
         self.environment.close()
-        self.environment = make_environment(self.order.env)
+        self.environment = make_environment(self.plan.env)
 
     def _play(self, task: str, variation: int | str, index: int) -> Episode:
-        order, needs_gold = self.order, POLICIES[self.order.policy].needs_gold
-        rng = Random(f"{order.seed}/{order.policy}/{task}/{index}")
+        plan, needs_gold = self.plan, POLICIES[self.plan.policy].needs_gold
+        rng = Random(f"{plan.seed}/{plan.policy}/{task}/{index}")
         gold = solve(self.environment, task, variation, self.solutions) if needs_gold else []
-        return play(self.environment, order, task, variation, gold, rng)
+        return play(self.environment, plan, task, variation, gold, rng)
 
 
 def failures_file(out: Path, chunk: Chunk) -> Path:
     return out / FAILED / f"{chunk.task}-{chunk.first:05d}.txt"
 
 
-def collect(order: Order, out: Path, executor: Executor, shard: Shard, solutions: Path | None = None) -> Tally:
+def collect(plan: CollectionPlan, out: Path, executor: Executor, shard: Shard, solutions: Path | None = None) -> Tally:
     """Plays all chunks of the shard that have no file yet, or had failures. `executor`'s workers must see the folders.
 
     Raises InputError if a worker process dies; what was collected stays.
     """
-    chunks = shard.of(load_or_make_plan(order, out))
+    chunks = shard.of(load_or_make_chunks(plan, out))
     todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
     total = Tally()
     started = time.monotonic()
     asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
     with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
-        for tally in _play_all(executor, order, out, solutions, todo):
+        for tally in _play_all(executor, plan, out, solutions, todo):
             total.episodes += tally.episodes
             total.transitions += tally.transitions
             total.failures += tally.failures
@@ -154,9 +154,9 @@ def collect(order: Order, out: Path, executor: Executor, shard: Shard, solutions
 
 
 def _play_all(
-    executor: Executor, order: Order, out: Path, solutions: Path | None, chunks: list[Chunk]
+    executor: Executor, plan: CollectionPlan, out: Path, solutions: Path | None, chunks: list[Chunk]
 ) -> Iterator[Tally]:
-    futures = [executor.submit(_play_in_worker, order, out, solutions, chunk) for chunk in chunks]
+    futures = [executor.submit(_play_in_worker, plan, out, solutions, chunk) for chunk in chunks]
     try:
         for future in as_completed(futures):
             yield future.result()
@@ -191,23 +191,23 @@ _of_thread = local()
 """The collectors of a thread: two episodes at once in one simulator would be told each other's worlds."""
 
 
-def _play_in_worker(order: Order, out: Path, solutions: Path | None, chunk: Chunk) -> Tally:
+def _play_in_worker(plan: CollectionPlan, out: Path, solutions: Path | None, chunk: Chunk) -> Tally:
     """The simulators end with the process."""
     collectors: dict[Any, Collector] = _of_thread.__dict__.setdefault("collectors", {})
-    key = order, out, solutions
+    key = plan, out, solutions
     if key not in collectors:
         collectors[key] = Collector(*key)
     return collectors[key].play_chunk(chunk)
 
 
-def write_manifest(order: Order, out: Path) -> None:
+def write_manifest(plan: CollectionPlan, out: Path) -> None:
     """What the folder holds by now, and what played it."""
-    environment = make_environment(order.env)
+    environment = make_environment(plan.env)
     try:
         simulator = environment.version()
     finally:
         environment.close()
-    chunks = load_or_make_plan(order, out)
+    chunks = load_or_make_chunks(plan, out)
     done = [chunk for chunk in chunks if (out / chunk.file_name).exists()]
     texts = [lzma.decompress((out / chunk.file_name).read_bytes()) for chunk in done]
     files = (failures_file(out, chunk) for chunk in done)  # only a chunk with a failure has one
@@ -278,8 +278,8 @@ def _run_frames(args: argparse.Namespace) -> None:
             raise InputError(f"{_option(name)}: not an option of {args.environment}, which shows frames")
     if args.episodes is None and args.steps is None:
         raise InputError("--steps: say how much to play, by --steps or --episodes")
-    order = FrameOrder(args.environment, args.split, args.seed, args.max_steps, args.policy or "random")
-    run_frames(order, args.out, args.episodes, args.steps)
+    plan = FramePlan(args.environment, args.split, args.seed, args.max_steps, args.policy or "random")
+    run_frames(plan, args.out, args.episodes, args.steps)
 
 
 def _run_text(args: argparse.Namespace) -> None:
@@ -290,7 +290,7 @@ def _run_text(args: argparse.Namespace) -> None:
         raise InputError("--episodes-per-task: say how many to play")
     if args.policy not in (None, *POLICIES):
         raise InputError(f"--policy: {args.policy!r} plays frames only, {args.environment} shows text")
-    order = Order(
+    plan = CollectionPlan(
         env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),
         hidden_every=args.hidden_every or 4, plays=args.plays or 1,
@@ -299,8 +299,8 @@ def _run_text(args: argparse.Namespace) -> None:
     workers: AbstractContextManager[Executor] = dask_executor(args.dask) if args.dask else local_executor(args.workers)
     started = time.monotonic()
     with workers as executor:
-        total = collect(order, args.out, executor, shard, args.solutions)
-    write_manifest(order, args.out)
+        total = collect(plan, args.out, executor, shard, args.solutions)
+    write_manifest(plan, args.out)
     seconds = time.monotonic() - started
     for failure in total.failures:
         print(f"failed: {failure}", file=sys.stderr)

@@ -32,7 +32,7 @@ RANGE = 2**20
 
 
 @dataclass(frozen=True)
-class FrameOrder:
+class FramePlan:
     """What is played. max_steps: an episode is truncated after this many actions; None: only where the environment
     does so. Raises InputError for an unknown split or a seed or limit out of range."""
 
@@ -127,22 +127,22 @@ def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy
     )
 
 
-def collect_frames(order: FrameOrder, out: Path, enough: Callable[[int, int], bool], bar: tqdm[Any]) -> tuple[int, int]:
+def collect_frames(plan: FramePlan, out: Path, enough: Callable[[int, int], bool], bar: tqdm[Any]) -> tuple[int, int]:
     """Plays episodes until `enough(episodes, transitions)`; the bar counts transitions. Returns episodes and
     transitions in the folder, as far as asked for."""
-    env = make_frame_environment(order.env)
+    env = make_frame_environment(plan.env)
     try:
-        _begin(order, env.space, out)
+        _begin(plan, env.space, out)
         episodes = transitions = 0
         while not enough(episodes, transitions):
             if episodes == RANGE:
-                raise InputError(f"--seed: all {RANGE} episodes of seed {order.seed} are played")
+                raise InputError(f"--seed: all {RANGE} episodes of seed {plan.seed} are played")
             path = out / f"{episodes:07d}.npz"
             if path.exists():
                 steps = count_steps(path)
                 bar.initial += steps  # what was there before does not count for the rate
             else:
-                episode = play_episode(env, order.episode_seed(episodes), order.max_steps, order.policy)
+                episode = play_episode(env, plan.episode_seed(episodes), plan.max_steps, plan.policy)
                 write_episode(path, episode)
                 steps = len(episode)
             episodes, transitions = episodes + 1, transitions + steps
@@ -153,20 +153,20 @@ def collect_frames(order: FrameOrder, out: Path, enough: Callable[[int, int], bo
         env.close()
 
 
-def _begin(order: FrameOrder, space: FrameSpace, out: Path) -> None:
+def _begin(plan: FramePlan, space: FrameSpace, out: Path) -> None:
     """Writes the plan of a new folder. Raises InputError if the folder was begun with another."""
     path = out / PLAN
-    wanted: dict[str, Any] = json.loads(json.dumps({**asdict(order), "space": asdict(space)}))
+    wanted: dict[str, Any] = json.loads(json.dumps({**asdict(plan), "space": asdict(space)}))
     if path.is_file():
-        begun = {"policy": "random"} | json.loads(path.read_bytes())
+        saved = {"policy": "random"} | json.loads(path.read_bytes())
         for name, value in wanted.items():
-            if begun.get(name) != value:
-                raise InputError(f"{path}: {name}: begun with {begun.get(name)!r}, asked for {value!r}")
+            if saved.get(name) != value:
+                raise InputError(f"{path}: {name}: must be {saved.get(name)!r} as in the folder, got {value!r}")
         return
     write_json(path, wanted)
 
 
-def run_frames(order: FrameOrder, out: Path, episodes: int | None, steps: int | None) -> None:
+def run_frames(plan: FramePlan, out: Path, episodes: int | None, steps: int | None) -> None:
     """Plays until there are `episodes` and `steps`, of which at least one is given."""
 
     def enough(played: int, transitions: int) -> bool:
@@ -174,7 +174,7 @@ def run_frames(order: FrameOrder, out: Path, episodes: int | None, steps: int | 
 
     started = time.monotonic()
     with tqdm(total=steps, unit="transition", smoothing=0) as bar:
-        played, transitions = collect_frames(order, out, enough, bar)
+        played, transitions = collect_frames(plan, out, enough, bar)
         new = transitions - bar.initial
     seconds = time.monotonic() - started
     print(

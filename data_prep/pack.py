@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_prep.collect import FAILED
-from data_prep.orders import PLAN
+from data_prep.plan import PLAN
 from data_prep.solutions import PACKED, pack_solutions
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write

@@ -171,7 +171,7 @@ def _load(path: str) -> LineEncoder:
 
 
 @dataclass(frozen=True)
-class RenamingOrder:
+class RenamingPlan:
     """The share of episodes to rename, 0 to 1."""
 
     share: float
@@ -203,7 +203,7 @@ def describe_renamings(outcomes: Counter[str]) -> str:
     return f"{outcomes[RENAMED]:,} renamed, {outcomes[NOTHING]:,} without such names, {count:,} left as they are{named}"
 
 
-def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: RenamingOrder) -> dict[str, Any]:
+def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: RenamingPlan) -> dict[str, Any]:
     """The `datasets` map: arrays travel as bytes, exactly and without a schema of their own."""
     original = parse_episode(record["episode"])
     episode, outcome = renaming.carry_out(original, record["episode"])
@@ -231,7 +231,7 @@ def tokenize_files(
     files: list[Path],
     tokenizer_file: Path,
     workers: int,
-    renaming: RenamingOrder,
+    renaming: RenamingPlan,
     outcomes: Counter[str],
     skipped: list[str] | None,
 ) -> Iterator[EpisodeArrays]:
@@ -300,7 +300,7 @@ def run(args: argparse.Namespace) -> None:
         files = line_files(args.episodes)
         sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
         skipped: list[str] | None = [] if args.skip_contradictions else None
-        renaming = RenamingOrder(args.rename, args.seed)
+        renaming = RenamingPlan(args.rename, args.seed)
         encoded = tokenize_files(files, args.tokenizer, args.workers, renaming, outcomes, skipped)
         index = write_shards(args.out, encoded, args.shard_tokens, tokenizer_hash, sources, asdict(renaming))
         for line in skipped or ():

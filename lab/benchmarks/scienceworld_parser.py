@@ -16,7 +16,7 @@ from random import Random
 
 from data_prep.collect import play
 from data_prep.environments.scienceworld.environment import ScienceWorld
-from data_prep.orders import Order
+from data_prep.plan import CollectionPlan
 from data_prep.solutions import solve
 from loopwm.records.episodes import Episode
 
@@ -37,12 +37,12 @@ def thread_seconds(process: int) -> float:
 def play_round(
     environment: ScienceWorld, policy: str, task: str, variations: int, solutions: Path | None
 ) -> tuple[float, list[Episode]]:
-    order = Order("scienceworld", "train", policy, 1, 160, 0, ())
+    plan = CollectionPlan("scienceworld", "train", policy, 1, 160, 0, ())
     seconds, episodes = 0.0, []
     for variation in environment.variations(task, "train")[:variations]:
         gold = solve(environment, task, variation, solutions)
         start = thread_seconds(environment._process.pid)
-        episodes.append(play(environment, order, task, variation, gold, Random(f"{policy}/{task}/{variation}")))
+        episodes.append(play(environment, plan, task, variation, gold, Random(f"{policy}/{task}/{variation}")))
         seconds += thread_seconds(environment._process.pid) - start
     return seconds, episodes
 

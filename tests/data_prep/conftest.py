@@ -16,7 +16,7 @@ import pytest
 from data_prep import environments
 from data_prep.collect import play
 from data_prep.environments.base import Environment
-from data_prep.orders import Order
+from data_prep.plan import CollectionPlan
 from data_prep.policies import POLICIES
 from loopwm.records.episodes import Episode, Step, write_episodes
 
@@ -27,9 +27,9 @@ def play_once(
     environment: Environment, policy: str, task: str, variation: int | str, split: str, max_steps: int, seed: int = 0
 ) -> Episode:
     """One episode by a policy, its solution asked of the environment."""
-    order = Order(environment.name, split, policy, 1, max_steps, seed, ())
+    plan = CollectionPlan(environment.name, split, policy, 1, max_steps, seed, ())
     gold = environment.gold_actions(task, variation) if POLICIES[policy].needs_gold else []
-    return play(environment, order, task, variation, gold, Random(seed))
+    return play(environment, plan, task, variation, gold, Random(seed))
 
 
 def as_answered(episode: Episode) -> tuple[Step, ...]:

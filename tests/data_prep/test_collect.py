@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import collect, environments, orders
+from data_prep import collect, environments, plan
 from data_prep.__main__ import main
-from data_prep.orders import Order, Shard
+from data_prep.plan import CollectionPlan, Shard
 from loopwm.records.episodes import Step, read_episodes
 from loopwm.records.files import line_files
 
@@ -101,13 +101,13 @@ def test_other_options_refuse_a_folder_begun_before(tmp_path: Path, capsys: pyte
     assert collect_toy(tmp_path) == 0
     before = contents(tmp_path)
     assert collect_toy(tmp_path, "--seed", "1") == 2
-    assert "plan.json: seed: begun with 0, asked for 1" in capsys.readouterr().err
+    assert "plan.json: seed: must be 0 as in the folder, got 1" in capsys.readouterr().err
     assert contents(tmp_path) == before
 
 
 def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
     for policy, expected in (("gold", 2), ("noisy-expert", 5)):
-        chunks = orders.plan_chunks(Order("toy", "test", policy, 5, 160, 0, ("run",)), Toy())
+        chunks = plan.plan_chunks(CollectionPlan("toy", "test", policy, 5, 160, 0, ("run",)), Toy())
         variations = [v for chunk in chunks for v in chunk.variations]
         assert len(variations) == expected
         assert set(variations) == {25, 26}
@@ -115,7 +115,7 @@ def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_plays_of_a_variation_follow_one_another_each_with_chance_of_its_own(tmp_path: Path) -> None:
-    chunks = orders.plan_chunks(Order("toy", "test", "noisy-expert", 5, 160, 0, ("run",), plays=2), Toy())
+    chunks = plan.plan_chunks(CollectionPlan("toy", "test", "noisy-expert", 5, 160, 0, ("run",), plays=2), Toy())
     a, b, c, d, e = (v for chunk in chunks for v in chunk.variations)
     assert a == b == e != c == d
     args = ("--tasks", "walk", "--episodes-per-task", "2", "--policy", "noisy-expert", "--plays", "2")
@@ -144,11 +144,11 @@ def test_threads_play_worlds_of_their_own(tmp_path: Path, monkeypatch: pytest.Mo
             time.sleep(0.001)
             return super().step(action)
 
-    order = Order("toy", "train", "noisy-expert", 25, 160, 0, ())
+    plan = CollectionPlan("toy", "train", "noisy-expert", 25, 160, 0, ())
     monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Slow)
     for threads in (1, 2):
         with ThreadPoolExecutor(threads) as executor:
-            collect.collect(order, tmp_path / str(threads), executor, Shard())
+            collect.collect(plan, tmp_path / str(threads), executor, Shard())
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
@@ -235,6 +235,6 @@ def test_unknown_names_are_one_line_and_write_nothing(
 
 @pytest.mark.slow
 def test_killed_and_restarted_yields_the_same_set(tmp_path: Path) -> None:
-    order = "scienceworld --split train --policy noisy-expert --episodes-per-task 11 --max-steps 3"
-    options = [*order.split(), "--tasks", TASK, "lifespan-longest-lived"]
+    plan = "scienceworld --split train --policy noisy-expert --episodes-per-task 11 --max-steps 3"
+    options = [*plan.split(), "--tasks", TASK, "lifespan-longest-lived"]
     check_that_kills_change_nothing(options, tmp_path, seed=0)

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep import collect_frames
 from data_prep.__main__ import main
-from data_prep.collect_frames import FrameOrder
+from data_prep.collect_frames import FramePlan
 from data_prep.environments.pixels import by_name
 from data_prep.environments.pixels.base import Outcome
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
@@ -79,7 +79,7 @@ def test_what_is_collected_is_enough_and_not_an_episode_more(
     said = capsys.readouterr().out
     assert f"{len(episodes)} episodes, {sum(map(len, episodes))} transitions" in said
     for i, episode in enumerate(episodes):
-        assert episode.seed == FrameOrder("toy", "train", 0, None).episode_seed(i)
+        assert episode.seed == FramePlan("toy", "train", 0, None).episode_seed(i)
         assert np.array_equal(episode.obs[-1].ravel(), np.bincount(episode.action, minlength=4))
         assert np.array_equal(episode.extras["left"], np.arange(len(episode), -1, -1))
         assert not episode.open
@@ -99,8 +99,8 @@ def test_a_limit_truncates(tmp_path: Path) -> None:
 
 def test_splits_and_seeds_never_share_an_episode() -> None:
     last = collect_frames.RANGE - 1
-    orders = [FrameOrder("toy", split, seed, None) for split in collect_frames.SPLITS for seed in (0, 1, last)]
-    ranges = [(order.episode_seed(0), order.episode_seed(last)) for order in orders]
+    plans = [FramePlan("toy", split, seed, None) for split in collect_frames.SPLITS for seed in (0, 1, last)]
+    ranges = [(plan.episode_seed(0), plan.episode_seed(last)) for plan in plans]
     assert all(end < start for (_, end), (start, _) in pairwise(ranges))
 
 
@@ -132,10 +132,10 @@ def test_a_folder_begun_otherwise_is_refused(
     assert collect(tmp_path, "--steps", "9") == 0
     before = contents(tmp_path)
     assert collect(tmp_path, "--steps", "20", "--seed", "1") == 2
-    assert "plan.json: seed: begun with 0, asked for 1" in capsys.readouterr().err
+    assert "plan.json: seed: must be 0 as in the folder, got 1" in capsys.readouterr().err
     monkeypatch.setattr(Toy, "space", FrameSpace("toy", "2", (1, 4, 1), 4))
     assert collect(tmp_path, "--steps", "20") == 2
-    assert "plan.json: space: begun with" in capsys.readouterr().err
+    assert "plan.json: space: must be" in capsys.readouterr().err
     assert contents(tmp_path) == before
 
 

@@ -25,7 +25,7 @@ from data_prep.renaming import (
     rename_episode,
     sort_alfworld,
 )
-from data_prep.tokenize import NOT_DRAWN, RENAMED, RenamingOrder, describe_renamings
+from data_prep.tokenize import NOT_DRAWN, RENAMED, RenamingPlan, describe_renamings
 from loopwm.records.episodes import Episode, Step, read_episodes, write_episodes
 
 SCIENCEWORLD = load_kinds("scienceworld")
@@ -230,7 +230,7 @@ def test_the_command_renames_by_seed_and_share(tmp_path: Path, capsys: pytest.Ca
     assert int(said[1]) + int(said[2]) == 11
     assert main(["tokenize", "--episodes", str(source), "--out", str(tmp_path / "bad"), "--rename", "1.5"]) == 2
     assert capsys.readouterr().err == "error: --rename: from 0 to 1\n"
-    order = RenamingOrder(0.3, 0)
+    order = RenamingPlan(0.3, 0)
     drawn = [order.carry_out(e, str(i))[1] for e in read_episodes(source) for i in range(40) if e.env == "alfworld"]
     assert drawn.count(NOT_DRAWN) / len(drawn) == pytest.approx(0.7, abs=0.08)
     assert drawn.count(RENAMED) > 30

@@ -29,7 +29,7 @@ SOLVERS = ("gold", "expert")
 
 
 @dataclass(frozen=True)
-class Order:
+class CollectionPlan:
     """What is asked for. `tasks` empty: all."""
 
     env: str
@@ -77,48 +77,48 @@ class Shard:
         return chunks[self.index :: self.count]
 
 
-def plan_chunks(order: Order, environment: Environment) -> list[Chunk]:
+def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:
     """Which variations are played, in which files. Raises InputError for an unknown task or split."""
-    if order.split not in environment.splits():
-        raise InputError(f"--split: unknown {order.split!r}, expected one of {', '.join(environment.splits())}")
-    if order.policy in SOLVERS and order.policy != environment.solver:
-        raise InputError(f"--policy: {order.policy!r}: in {environment.name} it is called {environment.solver!r}")
-    unknown = sorted(set(order.tasks) - set(environment.tasks()))
+    if plan.split not in environment.splits():
+        raise InputError(f"--split: unknown {plan.split!r}, expected one of {', '.join(environment.splits())}")
+    if plan.policy in SOLVERS and plan.policy != environment.solver:
+        raise InputError(f"--policy: {plan.policy!r}: in {environment.name} it is called {environment.solver!r}")
+    unknown = sorted(set(plan.tasks) - set(environment.tasks()))
     if unknown:
         raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")
     chunks = []
     for task in environment.tasks():
-        if order.tasks and task not in order.tasks:
+        if plan.tasks and task not in plan.tasks:
             continue
-        chosen = _choose_variations(order, task, list(environment.variations(task, order.split)))
+        chosen = _choose_variations(plan, task, list(environment.variations(task, plan.split)))
         for first in range(0, len(chosen), CHUNK):
             chunks.append(Chunk(task, first, tuple(chosen[first : first + CHUNK])))
     return sorted(chunks, key=lambda chunk: chunk.first)  # all tasks in turn: what was played so far is a fair part
 
 
-def _choose_variations(order: Order, task: str, variations: list[int | str]) -> list[int | str]:
+def _choose_variations(plan: CollectionPlan, task: str, variations: list[int | str]) -> list[int | str]:
     """A seeded order of the variations; repeated as often as needed if the policy can make something new of them."""
-    Random(f"{order.seed}/{task}").shuffle(variations)
-    if POLICIES[order.policy].repeatable and variations:
-        variations = [variation for variation in variations for _ in range(order.plays)]
-        variations *= -(-order.episodes_per_task // len(variations))
-    return variations[: order.episodes_per_task]
+    Random(f"{plan.seed}/{task}").shuffle(variations)
+    if POLICIES[plan.policy].repeatable and variations:
+        variations = [variation for variation in variations for _ in range(plan.plays)]
+        variations *= -(-plan.episodes_per_task // len(variations))
+    return variations[: plan.episodes_per_task]
 
 
-def load_or_make_plan(order: Order, out: Path) -> list[Chunk]:
+def load_or_make_chunks(plan: CollectionPlan, out: Path) -> list[Chunk]:
     """The chunks of a folder begun before, or new ones. Raises InputError if it was begun with another order."""
     path = out / PLAN
-    wanted: dict[str, Any] = json.loads(json.dumps(asdict(order)))
+    wanted: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     if path.is_file():
-        plan = json.loads(path.read_bytes())
-        begun = asdict(Order(**plan["order"]))  # a plan of before a field was there has its default
+        document = json.loads(path.read_bytes())
+        saved = asdict(CollectionPlan(**document["order"]))  # a field that an older file lacks has its default
         for name, value in wanted.items():
-            if begun[name] != value:
-                raise InputError(f"{path}: {name}: begun with {begun[name]!r}, asked for {value!r}")
-        return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in plan["chunks"]]
-    environment = make_environment(order.env)
+            if saved[name] != value:
+                raise InputError(f"{path}: {name}: must be {saved[name]!r} as in the folder, got {value!r}")
+        return [Chunk(c["task"], c["first"], tuple(c["variations"])) for c in document["chunks"]]
+    environment = make_environment(plan.env)
     try:
-        chunks = plan_chunks(order, environment)
+        chunks = plan_chunks(plan, environment)
     finally:
         environment.close()
     write_json(path, {"order": wanted, "chunks": [asdict(c) for c in chunks]})
