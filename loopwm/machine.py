@@ -27,6 +27,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from loopwm.records.errors import InputError
+
 ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD = -8, -4, -3, -2, -1
 """Parameters of glibc's mallopt: pools, mappings, bytes that are mapped on their own, bytes that are asked for beyond
 what is needed, free bytes at the end that are returned."""
@@ -126,8 +128,33 @@ REPEATS = 3
 
 
 def faster_precision() -> Precision:
-    """`bf16` if a layer's products and attention, there and back, take less CPU time under autocast; else `no`."""
+    """Return `bf16` if a layer takes less CPU time under autocast, forward and backward, else `no`."""
     return "bf16" if _seconds(autocast=True) < _seconds(autocast=False) else "no"
+
+
+DEVICES = ("auto", "cpu", "cuda")
+"""Values of `--device`; `auto` takes a GPU if torch finds one."""
+
+
+def use_device(name: str, key: str = "--device") -> torch.device:
+    """Return the device to compute on, and allow TF32 for float32 products on a GPU.
+
+    TF32 keeps 10 bits of the mantissa, more than the 7 of the bfloat16 that checkpoints are published in.
+
+    Args:
+        name: one of `DEVICES`.
+        key: the option or configuration key that named it, for the error.
+
+    Raises:
+        InputError: for `cuda` where torch finds no GPU.
+    """
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise InputError(f"{key}: cuda needs a GPU and a CUDA build of torch, and torch finds none; use cpu or auto")
+    if name == "cpu" or not found:
+        return torch.device("cpu")
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda")
 
 
 SIDE = {"cpu": 1024, "cuda": 8192}

@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import ExitRule, name_of, parse_rule
-from loopwm.machine import keep_for_reuse, settle
+from loopwm.machine import DEVICES, keep_for_reuse, settle, use_device
 from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
     parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
     parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
     parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
@@ -126,7 +127,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     sys.setswitchinterval(SWITCH_INTERVAL)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    model, tokenizer = load_checkpoint(args.model)
+    model, tokenizer = load_checkpoint(args.model, device=use_device(args.device))
     config = model.config
     try:
         config.require_causal("the service")
@@ -162,7 +163,8 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         host, port = listener.getsockname()[:2]
         if keys is None and not ip_address(host).is_loopback:
             print(f"warning: whoever reaches {host} may use this service: it has no --api-keys", file=sys.stderr)
-        print(f"{name} ({model.num_parameters() / 1e6:.1f}M parameters) on http://{host}:{port}/v1", flush=True)
+        size = f"{model.num_parameters() / 1e6:.1f}M parameters, {model.device.type}"
+        print(f"{name} ({size}) on http://{host}:{port}/v1", flush=True)
         for told_to_end in (signal.SIGINT, signal.SIGTERM):
             signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
         if keys is not None:

@@ -17,11 +17,11 @@ PACKAGES = ("loopwm", "data_prep", "eval", "serve", "lab")
 MAY_IMPORT = {
     "loopwm": (),
     "loopwm.records": (),
-    "loopwm.machine": (),
+    "loopwm.machine": ("loopwm.records",),
     "loopwm.core": ("loopwm.machine",),
     "loopwm.trainer": ("loopwm.core", "loopwm.records", "loopwm.machine"),
-    "loopwm.text": ("loopwm.core", "loopwm.records", "loopwm.trainer"),
-    "loopwm.pixel": ("loopwm.core", "loopwm.records", "loopwm.trainer"),
+    "loopwm.text": ("loopwm.core", "loopwm.records", "loopwm.trainer", "loopwm.machine"),
+    "loopwm.pixel": ("loopwm.core", "loopwm.records", "loopwm.trainer", "loopwm.machine"),
     "loopwm.worlds": ("loopwm.text", "loopwm.core", "loopwm.records"),
     "loopwm.training": (
         *("loopwm.text", "loopwm.pixel", "loopwm.trainer", "loopwm.core", "loopwm.records", "loopwm.machine"),
@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "loopwm.pretrained": ("loopwm.text",),
     "data_prep": ("loopwm.records", "loopwm.worlds.spaces"),
     "eval.scores": ("loopwm.records", "data_prep.environments"),  # what an environment says of itself
-    "eval.models": ("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records"),
+    "eval.models": (
+        *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.machine"),
+    ),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records", "data_prep.environments"),
     "eval.reports": ("eval.commands", "eval.models", "eval.scores", "loopwm.records"),
     "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),

@@ -28,18 +28,19 @@ class CausalLMPredictor:
     goes first where a prompt is over the model's length; raises InputError from FormatError where that is not enough.
     """
 
-    def __init__(self, folder: Path, shots: Shots) -> None:
+    def __init__(self, folder: Path, shots: Shots, device: torch.device | None = None) -> None:
         self._shots = shots
         self._hash = sha256_of_files(folder, _WEIGHTS_AND_TEXT)
         transformers_logging.disable_progress_bar()
-        # What the checkpoint holds, but on a processor float32: many have no fast bfloat16.
-        dtype = "auto" if torch.cuda.is_available() else torch.float32
+        device = device or torch.device("cpu")
+        # Many CPUs multiply bfloat16 slowly, so there the checkpoint's type is not used.
+        dtype = torch.float32 if device.type == "cpu" else "auto"
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise InputError(f"--model: {folder}: {' '.join(str(error).split())}") from error
-        self._model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        self._model = model.to(device).eval()
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
         if self._tokenizer.pad_token is None:
             raise InputError(f"--model: {folder}: its tokenizer has neither a padding nor an end token")

@@ -23,13 +23,15 @@ class CheckpointPredictor:
     """A world model that encodes the context, takes the actions without decoding, and decodes where it is scored.
 
     depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
-    for greedy decoding. Raises InputError for a folder that is no checkpoint, a depth outside its limits, or a rule
-    that needs a gate it does not have.
+    for greedy decoding. device: the CPU by default. Raises InputError for a folder that is no checkpoint, a depth
+    outside its limits, or a rule that needs a gate it does not have.
     """
 
-    def __init__(self, folder: Path, depth: int | ExitRule | None = None, beams: int = 1) -> None:
+    def __init__(
+        self, folder: Path, depth: int | ExitRule | None = None, beams: int = 1, device: torch.device | None = None
+    ) -> None:
         try:
-            self.world_model = WorldModel.from_pretrained(folder)
+            self.world_model = WorldModel.from_pretrained(folder, device)
         except InputError as error:
             raise InputError(f"--model: {error}") from error
         config = self.world_model.model.config
@@ -40,8 +42,6 @@ class CheckpointPredictor:
         self.beams = beams
         self.training_episodes = TrainingEpisodes.load(folder)
         self._hash = checkpoint_hash(folder)
-        if torch.cuda.is_available():
-            self.world_model.model.to("cuda")
 
     @property
     def identity(self) -> Mapping[str, str | int]:

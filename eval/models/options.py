@@ -51,6 +51,7 @@ BASELINES = {
 
 _TAKEN_BY = {
     "depth": {CHECKPOINT},
+    "device": {CHECKPOINT, LANGUAGE_MODEL},
     "beams": {CHECKPOINT},
     "train_episodes": {"markov", "extrapolate", "retrieve", "retrieve-names"},
     "shots": {LANGUAGE_MODEL, ENDPOINT},
@@ -64,6 +65,7 @@ class ModelOptions:
     """Options of the command line that only some kinds of model take; None: not given."""
 
     depth: str | None = None
+    device: str | None = None
     beams: int | None = None
     train_episodes: list[Path] | None = None
     shots: int | None = None
@@ -91,6 +93,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options of some models")
     add = group.add_argument
     add("--depth", help="loops of every pass, or a rule such as gate:tau=0.5,limit=4 (default: the checkpoint's)")
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        help="of a checkpoint or language model (default: auto)",
+    )
     add("--beams", type=positive, help="of the search that decodes a checkpoint's observations (default: 1, greedy)")
     add(
         "--train-episodes",
@@ -127,16 +134,18 @@ def make_predictor(
     if kind == CHECKPOINT:
         # torch: seconds to import, and the baselines run without it
         from eval.models.checkpoint import CheckpointPredictor, read_depth
+        from loopwm.machine import use_device
 
         depth = None if options.depth is None else read_depth(options.depth)
-        return CheckpointPredictor(Path(model), depth, options.beams or 1)
+        return CheckpointPredictor(Path(model), depth, options.beams or 1, use_device(options.device or "auto"))
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
     examples = load_shots(windows, options.examples, shots, context_kind, horizons)
     if kind == ENDPOINT:
         return _endpoint(model, options, examples)
     from eval.models.causal_lm import CausalLMPredictor
+    from loopwm.machine import use_device
 
-    return CausalLMPredictor(Path(model), examples)
+    return CausalLMPredictor(Path(model), examples, use_device(options.device or "auto"))
 
 
 def _kind(model: str) -> str:

@@ -65,6 +65,9 @@ class PixelProgram:
             raise InputError(f"batch.steps: {config.batch.steps} are fewer than {self.objective.shortest}")
         self.preparation = self.objective.prepare(torch.from_numpy(e.obs) for e in self.train.episodes())
 
+    def size(self) -> str:
+        return f"{sum(p.numel() for p in self.objective.parameters()) / 1e6:.1f}M parameters"
+
     def global_batches(self, cursor: NoCursor, step: int, processes: int = 1) -> Iterator[tuple[list[Rows], NoCursor]]:
         batch = self.config.batch
         while True:

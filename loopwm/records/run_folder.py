@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import publish, write_atomic, write_json
+from loopwm.records.files import publish, read_json, write_atomic, write_json
 from loopwm.records.provenance import provenance
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "provenance.json", provenance)
             write_atomic(self.path / "config.yaml", _as_yaml(config))
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what `claim` wrote, empty for a folder that no run has claimed."""
+        path = self.path / "provenance.json"
+        return dict(read_json(path)) if path.exists() else {}
 
     def log(self, number: int, record: Mapping[str, Any]) -> None:
         """Adds a line of metrics."""

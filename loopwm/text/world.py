@@ -57,9 +57,13 @@ class WorldModel:
         self._end, self._pad, self._obs = special_ids(tokenizer, (template.END, template.PAD, template.OBS))
 
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> WorldModel:
-        """Loads a checkpoint folder in float32. Raises InputError (one line) if it does not fit."""
-        return cls(*load_checkpoint(Path(path)))
+    def from_pretrained(cls, path: str | Path, device: torch.device | None = None) -> WorldModel:
+        """Load a checkpoint folder in float32, on the CPU by default.
+
+        Raises:
+            InputError: in one line, if it does not fit.
+        """
+        return cls(*load_checkpoint(Path(path), device=device))
 
     @torch.inference_mode()
     def encode(self, contexts: Sequence[Context], depth: int | ExitRule | None = None) -> World:

@@ -47,6 +47,10 @@ class Program(Protocol):
         """A dataclass; without arguments it stands at the beginning."""
         ...
 
+    def size(self) -> str:
+        """Return the size of the model in one line, printed before the first step."""
+        ...
+
     def global_batches(self, cursor: Any, step: int, processes: int) -> Iterator[tuple[list[Any], Any]]:
         """Those from optimiser step `step` on, each with the cursor after it; process i of so many takes the
         micro-batches i, i + processes, .."""

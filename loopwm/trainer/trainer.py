@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate import Accelerator, PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from loopwm.core.block import compile_blocks
-from loopwm.machine import compiler_found, faster_precision, product_rate
+from loopwm.machine import Precision, compiler_found, faster_precision, product_rate, use_device
 from loopwm.records.errors import InputError
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
@@ -48,10 +48,11 @@ class Trainer(Generic[Config]):
         self.config = config
         self.folder = folder
         self.files = RunFolder(folder, "step", config.run.keep_checkpoints)
-        precision = config.run.mixed_precision
-        if precision == "auto":
-            precision = faster_precision()
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        device = use_device("auto")
+        # Accelerate has to know the precision when it starts, and the precision which rank measures it.
+        ranks = PartialState(cpu=device.type == "cpu")
+        self.precision = self._precision(ranks, device)
+        self.accelerator = Accelerator(mixed_precision=self.precision, cpu=device.type == "cpu")
         torch.manual_seed(config.run.seed)
         self.program = program(config)
         if self.program.micro_batches % self.accelerator.num_processes:
@@ -73,12 +74,28 @@ class Trainer(Generic[Config]):
         self._resume()
         self.writer = SummaryWriter(str(folder / "tensorboard")) if self.accelerator.is_main_process else None
 
+    def _precision(self, ranks: PartialState, device: torch.device) -> Precision:
+        """Return the precision of the run. `auto` is bfloat16 on a GPU. On a CPU rank 0 measures it once; a resumed run
+        keeps it, since losses differ between precisions."""
+        configured = self.config.run.mixed_precision
+        if configured != "auto":
+            return configured
+        if device.type == "cuda":
+            return "bf16"
+        choice: list[Any] = [None]
+        if ranks.is_main_process:
+            choice = [self.files.provenance().get("precision") or faster_precision()]
+        precision: Precision = broadcast_object_list(choice)[0]
+        return precision
+
     # -- the run -------------------------------------------------------------------------------------------------
 
     def run(self, max_minutes: float | None = None) -> None:
         """Trains up to config.run.steps, or until `max_minutes` have passed, then saves and exports."""
         started = time.monotonic()
         main = self.accelerator.is_main_process
+        if main:
+            print(f"{self.program.size()}, {self.precision} on {self.accelerator.device.type}", flush=True)
         bar = tqdm(total=self.config.run.steps, initial=self.step, disable=not main, unit="step", mininterval=5)
         throughput = Throughput(self._roof())
         processes = self.accelerator.num_processes
@@ -217,6 +234,7 @@ class Trainer(Generic[Config]):
         self.files.check(self.config)
         if self.accelerator.is_main_process:
             info = where_from(self.config.run.seed, self.accelerator.num_processes) | self.program.provenance()
+            info["precision"] = self.precision
             self.files.claim(self.config, info)
         self.accelerator.wait_for_everyone()
 

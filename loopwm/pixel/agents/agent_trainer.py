@@ -29,6 +29,7 @@ from gymnasium.vector import VectorEnv
 from torch import nn
 from tqdm import tqdm
 
+from loopwm.machine import use_device
 from loopwm.pixel.agents.config import AgentConfig
 from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, a_step
 from loopwm.pixel.agents.simulator_world import Oracle, in_unit
@@ -47,13 +48,6 @@ from loopwm.records.run_folder import RunFolder, where_from
 STATE, LEARNER, HELD_OUT = "state.pt", "learner.pt", "held-out"
 KEPT = 2
 """Checkpoints."""
-
-
-def device_of(name: str) -> torch.device:
-    """Of `run.device`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 class WorldLearner:
@@ -154,7 +148,7 @@ class AgentTrainer:
         self.config, self.env, self.folder = config, in_unit(env, unit), folder
         self.files = RunFolder(folder, "iteration", KEPT)
         torch.manual_seed(config.run.seed)
-        self.chance, self.device = Chance.of(config.run.seed), device_of(config.run.device)
+        self.chance, self.device = Chance.of(config.run.seed), use_device(config.run.device, "run.device")
         self.world = WorldLearner(config, space, self.device) if config.has_world else None
         width = self.world.system.width if self.world else 0
         self.learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, width)

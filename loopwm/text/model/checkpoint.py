@@ -15,9 +15,18 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 
 
 def load_checkpoint(
-    folder: Path, dtype: torch.dtype = torch.float32
+    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> tuple[LoopWMForCausalLM, PreTrainedTokenizerFast]:
-    """Model and tokenizer of a folder written by `save_pretrained`. Raises InputError."""
+    """Load model and tokenizer of a folder written by `save_pretrained`.
+
+    Args:
+        folder: of the checkpoint.
+        dtype: of the parameters.
+        device: of the parameters, the CPU by default.
+
+    Raises:
+        InputError: naming the file or key that does not fit.
+    """
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name}: no such file")
@@ -37,4 +46,4 @@ def load_checkpoint(
         range(len(SPECIAL_TOKENS))
     ):
         raise InputError(f"{folder / 'tokenizer.json'}: does not fit vocab_size {config.vocab_size}")
-    return model, tokenizer
+    return model.to(device or torch.device("cpu")), tokenizer

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from loopwm.core.gate_loss import continue_labels, continue_loss
 from loopwm.core.halting import ExitGate
+from loopwm.machine import use_device
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
@@ -186,7 +187,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise InputError(f"model.overrides.{key}: the checkpoint has {has}")
     torch.manual_seed(config.run.seed)
     model, gate = with_gate(source)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = use_device("auto")
     model.to(device)  # type: ignore[arg-type]  # the wrapper of transformers hides the signature
     batches = (group for group, _ in program.global_batches(Cursor()))
     fit_gate(model, gate, batches, arguments.steps, limit, arguments.rate)

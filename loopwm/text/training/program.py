@@ -38,7 +38,7 @@ from loopwm.text.data.tree import (
 )
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
-from loopwm.text.model.flops import row_flops
+from loopwm.text.model.flops import row_flops, training_flops
 from loopwm.text.model.integer_embedding import integer_tokens, start_with_fourier
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer, special_ids, tokenizer_hash
@@ -211,6 +211,14 @@ class TextProgram:
         served = self.model_config.trunk_is_served
         sources = make_sources(episodes, self.config.data, self.config.objective, builder, served, seed)
         return BatchStream(sources, builder, self.config.batch, pad, layout)
+
+    def size(self) -> str:
+        """Return the parameters, and the FLOPs a token of a forward and backward pass at the mean depth."""
+        config, model = self.model_config, self.objective.model
+        keys = (self.config.data.trunk_tokens_min + self.config.data.trunk_tokens_max) // 4  # half of a trunk
+        backward = self.config.depth.backward_loops or math.ceil(config.mu_rec / 2)
+        cost = training_flops(config, config.mu_rec, backward, keys)
+        return f"{model.num_parameters() / 1e6:.1f}M parameters, {cost / 1e6:.0f}M FLOPs a token"
 
     def global_batches(
         self, cursor: Cursor, step: int = 0, processes: int = 1
