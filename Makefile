@@ -1,4 +1,5 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
+# make docs    write the documentation as a site to build/site; only the first call needs a network
 # make test-lab  run the slower tests of lab/, which the product does not need
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make conformance  ask the service with clients of others: openai, langchain, litellm, schemathesis, guidellm, lm-eval,
@@ -28,8 +29,9 @@ BROWSER_VENV := .venv-browser
 CHROMIUM ?= $(shell command -v chromium || command -v google-chrome)
 CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
+DOCS_VENV := .venv-docs
 
-.PHONY: data train-reference probe serve test test-lab lint test-vllm test-games test-openenv test-browser conformance
+.PHONY: data train-reference probe serve test test-lab lint docs test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -51,6 +53,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  { echo "error: $(PYTHON) is not Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,envs,pixel,crafter,minatar,dask,dev]'
+	touch $@
+
+docs: $(DOCS_VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+
+# The extra's packages without the project: the API reference reads the source, so that torch is not needed.
+$(DOCS_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	  print(*extras["docs"], sep="\n")' > $(DOCS_VENV)/requirements.txt
+	$(DOCS_VENV)/bin/python -m pip install -c constraints.txt -r $(DOCS_VENV)/requirements.txt
 	touch $@
 
 train-reference: $(VENV)/.installed

@@ -50,6 +50,14 @@ def test_the_figures_are_of_the_weights_that_ship():
     assert {run["provenance"]["model_sha256"] for run in result} == {checkpoint_hash(ROOT / "loopwm/pretrained")}
 
 
+def test_the_site_lists_every_page():
+    """Pages of the navigation that no page of docs/ is, `docs/hooks.py` makes."""
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - listed == set()
+    assert listed - pages == {"index.md", "CONTRIBUTING.md", "minimal.md", "CHANGELOG.md"}
+
+
 def test_the_citation_has_the_version_of_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -177,7 +177,7 @@ class Convergence(SameInEveryPass):
 @exit_rule("trace")
 @dataclass(frozen=True)
 class Trace:
-    """Loops taken before, to be taken again: loops[row][pass].
+    """Loops taken before, to be taken again: `loops[row][pass]`.
 
     After its last number a row leaves after one loop: a finished observation that waits for the others of its batch.
     Raises ValueError for an empty trace or a number below 1.
