@@ -179,6 +179,9 @@ def test_two_processes_train_as_one(config_file, finished, tmp_path):
         [*launch, *arguments], check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert json.loads((tmp_path / "two" / "provenance.json").read_text())["processes"] == 2
+    # Muon and Adam hide the scale of a gradient from the losses.
+    norms = [[record["grad_norm"] for record in records(folder)] for folder in (tmp_path / "two", finished)]
+    assert norms[0] == pytest.approx(norms[1], rel=2e-2)
     assert losses(tmp_path / "two") == pytest.approx(losses(finished), rel=2e-3)
     for two, one in zip(records(tmp_path / "two", "dev"), records(finished, "dev"), strict=True):
         assert two.keys() == one.keys() >= {"exact_k0/scienceworld/gold", "exact_k0/scienceworld/random"}
