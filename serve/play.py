@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.worlds.http import Client, WorldError
@@ -172,7 +173,7 @@ def _facts(step: Json) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m serve play",
         description=__doc__,
         epilog=EXAMPLE + "\n\n" + HELP,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("loopwm", "data_prep", "eval", "serve", "lab")
 
 MAY_IMPORT = {
-    "loopwm": (),
+    "loopwm": ("loopwm.worlds", "loopwm.records", "loopwm.machine"),  # `loopwm.load`
     "loopwm.records": (),
     "loopwm.machine": ("loopwm.records",),
     "loopwm.core": ("loopwm.machine",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -12,10 +14,24 @@ from loopwm.records.errors import InputError
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, without the usage."""
+    """Argument parser whose errors are one line, without the usage, and name the nearest option."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n")
+        self.exit(2, f"error: {message}{self._suggestion(message)}\n")
+
+    def _suggestion(self, message: str) -> str:
+        """Return a clause with the option nearest to the first unknown one, empty if none is near."""
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        near = difflib.get_close_matches(unknown[1], self._options(), n=1) if unknown else ()
+        return f" (did you mean {near[0]}?)" if near else ""
+
+    def _options(self) -> set[str]:
+        """Return the long options of this parser and its subcommands: the outermost one reports unknown options."""
+        options = {name for action in self._actions for name in action.option_strings if name.startswith("--")}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                options |= {name for command in action.choices.values() for name in command._options()}
+        return options
 
 
 def command_parser(
@@ -50,11 +66,9 @@ def refuse_renamed(parser: Parser, arguments: Sequence[str] | None, renamed: Map
         parser.error(f"{name}: renamed, run `python -m {renamed[name]}`")
 
 
-def script_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+def script_parser(module: str, doc: str | None) -> Parser:
     """The parser of a module that is a command by itself."""
-    return argparse.ArgumentParser(
-        prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return Parser(prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 OURS = ("data_prep", "eval", "lab", "loopwm", "serve")

@@ -18,6 +18,7 @@ from loopwm.core import quick_products
 from loopwm.machine import keep_everything
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
+from loopwm.records.command import Parser
 from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
 from loopwm.text.training.config import TrainingConfig
@@ -74,7 +75,7 @@ attention, backward too, where `attention_products` does not reach."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m loopwm.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from loopwm.core import ExitRule
@@ -30,9 +31,13 @@ class LocalWorlds:
         self._now: World | None = None
 
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> LocalWorlds:
-        """Raises InputError (one line) for a folder that is no checkpoint."""
-        return cls(WorldModel.from_pretrained(path))
+    def from_pretrained(cls, path: str | Path, device: torch.device | None = None) -> LocalWorlds:
+        """Load a checkpoint folder, onto the CPU by default.
+
+        Raises:
+            InputError: in one line, for a folder that is no checkpoint.
+        """
+        return cls(WorldModel.from_pretrained(path, device))
 
     def fresh(self) -> LocalWorlds:
         """Other worlds of the same model, none begun yet."""

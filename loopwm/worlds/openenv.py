@@ -24,6 +24,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
+from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS, LONGEST_OBSERVATION, Context
 from loopwm.worlds.gym import ImaginedTextEnv, read_starts
@@ -98,7 +99,7 @@ def create_app(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m loopwm.worlds.openenv",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from loopwm import __main__ as command
 from loopwm.records.files import PACKAGED
-from serve import command
 from serve.start import build_parser
 
 ROOT = Path(__file__).parents[2]
@@ -120,27 +118,11 @@ def test_the_packaged_checkpoint_and_the_starts_are_part_of_the_package():
         assert any(fnmatch(name, pattern) for pattern in data["loopwm"])
 
 
-def test_the_command_is_the_module(monkeypatch):
-    heard: list[list[str]] = []
-    monkeypatch.setattr("serve.start.main", lambda arguments: heard.append(arguments) or 3)
+def test_command_serve_runs_the_module(monkeypatch):
+    calls: list[list[str]] = []
+    monkeypatch.setattr("serve.start.main", lambda arguments: calls.append(arguments) or 3)
     assert command.main(["serve", "--port", "0"]) == 3
-    assert command.main(["serve", "play", "--example", "find/0006"]) == 3
-    assert heard == [["--port", "0"], ["play", "--example", "find/0006"]]
+    assert command.main(["play", "--example", "find/0006"]) == 3
+    assert calls == [["--port", "0"], ["play", "--example", "find/0006"]]
     module, _, function = PROJECT["project"]["scripts"]["loopwm"].partition(":")
-    assert (module, function) == (command.__name__, command.main.__name__)
-
-
-@pytest.mark.parametrize("arguments", [[], ["fly"]])
-def test_a_wrong_command_is_refused_with_the_right_one(arguments, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.main(arguments)
-    assert end.value.code == 2
-    assert "serve" in capsys.readouterr().err
-
-
-def test_help_of_the_command_does_not_wait_for_torch():
-    code = (
-        "import sys; from serve.command import main\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "loopwm serve --help" in done.stdout) == (0, True), done.stderr
+    assert (module, function) == (command.__name__, command.run.__name__)

@@ -1,0 +1,106 @@
+"""Imagine text and pixel environments with looped transformers: one command for every part of LoopWM.
+
+Each command is also a module: `loopwm serve` is `python -m serve`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NoReturn
+
+from loopwm import __version__
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: the module whose `main` runs it, after `prefix`.
+
+    Modules are named, not imported: they bring torch or a simulator, which takes seconds, and `loopwm` imports none of
+    the packages above it.
+    """
+
+    module: str
+    prefix: tuple[str, ...]
+    purpose: str
+    example: str
+
+
+COMMANDS = {
+    "serve": Command("serve.__main__", (), "serve a checkpoint over HTTP", "--port 8000"),
+    "play": Command("serve.__main__", ("play",), "act in an imagined world, in the terminal", "--example find/0006"),
+    "collect": Command(
+        "data_prep.__main__",
+        ("collect",),
+        "play real environments",
+        "scienceworld --split train --policy gold --out data/episodes/gold",
+    ),
+    "tokenize": Command(
+        "data_prep.__main__",
+        ("tokenize",),
+        "turn episodes into training shards",
+        "--episodes data/episodes/gold --out data/shards/gold",
+    ),
+    "windows": Command(
+        "data_prep.__main__",
+        ("windows",),
+        "cut evaluation suites out of episodes",
+        "--episodes data/episodes/gold --suite scienceworld-500 --out data/windows.jsonl.gz",
+    ),
+    "train": Command(
+        "loopwm.training.__main__",
+        (),
+        "train a world model or an agent",
+        "--config configs/text-small.yaml --out runs/mine",
+    ),
+    "eval": Command(
+        "eval.__main__",
+        (),
+        "score models on a suite",
+        "run --model copy --suite scienceworld-dev --context observed --out runs/copy",
+    ),
+}
+
+WIDTH = max(map(len, COMMANDS))
+
+
+def overview() -> str:
+    """Return the text of `loopwm --help`."""
+    lines = ["usage: loopwm [--version] COMMAND ...", "", (__doc__ or "").strip(), "", "commands:"]
+    for name, command in COMMANDS.items():
+        lines += [f"  {name:{WIDTH}}  {command.purpose}", f"  {'':{WIDTH}}  example: loopwm {name} {command.example}"]
+    return "\n".join([*lines, "", "options of a command: loopwm COMMAND --help"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit status: 2 for an unknown one, after one line."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(overview())
+        return 0
+    if name == "--version":
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        return _unknown(name)
+    command = COMMANDS[name]
+    status: int = import_module(command.module).main([*command.prefix, *rest])
+    return status
+
+
+def _unknown(name: str) -> int:
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    cure = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(COMMANDS)}"
+    print(f"error: COMMAND: {name!r} is unknown, {cure}", file=sys.stderr)
+    return 2
+
+
+def run() -> NoReturn:
+    """Run the console script `loopwm`."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()
