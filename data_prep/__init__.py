@@ -1,1 +1,1 @@
-"""Episodes from simulators, and from episodes the tokenizer, token shards and evaluation windows."""
+"""Collect episodes from simulators; make the tokenizer, token shards and evaluation windows from them."""

@@ -1,4 +1,4 @@
-"""`python -m data_prep`, or one line where a package of the extra `data` is not installed."""
+"""Run `python -m data_prep`; print one line if a package of the extra `data` is missing."""
 
 from __future__ import annotations
 

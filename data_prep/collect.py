@@ -1,9 +1,9 @@
-"""Plays a simulator and writes episodes, one file for each chunk of a task's episodes; of frames, one an episode.
+"""Collect episodes from a simulator: one file for each chunk of a task's episodes; for frames, one an episode.
 
-What is asked for stands in `plan.py`, and a file appears complete or not at all. So a run that was killed and started
-again yields the same files: chunks whose file exists are skipped. How the work is spread, over
-processes, machines (`--shard`) or a Dask cluster (`--dask`), changes nothing in the files. Episodes that failed stand
-in `failed/`, and are tried again when the command is; `manifest.json` says what the folder holds and what played it.
+The plan (`plan.py`) decides the work, and files are written atomically. So an interrupted run that is started again
+yields the same files: chunks whose file exists are skipped. The distribution of work over processes, machines
+(`--shard`) or a Dask cluster (`--dask`) does not change the files. Failed episodes are listed in `failed/` and retried
+by the next run; `manifest.json` lists the folder's content and the simulator's version.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FAILED = "failed"
 
 @dataclass
 class Tally:
-    """What came of a chunk."""
+    """Counts of a chunk or a run."""
 
     episodes: int = 0
     transitions: int = 0
@@ -58,9 +58,9 @@ class Tally:
 def play(
     environment: Environment, plan: CollectionPlan, task: str, variation: int | str, gold: Sequence[str], rng: Random
 ) -> Episode:
-    """One episode that follows, or strays from, a solution.
+    """Play one episode that follows a solution, or strays from it.
 
-    Raises SimulatorError, also if the environment turns out to play another world by the end.
+    Raises SimulatorError, also if the environment has switched to another world by the end.
     """
     steps = [environment.reset(task, variation)]
     goal, hidden_state = environment.goal(), environment.hidden_state()
@@ -93,7 +93,7 @@ class Collector:
         self.environment = make_environment(plan.env)
 
     def play_chunk(self, chunk: Chunk) -> Tally:
-        """Plays and writes one chunk; an episode that fails twice is left out, and written down as failed."""
+        """Play and write one chunk; an episode that fails twice is left out and recorded as failed."""
         episodes, failures = [], []
         for i, variation in enumerate(chunk.variations):
             if self.environment.exhausted():
@@ -111,7 +111,7 @@ class Collector:
         return Tally(len(episodes), sum(len(episode.steps) - 1 for episode in episodes), tuple(failures))
 
     def _play_or_retry(self, task: str, variation: int | str, index: int) -> Episode:
-        """A simulator that broke down, or was killed, is replaced: the episode comes out the same in a fresh one."""
+        """Play an episode, once more in a fresh simulator if the first breaks down: the result is the same."""
         try:
             return self._play(task, variation, index)
         except SimulatorError:
@@ -134,9 +134,9 @@ def failures_file(out: Path, chunk: Chunk) -> Path:
 
 
 def collect(plan: CollectionPlan, out: Path, executor: Executor, shard: Shard, solutions: Path | None = None) -> Tally:
-    """Plays all chunks of the shard that have no file yet, or had failures. `executor`'s workers must see the folders.
+    """Play all chunks of the shard that have no file yet, or had failures. `executor`'s workers must see the folders.
 
-    Raises InputError if a worker process dies; what was collected stays.
+    Raises InputError if a worker process dies; collected files stay.
     """
     chunks = shard.of(load_or_make_chunks(plan, out))
     todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
@@ -168,13 +168,13 @@ def _play_all(
 
 
 def local_executor(workers: int) -> Executor:
-    """Processes of this machine, each with a simulator of its own; a single worker needs no other process."""
+    """Return an executor of local processes, each with its own simulator; one worker needs no other process."""
     return ThreadPoolExecutor(1) if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
 
 
 @contextmanager
 def dask_executor(scheduler: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster. Lost work is done again by those that are left. Raises InputError."""
+    """Yield the workers of a Dask cluster, which retries lost work on the others. Raises InputError."""
     try:
         from distributed import Client
     except ModuleNotFoundError as error:
@@ -188,11 +188,11 @@ def dask_executor(scheduler: str) -> Iterator[Executor]:
 
 
 _of_thread = local()
-"""The collectors of a thread: two episodes at once in one simulator would be told each other's worlds."""
+"""Collectors of a thread: two episodes in one simulator at once would mix up their worlds."""
 
 
 def _play_in_worker(plan: CollectionPlan, out: Path, solutions: Path | None, chunk: Chunk) -> Tally:
-    """The simulators end with the process."""
+    """Play a chunk with the thread's collector. The simulators end with the process."""
     collectors: dict[Any, Collector] = _of_thread.__dict__.setdefault("collectors", {})
     key = plan, out, solutions
     if key not in collectors:
@@ -201,7 +201,7 @@ def _play_in_worker(plan: CollectionPlan, out: Path, solutions: Path | None, chu
 
 
 def write_manifest(plan: CollectionPlan, out: Path) -> None:
-    """What the folder holds by now, and what played it."""
+    """Write the folder's content, and versions of simulator and code."""
     environment = make_environment(plan.env)
     try:
         simulator = environment.version()
@@ -254,7 +254,7 @@ TEXT_ONLY: dict[str, Any] = {
     "episodes_per_task": None, "tasks": [], "hidden_every": None, "plays": None, "solutions": None, "workers": 1,
     "shard": "1/1", "dask": None,
 }  # fmt: skip
-"""Options that say nothing about frames, and what they are when they are not given."""
+"""Options that do not apply to frames, and their defaults."""
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
-"""Plays an environment of frames by a policy that looks at nothing and writes one file an episode.
+"""Collect frames by a policy without observations: one file an episode.
 
-Episode i of a split is decided by split, seed and i alone, and a file appears complete or not at all: a run that was
-killed and started again yields the same files, and a run that asks for more goes on where one that asked for less
-ended. `plan.json` holds what was asked for; a run with other options refuses the folder.
+Split, seed and i alone decide episode i, and files are written atomically: an interrupted run that is started again
+yields the same files, and a run for more episodes continues a shorter one. `plan.json` holds the options; a run with
+others refuses the folder.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 PLAN = "plan.json"
 SPLITS = ("train", "dev", "test")
 RANGE = 2**20
-"""Episodes a seed has, and seeds a split has: environments are seeded from disjoint ranges."""
+"""Number of episodes of a seed, and of seeds of a split: environments are seeded from disjoint ranges."""
 
 
 @dataclass(frozen=True)
 class FramePlan:
-    """What is played. max_steps: an episode is truncated after this many actions; None: only where the environment
-    does so. Raises InputError for an unknown split or a seed or limit out of range."""
+    """Options of a collection of frames. max_steps: truncates episodes; None: only the environment does.
+
+    Raises InputError for an unknown split, or a seed or limit out of range.
+    """
 
     env: str
     split: str
@@ -57,18 +59,21 @@ class FramePlan:
 
 
 def at_random(actions: int, rng: np.random.Generator) -> Iterator[int]:
-    """Uniformly random actions."""
+    """Act uniformly at random."""
     while True:
         yield int(rng.integers(actions))
 
 
 LEFT, RIGHT, FORWARD, STAY = 0, 1, 2, 6
-"""Of MiniGrid."""
+"""Actions of MiniGrid."""
 
 
 def look_back(actions: int, rng: np.random.Generator) -> Iterator[int]:
-    """Turns one to four times, waits 0 to 16 steps, and again, now and then after a few steps forward: what is out of
-    sight comes back into it, sooner or later. For MiniGrid's Memory mazes."""
+    """Turn one to four times, wait 0 to 16 steps, and repeat, now and then after a few steps forward.
+
+    Things leave the view and return. For MiniGrid's Memory mazes.
+
+    """
     while True:
         yield from [int(rng.choice((LEFT, RIGHT)))] * int(rng.integers(1, 5))
         yield from [STAY] * int(rng.integers(17))
@@ -77,8 +82,11 @@ def look_back(actions: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
-    """Looks around and waits, one to three times, walks to the end of the corridor, turns left or right and goes on: by
-    chance to the object that was seen, or to the other. For MiniGrid's Memory mazes, which begin along the corridor."""
+    """Look around and wait, one to three times, walk to the end of the corridor, turn left or right and go on.
+
+    The side is random: the object shown before, or the other. For MiniGrid's Memory mazes, which begin along the
+    corridor.
+    """
     turned = 0
     for _ in range(int(rng.integers(1, 4))):
         turn, times = (LEFT, RIGHT)[int(rng.integers(2))], int(rng.integers(1, 5))
@@ -93,13 +101,13 @@ def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 CORRIDOR = 8
-"""Steps to the end of the longest corridor that is played, S9's: a wall stops those that are too many."""
+"""Steps to the end of the longest corridor, S9's; a wall stops any excess steps."""
 
 POLICIES = {"random": at_random, "look-back": look_back, "choose": choose}
 
 
 def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:
-    """One episode, decided by the seed."""
+    """Play one episode, decided by the seed."""
     rng = np.random.default_rng([seed, 1])
     chosen = POLICIES[policy](env.space.actions, rng)
     frame, info = env.reset(seed=seed)
@@ -128,8 +136,10 @@ def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy
 
 
 def collect_frames(plan: FramePlan, out: Path, enough: Callable[[int, int], bool], bar: tqdm[Any]) -> tuple[int, int]:
-    """Plays episodes until `enough(episodes, transitions)`; the bar counts transitions. Returns episodes and
-    transitions in the folder, as far as asked for."""
+    """Play episodes until `enough(episodes, transitions)`; the bar counts transitions.
+
+    Returns episodes and transitions in the folder, as far as requested.
+    """
     env = make_frame_environment(plan.env)
     try:
         _begin(plan, env.space, out)
@@ -154,7 +164,7 @@ def collect_frames(plan: FramePlan, out: Path, enough: Callable[[int, int], bool
 
 
 def _begin(plan: FramePlan, space: FrameSpace, out: Path) -> None:
-    """Writes the plan of a new folder. Raises InputError if the folder was begun with another."""
+    """Write the plan of a new folder. Raises InputError if the folder has another."""
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps({**asdict(plan), "space": asdict(space)}))
     if path.is_file():
@@ -167,7 +177,7 @@ def _begin(plan: FramePlan, space: FrameSpace, out: Path) -> None:
 
 
 def run_frames(plan: FramePlan, out: Path, episodes: int | None, steps: int | None) -> None:
-    """Plays until there are `episodes` and `steps`, of which at least one is given."""
+    """Play until there are `episodes` and `steps`, at least one of which is given."""
 
     def enough(played: int, transitions: int) -> bool:
         return (episodes is None or played >= episodes) and (steps is None or transitions >= steps)

@@ -1,7 +1,7 @@
-"""Cuts pairs of windows that differ in one earlier action, and therefore in what the last action leads to.
+"""Cut pairs of windows that differ in one earlier action, and therefore in the answer to the last action.
 
-A pair shares everything up to now. The second window plays another valid action, or only looks around, in place of one
-of the actions before the last; the simulator says what then follows. Ids end in `/fact` and `/counterfact`.
+A pair shares everything up to now. The second window replaces one of the actions before the last by another valid one
+or by a look; the simulator gives the observations. Ids end in `/fact` and `/counterfact`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EXAMPLE = (
 )
 
 TRIES = 4
-"""Changes tried on a window before the next one is taken."""
+"""Changes tried on a window before the next window."""
 
 
 def counterfact(environment: Environment, window: Mapping[str, Any], rng: Random) -> dict[str, Any] | None:
-    """The window with one action before the last changed, or None if the last observation stayed the same.
+    """Return the window with one action before the last changed, or None if the last observation stays the same.
 
-    Raises InputError if the simulator does not give the window's history again.
+    Raises InputError if the simulator does not reproduce the window's history.
     """
     history = [Step(step["action"], step["observation"], 0, False) for step in window["history"]]
     *_, now = replay(environment, window["task"], window["variation"], history)
@@ -57,7 +57,7 @@ def counterfact(environment: Environment, window: Mapping[str, Any], rng: Random
 
 
 def _other_action(environment: Environment, action: str, rng: Random) -> str:
-    """A valid action in its place, or as often nothing but a look around."""
+    """Return a valid action in its place, or, half of the time, a look."""
     while True:
         other = rng.choice((environment.looks[0], random_action(environment, rng)))
         if other != action:
@@ -67,7 +67,7 @@ def _other_action(environment: Environment, action: str, rng: Random) -> str:
 def pairs(
     environment: Environment, windows: Sequence[Mapping[str, Any]], seed: int, name: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pairs of the windows that can be changed, in a seeded order."""
+    """Yield pairs of the windows that can be changed, in a seeded order."""
     order = list(windows)
     Random(f"{seed}/{name}").shuffle(order)
     for window in order:

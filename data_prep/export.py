@@ -1,4 +1,4 @@
-"""Exports episodes as a Hugging Face `datasets` folder: Parquet by split, with a data card.
+"""Export episodes as a Hugging Face `datasets` folder: Parquet by split, with a data card.
 
 datasets.load_dataset("OUT")            one row an episode, its steps as parallel lists
 """
@@ -25,7 +25,7 @@ EPISODES_PER_FILE = 5_000
 
 
 def to_row(episode: Episode) -> dict[str, Any]:
-    """An episode as a flat row: `variation` as a string, each field of its steps as a list, and `hidden_states`."""
+    """Return a flat row: `variation` as a string, each field of the steps as a list, and `hidden_states`."""
     names = ("env", "task", "split", "policy", "goal")
     steps: dict[str, Any] = {name: [getattr(step, name) for step in episode.steps] for name in STEP_FIELDS}
     steps["hidden_states"] = [episode.hidden_state_at(i) for i in range(len(episode.steps))]
@@ -64,7 +64,7 @@ number, or a game's name, as a string. Splits are the simulators' own: evaluate 
 
 
 def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
-    """Writes the folder; returns episodes by split. Raises InputError if there are none, or `out` holds something."""
+    """Write the folder; return episodes by split. Raises InputError without episodes, or if `out` is not empty."""
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out}: is not empty")
     sizes: Counter[str] = Counter()
@@ -89,7 +89,7 @@ def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
 
 
 def _write_rows(out: Path, split: str, last: int, rows: list[dict[str, Any]]) -> None:
-    """One Parquet file, named after the number of its last episode."""
+    """Write one Parquet file, named after the number of its last episode."""
     from datasets import Dataset, Features, List, Value
 
     text, texts = Value("string"), List(Value("string"))

@@ -1,4 +1,4 @@
-"""The family of a task, and the paper's mix of windows over families."""
+"""Families of tasks, and the paper's mix of windows over families."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PAPER_MIX: dict[str, dict[str, int]] = {
     },
     "alfworld": {"pick": 255, "clean": 96, "cool": 66, "look": 43, "heat": 40},
 }  # fmt: skip
-"""Windows of each family in the paper's 500, as its percentages reveal."""
+"""Windows of each family in the paper's 500, derived from its percentages."""
 
 
 def family_of(env: str, task: str) -> str:
-    """Raises InputError for an environment that is not known, or a task that belongs to none of its families."""
+    """Return a task's family. Raises InputError for an unknown environment or task."""
     if env not in ENVIRONMENTS:
         raise InputError(f"environment: unknown {env!r}, expected one of {', '.join(ENVIRONMENTS)}")
     for family, tasks in ENVIRONMENTS[env].families.items():
@@ -26,7 +26,7 @@ def family_of(env: str, task: str) -> str:
 
 
 def scaled_mix(env: str, count: int) -> dict[str, int]:
-    """The paper's mix for `count` windows in all; what rounding leaves over goes to the largest remainders."""
+    """Return the paper's mix for `count` windows in all; the rest after rounding goes to the largest remainders."""
     mix = PAPER_MIX[env]
     total = sum(mix.values())
     counts = {family: share * count // total for family, share in mix.items()}

@@ -1,4 +1,4 @@
-"""The simulators as Gymnasium environments, such as `gymnasium.make("data_prep.gym:data_prep/scienceworld-v0")`."""
+"""Simulators as Gymnasium environments, such as `gymnasium.make("data_prep.gym:data_prep/scienceworld-v0")`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """Rewards are score differences in points. `info` of a reset tells goal, task, family and variation."""
+    """Text environment. Rewards are score differences in points. Infos of a reset: goal, task, family and variation."""
 
     def __init__(self, name: str, split: str = "train", admissible: bool = False) -> None:
-        """split: that episodes are drawn from. admissible: `info` tells which actions make sense, which may cost more
-        than a step. Raises InputError for an unknown name or a simulator that cannot start."""
+        """Start the simulator.
+
+        split: of the episodes drawn. admissible: adds valid actions to `info`, which may cost more than a step.
+        Raises InputError for an unknown name or a simulator that cannot start.
+        """
         self.observation_space = AnyText(MAX_OBSERVATION, min_length=0)
         self.action_space = AnyText(MAX_ACTION)
         self._env = make_environment(name)
@@ -24,7 +27,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._score = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """options: a "task" and a "variation" of it; what is not named is drawn."""
+        """Start an episode. options: a "task" and a "variation" of it; missing ones are drawn."""
         super().reset(seed=seed)
         named = options or {}
         tasks = self._env.tasks()

@@ -1,4 +1,4 @@
-"""`python -m data_prep COMMAND`."""
+"""Commands of `python -m data_prep`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Options with their defaults."""
+    """Help with defaults of options."""
 
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {

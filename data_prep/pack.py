@@ -1,8 +1,8 @@
-"""Packs a folder of collected episodes into one small file, or unpacks such files so that collecting goes on there.
+"""Pack a folder of collected episodes into one small file, or unpack such files so that collecting resumes there.
 
-A pack is a tar archive under one xz stream with a window over many episodes, which repeat each other a great deal: it
-takes about 17 bytes a transition, a tenth of what files of ten episodes take. Unpacked files are, byte for byte, those
-that were packed. What is there already is left alone.
+A pack is a tar archive under one xz stream with a window over many episodes, which are repetitive: it takes about 17
+bytes a transition, a tenth of files of ten episodes. Unpacked files equal the packed ones byte for byte. Existing files
+are not overwritten.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ EXAMPLE = "python -m data_prep pack --folder data/episodes/train-gold --out trai
 SUFFIX = ".tar.xz"
 EPISODES = ".jsonl.xz"
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 27}]
-"""128 MiB: what unpacking takes in memory."""
+"""128 MiB, the memory needed for unpacking."""
 
 
 def pack(folder: Path, earlier: Sequence[Path], out: Path) -> int:
-    """Packs the plan and the files of episodes that are in none of the earlier packs. Returns how many there are.
+    """Pack the plan and the files of episodes that are in none of the earlier packs. Return their number.
 
-    Raises InputError for a folder that was not collected, and where no file is left.
+    Raises InputError for a folder that was not collected, and if no file is left.
     """
     if not (folder / PLAN).is_file():
         raise InputError(f"{folder}: not a folder of collected episodes (no {PLAN})")
@@ -56,16 +56,16 @@ def pack(folder: Path, earlier: Sequence[Path], out: Path) -> int:
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    """Drops owner and time: the bytes depend on the contents alone."""
+    """Add a file without owner and time, so that the bytes depend on the contents only."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
 
 
 def unpack(path: Path, out: Path) -> int:
-    """Writes the files of a pack below `out`, but those that are there. Returns how many it wrote.
+    """Write the files of a pack below `out`, except existing ones. Return the number written.
 
-    Raises InputError for a file that is no pack, or a folder begun with another plan.
+    Raises InputError for a file that is not a pack, or a folder of another plan.
     """
     written = 0
     for name, content in _members(path):

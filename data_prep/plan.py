@@ -1,7 +1,7 @@
-"""What a collection is asked for, and the chunks that it is played in.
+"""Collection plan: options and work chunks.
 
-Which variations are played, and what chance does in an episode, depend on the seed alone. `plan.json` holds what was
-asked for; a run with other options refuses the folder.
+The seed alone decides which variations are played, and all chance in an episode. `plan.json` holds the options; a run
+with others refuses the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SOLVERS = ("gold", "expert")
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What is asked for. `tasks` empty: all."""
+    """Options of a collection. tasks: empty for all."""
 
     env: str
     split: str
@@ -42,7 +42,7 @@ class CollectionPlan:
     hidden_every: int = 4
     """Steps from one recorded hidden state to the next."""
     plays: int = 1
-    """Episodes in a row of a variation, where a policy can repeat one: some simulators load slower than they play."""
+    """Episodes in a row of a variation, for repeatable policies: some simulators load slower than they play."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Reads "i/n", 1 <= i <= n. Raises InputError."""
+        """Parse "i/n", 1 <= i <= n. Raises InputError."""
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
             raise InputError(f"--shard: {text!r} is not of the form i/n with 1 <= i <= n")
@@ -78,7 +78,7 @@ class Shard:
 
 
 def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:
-    """Which variations are played, in which files. Raises InputError for an unknown task or split."""
+    """Return the chunks of the plan. Raises InputError for an unknown task or split."""
     if plan.split not in environment.splits():
         raise InputError(f"--split: unknown {plan.split!r}, expected one of {', '.join(environment.splits())}")
     if plan.policy in SOLVERS and plan.policy != environment.solver:
@@ -97,7 +97,7 @@ def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:
 
 
 def _choose_variations(plan: CollectionPlan, task: str, variations: list[int | str]) -> list[int | str]:
-    """A seeded order of the variations; repeated as often as needed if the policy can make something new of them."""
+    """Return the variations in a seeded order, repeated as needed if the policy plays them differently each time."""
     Random(f"{plan.seed}/{task}").shuffle(variations)
     if POLICIES[plan.policy].repeatable and variations:
         variations = [variation for variation in variations for _ in range(plan.plays)]
@@ -106,7 +106,7 @@ def _choose_variations(plan: CollectionPlan, task: str, variations: list[int | s
 
 
 def load_or_make_chunks(plan: CollectionPlan, out: Path) -> list[Chunk]:
-    """The chunks of a folder begun before, or new ones. Raises InputError if it was begun with another order."""
+    """Return the chunks of an existing folder, or new ones. Raises InputError if the folder has other options."""
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     if path.is_file():

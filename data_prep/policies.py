@@ -1,4 +1,4 @@
-"""Policies, which play: one yields the next action and is sent the step that came of it, as long as it is asked."""
+"""Policies as generators: each yields an action and is sent the resulting step."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ DETOUR_RATES = (0.15, 0.5)
 """Least and greatest share of detours in a noisy episode; each episode draws its own."""
 
 DETOURS = {"near": 4, "valid": 3, "look": 2, "repeat": 1, "idle": 1, "wrong": 2}
-"""Kinds of detour and their weights. near: valid and about what the path is about; wrong: may be refused."""
+"""Kinds of detour and their weights. near: valid and related to the path; wrong: may be refused."""
 
 RUN_DETOURS = {"near": 1, "look": 1, "repeat": 1, "idle": 2}
-"""The same within a run of equal actions, where the world moves by itself."""
+"""Detours within a run of equal actions, where the world changes by itself."""
 
 LONGEST_RUN = 4
 """Most actions of one detour that repeats or idles."""
 
 NONSENSE = ("open unicorn", "go to moon", "pick up nothing at all", "use the force", "look at unicorn")
 FATAL = ("focus",)
-"""Verbs that end an episode when they go wrong; only a fatal slip uses them."""
+"""Verbs that end an episode when misused; only a fatal slip uses them."""
 
 FATAL_SHARE = 0.07
-"""Noisy episodes with a fatal slip, where there is one to make; some come out harmless."""
+"""Share of noisy episodes with a fatal slip, if one is possible; some turn out harmless."""
 
 CARELESS = 0.3
-"""Share of detours after which the path goes on as if nothing had happened, for a while."""
+"""Share of detours after which the path continues unchanged for a while."""
 
 LONGEST_CARELESS = 5
 FORK_GAPS = (2, 6)
@@ -44,13 +44,13 @@ PROBE_GAPS = (0, 0, 0, 1, 2, 3)
 """Steps of the path between two probes."""
 
 PROBE_WEIGHTS = {"absent": 1, "wrong use": 1, "unreachable": 1, "permanence": 2, "repetition": 1}
-"""Kinds of probe and their weights: the state after a change is harder to say than the reaction at once."""
+"""Kinds of probe and their weights: the state after a change is harder to predict than the immediate answer."""
 
 FIRST_PROBE = (0, 0, 0, 1, 2, 4, 8, 16, 32)
-"""Steps of the path before the first probe: people try things at the start most of all."""
+"""Steps of the path before the first probe: people try things mostly at the start."""
 
 _LEAD = 3
-"""Steps of the path ahead that say what it is about."""
+"""Steps ahead on the path whose names count as related."""
 
 _COMMON_WORDS = frozenset(
     ("a", "at", "door", "for", "from", "in", "into", "of", "on", "substance", "the", "to", "with")
@@ -58,14 +58,14 @@ _COMMON_WORDS = frozenset(
 _CHOICE = re.compile(r"^(\d+):", re.MULTILINE)
 
 Play = Generator[str, Step, None]
-"""Yields actions, is sent steps."""
+"""Generator that yields actions and is sent steps."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`act` plays, given the environment, the gold path and a random source of its own.
+    """Policy. act: plays, given the environment, the gold path and a random source of its own.
 
-    `repeatable`: a variation may be played more than once, since chance makes the episodes differ.
+    repeatable: a variation may be played more than once, since chance makes the episodes differ.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Policy:
 
 @runtime_checkable
 class Replanner(Protocol):
-    """An environment that finds a way back to its path, or a new one, after a detour."""
+    """Environment that finds a way back to its path, or a new one, after a detour."""
 
     def mark(self) -> Any:
-        """What `plan` needs to know of the place where the path is left."""
+        """Return the state that `plan` needs about the place where the path is left."""
         ...
 
     def plan(self, mark: Any, rest: Sequence[str]) -> list[str]:
-        """A path from here. `rest` led on from the marked place."""
+        """Return a path from here. rest: the path from the marked place."""
         ...
 
 
@@ -99,7 +99,7 @@ def act_random(environment: Environment, gold: Sequence[str], rng: Random) -> Pl
 
 
 def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """The gold path with detours, after which the path is found again, or goes on regardless for a while."""
+    """Play the gold path with detours; then find the path again, or continue it regardless for a while."""
     rate = rng.uniform(*DETOUR_RATES)
     slip = rng.randrange(len(gold)) if gold and rng.random() < FATAL_SHARE else -1
     path, walk = list(gold), _Walk(environment, rng)
@@ -122,12 +122,12 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
 
 
 def act_fork(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """The gold path; here and there another action takes the next one's place, the path goes on, and is found again."""
+    """Play the gold path; at times replace a step by another action, continue the path, and find it again."""
     return _leave_out(FORK, environment, gold, rng)
 
 
 def act_omission(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """The same where the next steps need the one that is left out: one is refused because an earlier one was."""
+    """Play forks where the next steps need the omitted one: they are refused because it is missing."""
     return _leave_out(OMISSION, environment, gold, rng)
 
 
@@ -174,15 +174,18 @@ def act_one_kind(environment: Prober, kind: str, step: Step, rng: Random) -> Pla
 
 
 def _is_needed(path: Sequence[str]) -> bool:
-    """Whether one of the next two steps does something else with what the first is about."""
+    """Return True if one of the next two steps does something else with the things of the first."""
     (verb, names), *rest = ((action.split()[0], {*filter(str.isalpha, _named(action))}) for action in path[:3])
     return any(other != verb and names & theirs for other, theirs in rest)
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """How a step of the path is left out: what takes its place, with weights, how many steps of the path are then tried
-    regardless, and before which paths it is done."""
+    """Way to leave out a step of the path.
+
+    Fields: its replacements with weights, the number of steps of the path that are then tried regardless, and the paths
+    where it applies.
+    """
 
     kinds: Mapping[str, int]
     lengths: Sequence[int]
@@ -194,26 +197,26 @@ OMISSION = Leaving({"look": 3, "valid": 2}, range(3, LONGEST_CARELESS + 1), wher
 
 
 def _harmless(path: Sequence[str]) -> list[str]:
-    """The path up to what would end the episode if it is done out of turn."""
+    """Return the path up to a step that would end the episode out of turn."""
     return list(takewhile(lambda action: action.split()[0] not in FATAL, path))
 
 
 def choices_in(observation: str) -> list[str]:
-    """Numbers that an observation offers to choose from."""
+    """Return the numbers that an observation offers to choose from."""
     return _CHOICE.findall(observation) if observation.startswith("Ambiguous request") else []
 
 
 class _Walk:
-    """One play's way through an environment: where it left its path, and what was done last."""
+    """State of one play: the path left, and the last step."""
 
     def __init__(self, environment: Environment, rng: Random) -> None:
         self.environment, self.rng = environment, rng
         self.last = environment.looks[0]
         self.step = Step(None, "", 0, False)
-        """The last step; an empty one before any is sent."""
+        """Last step; an empty one at first."""
 
         self.choices: list[str] = []
-        """Numbers that the environment offers to choose from, now."""
+        """Numbers to choose from now."""
 
     def mark(self) -> Any:
         return self.environment.mark() if isinstance(self.environment, Replanner) else None
@@ -222,7 +225,7 @@ class _Walk:
         return self.environment.plan(mark, path) if isinstance(self.environment, Replanner) else path
 
     def follow(self, actions: Iterable[str]) -> Play:
-        """Plays actions. A number is only said when one is asked for, and then something is said."""
+        """Play actions. Numbers are skipped unless the environment asks for one, and then one is always given."""
         for action in actions:
             if self.choices and not action.isdecimal():
                 yield from self._play(self.rng.choice(self.choices))
@@ -244,7 +247,7 @@ class _Walk:
         yield from self.follow(self._draw(weights)(gold, path))
 
     def _draw(self, weights: Mapping[str, int]) -> Callable[[Sequence[str], Sequence[str]], list[str]]:
-        """A kind of detour, as what it does given the whole solution and the path that is left."""
+        """Draw a kind of detour: a function of the whole solution and the remaining path."""
         idles = self.environment.idles or self.environment.looks
         kinds: dict[str, Callable[[Sequence[str], Sequence[str]], list[str]]] = {
             "near": lambda gold, path: [near_action(self.environment, path, self.rng)],
@@ -257,18 +260,18 @@ class _Walk:
         return kinds[draw_key(weights, self.rng)]
 
     def _wrong(self, gold: Sequence[str], path: Sequence[str]) -> list[str]:
-        """A step of the path at the wrong time, or else nonsense."""
+        """Return a step of the path at the wrong time, or nonsense."""
         steps = [action for action in gold if action.split()[0] not in FATAL and not action.isdecimal()]
         return [self.rng.choice(steps if steps and self.rng.random() < 0.8 else NONSENSE)]
 
     def fatal_slip(self, gold: Sequence[str]) -> Play:
-        """Something that the path does not do, with a verb that may end the episode."""
+        """Play an action off the path with a verb that may end the episode."""
         slips = [a for a in sorted(self.environment.valid_actions()) if a.split()[0] in FATAL and a not in gold]
         if slips:
             yield from self.follow([self.rng.choice(slips)])
 
     def other_action(self, path: Sequence[str], kinds: Mapping[str, int]) -> str:
-        """Draws another next step than the path's, of one of these kinds; a look where none is found."""
+        """Draw another next step than the path's, of one of these kinds; a look if none is found."""
         for _ in range(8):
             (other,) = self._draw(kinds)(path, path)
             if other != path[0]:
@@ -281,12 +284,12 @@ def draw_key(weights: Mapping[str, int], rng: Random) -> str:
 
 
 def random_action(environment: Environment, rng: Random) -> str:
-    """A valid action: the verb is drawn first, or actions with two objects would crowd out the rest."""
+    """Return a valid action. The verb is drawn first, or actions with two objects would dominate."""
     return _of_any_verb(environment, environment.valid_actions(), rng)
 
 
 def near_action(environment: Environment, path: Sequence[str], rng: Random) -> str:
-    """A valid action that shares a word of a name with the next steps of the path; any valid one where none does."""
+    """Return a valid action that shares a word of a name with the next steps of the path; else any valid one."""
     words = frozenset[str]().union(*map(_named, path[:_LEAD]))
     valid = environment.valid_actions()
     near = [action for action in valid if not words.isdisjoint(action.split()[1:])]
@@ -294,7 +297,7 @@ def near_action(environment: Environment, path: Sequence[str], rng: Random) -> s
 
 
 def _named(action: str) -> frozenset[str]:
-    """The words of the names in an action."""
+    """Return the words of the names in an action."""
     return frozenset(action.split()[1:]) - _COMMON_WORDS
 
 
@@ -321,7 +324,7 @@ POLICIES = {
 
 
 def replay(environment: Environment, task: str, variation: int | str, history: Iterable[Step]) -> Iterator[Step]:
-    """Yields what the environment answers, step by step; history[0] is the reset.
+    """Yield the environment's answers step by step; history[0] is the reset.
 
     Raises InputError if an observation differs from the recorded one.
     """
@@ -337,7 +340,7 @@ def replay(environment: Environment, task: str, variation: int | str, history: I
 
 
 def replay_hidden_states(environment: Environment, episode: Episode, steps: Set[int]) -> dict[int, str | None]:
-    """The hidden state after each of these steps. Raises InputError as `replay` does."""
+    """Return the hidden state after each of these steps. Raises InputError as `replay` does."""
     history = episode.steps[: max(steps) + 1]
     places = replay(environment, episode.task, episode.variation, history)
     return {index: environment.hidden_state() for index, _ in enumerate(places) if index in steps}

@@ -1,7 +1,7 @@
-"""Cuts probe windows: a start at a place of other windows' histories, and the probes of one kind that follow it.
+"""Cut probe windows: a start at a place of other windows' histories, and the probes of one kind that follow it.
 
-The family of a window is the kind of its probes, so that reports have a row a kind. A window's history is played again
-up to a random place, and the simulator says what the probes lead to.
+The family of a window is the kind of its probes, so that reports have a row a kind. A window's history is replayed up
+to a random place, and the simulator answers the probes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ EXAMPLE = (
 )
 
 AT_START = 0.2
-"""Share of windows that start with the episode; the others start at any place of the history alike."""
+"""Share of windows that start with the episode; the others start at any place of the history with equal chance."""
 
 DISTINCT = 3
 """Least number of different answers in a window."""
 
 TRIES = 8
-"""Draws from a window before the next one is taken."""
+"""Draws from a window before the next window."""
 
 
 def probe_window(
@@ -46,8 +46,9 @@ def probe_window(
 ) -> dict[str, Any] | None:
     """Return a window of probes at a place of another window's history, after a look about.
 
-    None if the episode ends in it, if it is not answerable, or if its permanence is not put to the question.
-    Raises InputError if the simulator does not give the history again.
+    Returns None if the episode ends in it, if it is not answerable, or if it does not test permanence.
+
+    Raises InputError if the simulator does not reproduce the history.
     """
     # a number that the simulator waits for is no probe
     places = [i for i, step in enumerate(window["history"]) if not choices_in(step["observation"])]
@@ -96,9 +97,9 @@ def texts_of(steps: Iterable[Step]) -> Iterator[str]:
 
 
 def is_answerable(env: str, context: Iterable[str], future: Sequence[Step]) -> bool:
-    """Return True if no answer names or lists what neither the context nor an action up to it does.
+    """Return True if no answer names or lists anything that neither the context nor an action up to it does.
 
-    A first look into a cupboard is a guess, and guesses would hide what a model knows of its own actions.
+    A first look into a cupboard is a guess, and guesses would hide a model's knowledge of its own actions.
     """
     names = declared(env).names
     assert names is not None
@@ -116,7 +117,7 @@ def is_answerable(env: str, context: Iterable[str], future: Sequence[Step]) -> b
 
 
 def families_in_turn(windows: Sequence[Mapping[str, Any]], rng: Random) -> Iterator[Mapping[str, Any]]:
-    """Yield all windows once, one of each family in turn until a family has no more."""
+    """Yield all windows once, one of each family in turn until a family is used up."""
     by_family: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for window in windows:
         by_family[window["family"]].append(window)

@@ -1,4 +1,4 @@
-"""Probes: short action lists that try what people try first, drawn from what a place shows.
+"""Probes: short action lists that people try first, drawn from the state that a place shows.
 
 An environment that can be probed follows `data_prep/environments/base.py:Prober`; it reads its texts in its own folder.
 """
@@ -62,7 +62,7 @@ SYLLABLES = (
     "bla", "dor", "fim", "gru", "ket", "lo", "mip", "nar", "po", "quil", "ra", "sti", "tov", "ulf", "vex", "zan",
 )  # fmt: skip
 EXTENSIONS = ("cream", "lid", "handle", "box", "cake", "machine", "2", "juice", "bag", "stand")
-"""Words that make another thing of a name: ice cream where there is ice."""
+"""Words that turn a name into another: ice cream for ice."""
 
 _ENVIRONMENTS = Path(__file__).with_name("environments")
 

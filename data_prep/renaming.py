@@ -1,26 +1,26 @@
-"""Renames the things of an episode consistently, so that a model has to copy names and cannot recall them.
+"""Rename the things of an episode consistently, so that a model must copy names and cannot recall them.
 
-An environment's `kinds.json` says which names stand for things that play the same part: a permutation of a kind's stems
-is drawn for the episode, and every whole-word occurrence in every text of it is replaced in one pass, longest names
-first, so that names neither chain nor collide. Both ways of writing a name are renamed alike: as the simulator prints
-it, and in small letters or with a capital, as actions and answers have it.
+An environment's `kinds.json` lists names of interchangeable things: a permutation of a kind's stems is drawn for the
+episode, and every whole-word occurrence in every text of it is replaced in one pass, longest names first, so that names
+neither chain nor collide. All ways of writing a name are renamed: as the simulator prints it, and in small letters or
+with a capital, as actions and answers have it.
 
-What is renamed is such that the simulator could have printed it, but for some names:
+Renamed texts are such that the simulator could have printed them, except for some names:
 
 - ScienceWorld: colours of boxes, wires and bulbs, letters of unknown things and of inclined planes, fruit trees,
-  animals, but for tasks that ask how long those live or how they grow, and what is melted, boiled or frozen, but for
+  animals except in tasks about their life span or growth, and substances that are melted, boiled or frozen except
   water. The splits differ in the last three: no fruit or substance that is grown or melted in training is so in a test,
-  and so they also take names that the simulator does not have. Other materials and rooms are left: their names stand
-  for what they do. Names of a kind take the same article ("a orange wire" is the simulator's own).
-  Lists are sorted by name there, and are not sorted again here: contents stand inside contents, and some things are
-  sorted by names that are not shown. A permutation that would put two names of a list the wrong way round is drawn
-  again, and a kind for which DRAWS permutations fail keeps its names.
-- ALFWorld: kinds of object that can do the same (be cleaned, heated, cooled, sliced, slice, hold things), and numbers
-  within a kind, among those that occur. Which receptacle takes a kind is not kept. Lists and the lines of the hidden
-  state are sorted again, as the game sorts them. Receptacles keep their names: a kind of them opens, heats or cools,
-  and what stands where belongs to the floor plan.
+  and so they also take names that the simulator does not have. Other materials and rooms keep their names, which imply
+  their properties. Names of a kind take the same article ("a orange wire" is the simulator's own). Lists are sorted by
+  name, and are not sorted again here: contents are nested, and some things are sorted by names that are not shown. A
+  permutation that would put two names of a list in the wrong order is drawn again, and a kind for which DRAWS
+  permutations fail keeps its names.
+- ALFWorld: kinds of object that allow the same (be cleaned, heated, cooled, sliced, slice, hold things), and numbers
+  within a kind, among those that occur. The receptacles that take a kind are ignored. Lists and the lines of the hidden
+  state are sorted again, as the game sorts them. Receptacles keep their names: their kind opens, heats or cools, and
+  their places belong to the floor plan.
 
-The inverse restores every text byte for byte: each is checked, and an episode where one is not is left as it is.
+The inverse restores every text byte for byte: each is checked, and an episode that fails is not renamed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ DRAWS = 20
 
 
 class RenamingError(ValueError):
-    """A renaming that cannot be undone. The message names the text's part at fault."""
+    """Renaming that cannot be undone. The message names the text's part at fault."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Names "a seed", "a tree", ... of things that play the same part: forms, in which `{}` stands for the stem.
+    """Names "a seed", "a tree", ... of interchangeable things: forms, in which `{}` stands for the stem.
 
-    `barred`: tasks that begin so leave these names alone. `apart`: phrases that stay as they are: in them the names
-    stand for things that every world has.
+    barred: tasks with these prefixes leave the names alone. apart: phrases that stay unchanged, because their names
+    denote things of every world.
     """
 
     forms: tuple[str, ...]
@@ -61,7 +61,7 @@ class Kind:
     apart: tuple[str, ...] = ()
 
     def names(self, stem: str) -> Iterator[str]:
-        """The names of a stem, each as it is written: as given, in small letters, with a capital."""
+        """Yield the names of a stem as written: as given, in small letters, with a capital."""
         for form in self.forms:
             name = form.format(stem)
             yield from (name, name.lower(), name[0].upper() + name[1:])
@@ -81,7 +81,7 @@ class Kind:
 
 @cache
 def load_kinds(env: str) -> tuple[Kind, ...]:
-    """The kinds of an environment; none where it declares none."""
+    """Load the kinds of an environment; none if it declares none."""
     path = declared(env).kinds
     records = json.loads(path.read_bytes()) if path else []
     return tuple(Kind(**{name: tuple(values) for name, values in record.items()}) for record in records)
@@ -89,7 +89,7 @@ def load_kinds(env: str) -> tuple[Kind, ...]:
 
 @dataclass(frozen=True)
 class Renaming:
-    """A bijection of names; `tidy` brings the lists of a renamed text in order."""
+    """Bijection of names. tidy: sorts the lists of a renamed text."""
 
     names: Mapping[str, str]
     tidy: Callable[[str], str] = str
@@ -113,15 +113,15 @@ class Renaming:
 
 @lru_cache(maxsize=256)
 def _any_of(names: frozenset[str]) -> re.Pattern[str]:
-    """Matches whole names, the longest first; nothing if there are none."""
+    """Return a pattern of whole names, the longest first; it matches nothing without names."""
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     return re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
 
 
 def rename_episode(episode: Episode, rng: Random, kinds: Sequence[Kind] | None = None) -> Episode:
-    """The episode with its things renamed; the same where there is nothing to rename.
+    """Return the episode with its things renamed; unchanged if there is nothing to rename.
 
-    kinds: those of the environment unless given. Raises RenamingError if the inverse would not restore a text.
+    kinds: those of the environment by default. Raises RenamingError if the inverse would not restore a text.
     """
     kinds = load_kinds(episode.env) if kinds is None else kinds
     allowed = [kind for kind in kinds if not episode.task.startswith(kind.barred)]
@@ -160,7 +160,7 @@ def _first_difference(text: str, other: str) -> str:
 
 
 def draw_in_order(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
-    """A permutation for each kind that occurs, such that no list of the texts gets out of order."""
+    """Draw a permutation for each kind that occurs, such that all lists of the texts stay sorted."""
     names: dict[str, str] = {}
     for kind in kinds:
         pattern = _any_of(frozenset(kind.mapping(dict(zip(kind.stems, kind.stems, strict=True)))))
@@ -175,7 +175,7 @@ def draw_in_order(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> R
 def _draw_permutation(
     kind: Kind, lists: Collection[Sequence[str]], names: Mapping[str, str], rng: Random
 ) -> dict[str, str]:
-    """A kind's names that keep the lists in order together with the names drawn before; none if none are found."""
+    """Draw a kind's names such that the lists stay sorted together with names drawn before; empty if none is found."""
     for _ in range(DRAWS):
         drawn = kind.mapping(dict(zip(kind.stems, rng.sample(kind.stems, len(kind.stems)), strict=True)))
         renaming = Renaming({**names, **drawn})
@@ -185,7 +185,7 @@ def _draw_permutation(
 
 
 def keeps_order(keys: Sequence[str], renamed: Sequence[str]) -> bool:
-    """Whether names that stood in order still do; pairs that did not may be sorted by what is not shown."""
+    """Return True if sorted names stay sorted; unsorted pairs may be sorted by something not shown."""
     pairs = zip(combinations(keys, 2), combinations(renamed, 2), strict=True)
     return all(one < other for (first, second), (one, other) in pairs if first < second)
 
@@ -196,9 +196,9 @@ _TEMPERATURE = re.compile(r"^(temperature -?[\d.]+: )(.*)$", re.MULTILINE)
 
 
 def list_keys(text: str) -> Iterator[list[str]]:
-    """What lists of ScienceWorld may be sorted by: the starts of consecutive indented lines, and of a sentence's parts.
+    """Yield possible sort keys of ScienceWorld's lists: starts of consecutive indented lines and of sentence parts.
 
-    Those that `sort_temperatures` sorts are left out.
+    Lists of `sort_temperatures` are left out.
     """
     block: list[str] = []
     for line in _TEMPERATURE.sub("", text).split("\n"):
@@ -214,7 +214,7 @@ def list_keys(text: str) -> Iterator[list[str]]:
 
 
 def sort_temperatures(text: str) -> str:
-    """Brings the things of a temperature in the hidden state in order."""
+    """Sort the things of a temperature in the hidden state."""
     return _TEMPERATURE.sub(lambda found: found[1] + ", ".join(sorted(found[2].split(", "))), text)
 
 
@@ -227,7 +227,7 @@ _SORTED_LINES = (  # lines of the hidden state that are about things
 
 
 def sort_alfworld(text: str) -> str:
-    """Brings lists, and lines about things, in the order of the game."""
+    """Sort lists, and lines about things, in the order of the game."""
     lines = _LIST.sub(_sorted_list, text).split("\n")
     for pattern in _SORTED_LINES:
         places = [i for i, line in enumerate(lines) if pattern.fullmatch(line)]
@@ -245,7 +245,7 @@ def _sorted_list(found: re.Match[str]) -> str:
 
 
 def draw_numbered(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
-    """A permutation of each kind's words, and of the numbers that occur with a word."""
+    """Draw a permutation of each kind's words, and of the numbers that occur with a word."""
     most: dict[str, int] = defaultdict(int)
     for word, number in re.findall(r"([a-z]+) (\d+)", "\n".join(texts)):
         most[word] = max(most[word], int(number))

@@ -1,7 +1,7 @@
-"""Solutions that an environment was asked for once and need not be asked for again: ScienceWorld takes up to a minute.
+"""Cache of an environment's solutions: ScienceWorld takes up to a minute for one.
 
 `packed/solutions-ENV.jsonl.xz` holds those that came with the project, one {"task", "variation", "actions"} a line; a
-folder holds new ones, `ENV/TASK/VARIATION.json` each. A solution follows from task and variation alone.
+folder holds new ones, `ENV/TASK/VARIATION.json` each. A solution follows from task and variation only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PACKED = Path(__file__).with_name("packed")
 
 
 def solve(environment: Environment, task: str, variation: int | str, folder: Path | None) -> list[str]:
-    """The environment's solution, from what is kept or else asked for, and then kept in the folder.
+    """Return the environment's solution from the cache, or compute it and store it in the folder.
 
-    Raises SimulatorError if there is none, InputError for a file that is no solution.
+    Raises SimulatorError if there is none, InputError for an invalid file.
     """
     packed = _packed(environment.name).get((task, variation))
     if packed is not None:
@@ -37,9 +37,9 @@ def solve(environment: Environment, task: str, variation: int | str, folder: Pat
 
 
 def pack_solutions(folder: Path, out: Path) -> int:
-    """Writes the solutions of an environment's folder, and those that were packed before, as one file.
+    """Write the solutions of an environment's folder, and those packed before, to one file.
 
-    Returns how many there are. Raises InputError for a folder without solutions.
+    Returns their number. Raises InputError for a folder without solutions.
     """
     found = {
         (path.parent.name, int(path.stem) if path.stem.isdecimal() else path.stem): _read(path)

@@ -1,9 +1,9 @@
-"""Counts what episodes hold: episodes, transitions, tokens, repetitions and how long contexts grow.
+"""Count episodes, transitions, tokens, repetitions and lengths of contexts.
 
 A context is what an agent saw before a transition, goal and all: the `observed` context, with its marks but without the
-state slots, of which each model has its own number in a step. Contexts over the limit lose their oldest steps. A
-repeated episode has the variation and the actions of an earlier one; a repeated transition has variation, view before
-(look, inventory, observation), action and observation of an earlier one.
+state slots, whose number depends on the model. Contexts over the limit lose their oldest steps. A repeated episode has
+the variation and the actions of an earlier one; a repeated transition has variation, view before (look, inventory,
+observation), action and observation of an earlier one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CountTokens = Callable[[str], int]
 
 @dataclass
 class Totals:
-    """Sums over some episodes. `contexts`: tokens before each transition; `tokens`: of actions and observations."""
+    """Sums over some episodes. contexts: tokens before each transition. tokens: of actions and observations."""
 
     episodes: int = 0
     transitions: int = 0
@@ -53,7 +53,7 @@ class Totals:
 
     @property
     def cut_share(self) -> float:
-        """Share of contexts over the limit."""
+        """Return the share of contexts over the limit."""
         return float(np.mean(np.array(self.contexts) > template.CONTEXT_LIMIT)) if self.contexts else 0.0
 
     def row(self) -> list[str]:
@@ -66,7 +66,7 @@ class Totals:
 
 
 class Counter:
-    """Counts episodes one by one and remembers what it has seen."""
+    """Counts episodes one by one and remembers them to find repetitions."""
 
     def __init__(self, count_tokens: CountTokens) -> None:
         self._count_tokens = count_tokens
@@ -87,7 +87,7 @@ class Counter:
 
 
 def _seen(known: set[int], thing: object) -> int:
-    """1 if the thing is known already. Kept as 64-bit hashes: among millions a false alarm is out of the question."""
+    """Return 1 for a known thing, else 0, and add it. 64-bit hashes: among millions a collision is negligible."""
     key = hash(thing)
     if key in known:
         return 1
@@ -106,7 +106,7 @@ def token_counter(tokenizer_file: Path) -> CountTokens:
 
 
 def count_groups(episodes: Iterable[Episode], count_tokens: CountTokens) -> dict[str, dict[str, Totals]]:
-    """Groups by environment, by split and policy, and by family."""
+    """Return totals by environment, by split and policy, and by family."""
     counter = Counter(count_tokens)
     tables: dict[str, dict[str, Totals]] = defaultdict(lambda: defaultdict(Totals))
     for episode in episodes:
@@ -134,7 +134,7 @@ def markdown(tables: dict[str, dict[str, Totals]], picture: str) -> str:
 
 
 def plot_contexts(groups: dict[str, Totals], path: Path) -> None:
-    """Writes the share of transitions by length of the context before them as a PNG."""
+    """Plot the share of transitions by length of the context before them to a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

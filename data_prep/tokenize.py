@@ -1,9 +1,9 @@
-"""Turns episodes into token shards for training, or checks shards that exist.
+"""Convert episodes to token shards for training, or check existing shards.
 
-With `--rename`, things in that share of the episodes get other names of their kind (`data_prep.renaming`); which
-episodes and which names follows from the seed and the episode alone.
+With `--rename`, things in that share of the episodes get other names of their kind (`data_prep.renaming`); the seed and
+the episode alone decide which episodes and names.
 
-The layout of the shards is written down in `loopwm.records.shards`.
+`loopwm.records.shards` documents the layout of the shards.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from loopwm.records.training_episodes import episode_hash
 EXAMPLE = "python -m data_prep tokenize --episodes data/episodes/train --out data/shards/train --workers 2"
 
 LINE_BREAK = re.compile(r"(?<=\S)(\n\t?)(?=\S)")
-"""Where a text is cut into lines: blanks beside a break belong to one token with it."""
+"""Line breaks to cut texts at: blanks beside a break belong to one token with it."""
 
 MAX_LINES = 200_000
-"""Lines kept by a `LineEncoder`, some 50 MB."""
+"""Lines cached by a `LineEncoder`, some 50 MB."""
 
 TOKENIZER_FILE = Path(loopwm.__file__).parent / "text" / "model" / "tokenizer.json"
 
 
 def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
-    """(kind, step, text) of every text of an episode that is not null, in the order of the spans."""
+    """Yield (kind, step, text) of every text of an episode that is not null, in the order of the spans."""
     yield GOAL, 0, episode.goal
     for i, step in enumerate(episode.steps):
         hidden = episode.hidden_state_at(i)
@@ -77,7 +77,7 @@ def episode_texts(episode: Episode) -> Iterator[tuple[int, int, str]]:
 
 
 class LineEncoder:
-    """Encodes texts line by line and keeps the lines' tokens: an episode's looks share nearly all of their lines.
+    """Encodes texts line by line and caches the lines' tokens: an episode's looks share nearly all of their lines.
 
     The tokens are those of the whole text, since the pre-tokenizer isolates line breaks.
 
@@ -93,7 +93,7 @@ class LineEncoder:
             )
         self._tokenizer = tokenizer
         self._lines: dict[str, tuple[list[int], list[int]]] = {}
-        """Token ids of each line, and the characters of it up to the end of each token."""
+        """Token ids of each line, and the number of its characters up to the end of each token."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""
@@ -121,7 +121,7 @@ class LineEncoder:
 
 
 def encode_episode(encoder: LineEncoder, episode: Episode, original: Episode | None = None) -> EpisodeArrays:
-    """Tokens and spans of an episode; a text that repeats is stored once. original: before things were renamed."""
+    """Return tokens and spans of an episode; a repeated text is stored once. original: before renaming."""
     texts = [(kind, step, text_format.clean(text)) for kind, step, text in episode_texts(episode)]
     distinct = list(dict.fromkeys(text for _, _, text in texts))
     encoded = encoder.encode(distinct)
@@ -158,7 +158,7 @@ def _facts(
 def _covered(ends: Sequence[int], need: Need) -> tuple[int, int]:
     """Return the first token and the end of those that have a character of the need.
 
-    A token may hold the end of a template and the beginning of a list; of a list that begins there, it tells something.
+    A token may hold the end of a template and the beginning of a list; it then reveals part of that list.
     """
     end = bisect_right(ends, need.end)
     reaches = end > 0 and ends[end - 1] == need.end
@@ -172,15 +172,15 @@ def _load(path: str) -> LineEncoder:
 
 @dataclass(frozen=True)
 class RenamingPlan:
-    """The share of episodes to rename, 0 to 1."""
+    """Share of episodes to rename, 0 to 1, and the seed."""
 
     share: float
     seed: int
 
     def carry_out(self, episode: Episode, line: str) -> tuple[Episode, str]:
-        """The episode, renamed if it is drawn, and what came of it: one of the texts that `describe_renamings` counts.
+        """Return the episode, renamed if it is drawn, and the outcome: a text that `describe_renamings` counts.
 
-        `line`: the episode as it was read, from which the draw follows.
+        line: the episode as it was read, which decides the draw.
         """
         rng = Random(f"{self.seed}/{line}")
         if rng.random() >= self.share:
@@ -196,7 +196,7 @@ NOT_DRAWN, NOTHING, RENAMED = "not drawn", "nothing to rename", "renamed"
 
 
 def describe_renamings(outcomes: Counter[str]) -> str:
-    """What came of the renamings, in a few words."""
+    """Describe the outcomes of the renamings in a few words."""
     refused = sorted(outcomes.keys() - {NOT_DRAWN, NOTHING, RENAMED})
     count = sum(outcomes[outcome] for outcome in refused)
     named = f" ({refused[0]})" if refused else ""
@@ -204,7 +204,7 @@ def describe_renamings(outcomes: Counter[str]) -> str:
 
 
 def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: RenamingPlan) -> dict[str, Any]:
-    """The `datasets` map: arrays travel as bytes, exactly and without a schema of their own."""
+    """Encode a record for the `datasets` map: arrays travel as bytes, exact and without a schema."""
     original = parse_episode(record["episode"])
     episode, outcome = renaming.carry_out(original, record["episode"])
     encoded = encode_episode(_load(tokenizer_file), episode, original)
@@ -213,8 +213,10 @@ def _encode_line(record: dict[str, Any], tokenizer_file: str, renaming: Renaming
 
 
 def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterator[Episode]:
-    """The episodes of the files. One that begins otherwise than an earlier one of its variation is left out and
-    written down in `skipped`; where that is None, it raises InputError."""
+    """Yield the episodes of the files without those whose start contradicts an earlier one of their variation.
+
+    skipped: receives a line for each of these; None: raise InputError instead.
+    """
     resets = Resets()
     for path in files:
         for number, episode in enumerate(read_episodes(path), start=1):
@@ -235,9 +237,9 @@ def tokenize_files(
     outcomes: Counter[str],
     skipped: list[str] | None,
 ) -> Iterator[EpisodeArrays]:
-    """Encodes all episodes of the files, in order, on `workers` processes; counts in `outcomes` what was renamed.
+    """Encode all episodes of the files, in order, on `workers` processes; count the renamings in `outcomes`.
 
-    `skipped` as in `consistent_episodes`.
+    skipped: as in `consistent_episodes`.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from datasets import Dataset  # slow to import, and needed by no other command

@@ -1,8 +1,8 @@
-"""Trains the vocabulary of the text worlds on train episodes and games, and freezes it.
+"""Train the vocabulary of the text worlds on train episodes and games, and freeze it.
 
 It is one byte-level BPE: words, integers and phrases without names (`data_prep.vocabulary`). Every byte is in the
 alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m eval build-entities` makes of
-the simulator's jar; those of ALFWorld are the words before a number in what its games and episodes show.
+the simulator's jar; those of ALFWorld are the words before a number in its games and episodes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ COMPARED_PHRASES = (0, 448, 896, 1792)
 KINDS = ("goal", "observation", "look", "inventory", "hidden_state", "action")
 
 _LINE = re.compile(r"[^\n]*\n\s*?(?= ?\S)|[^\n]+")
-"""A line with its break and indents, but for the blank before the next word: no token reaches over its end."""
+"""A line with its break and indents, but without the blank before the next word: no token crosses its end."""
 
 _NUMBERED = re.compile(r"\b([a-z]+) \d")
 
 
 @dataclass
 class TrainText:
-    """What a vocabulary is learnt from: how often each line occurs in each kind of text.
+    """Text to train a vocabulary on: how often each line occurs in each kind of text.
 
-    `texts` counts the texts of a kind; `things` holds the kinds of thing that ALFWorld numbers.
+    texts: number of texts of a kind. things: the kinds of thing that ALFWorld numbers.
     """
 
     lines: dict[str, Counter[str]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class TrainText:
         self.texts[kind] += 1
 
     def add_episode(self, episode: Episode) -> None:
-        """Raises InputError for an episode that is not of the train split."""
+        """Add an episode. Raises InputError for one outside the train split."""
         if episode.split not in TRAIN_SPLITS:
             raise InputError(f"split: {episode.split!r} episode of {episode.task}; the tokenizer sees train text only")
         self.add("goal", episode.goal)
@@ -79,13 +79,13 @@ class TrainText:
                 self.things.update(_NUMBERED.findall(text))
 
     def weighted(self, kinds: Iterable[str]) -> Iterator[tuple[str, int]]:
-        """Each distinct line with the root of its count: frequent lines matter more but do not rule."""
+        """Yield each distinct line with the root of its count: frequent lines matter more but do not dominate."""
         for kind in kinds:
             for line, count in sorted(self.lines[kind].items()):
                 yield line, math.isqrt(count)
 
     def tokens_per_text(self, tokenizer: Tokenizer) -> dict[str, float]:
-        """Mean tokens a text of each kind, over occurrences."""
+        """Return mean tokens a text of each kind, over occurrences."""
         means = {}
         for kind, counter in self.lines.items():
             lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(list(counter))]
@@ -99,16 +99,16 @@ def train_words(text: TrainText, entries: int) -> Tokenizer:
 
 
 def add_phrases(text: TrainText, words: Tokenizer, names: frozenset[str], phrases: int) -> Tokenizer:
-    """`words` with the integers and up to `phrases` phrases.
+    """Return `words` with the integers and up to `phrases` phrases.
 
-    Phrases are learnt from what the worlds show, not from what people wrote about them.
+    Phrases are learnt from texts of the worlds, not from people's descriptions.
     """
     runs = template_runs(text.weighted(kind for kind in text.lines if kind != NOTE), words, names)
     return whole_tokenizer(words, phrase_merges(runs, phrases))
 
 
 def read_names(paths: Iterable[Path]) -> list[str]:
-    """Names, one a line. Raises InputError for a file that cannot be read."""
+    """Read names, one a line. Raises InputError for an unreadable file."""
     names: list[str] = []
     for path in paths:
         with open_text(path) as file:
@@ -117,7 +117,7 @@ def read_names(paths: Iterable[Path]) -> list[str]:
 
 
 def size_table(tokenizers: Iterable[Tokenizer], text: TrainText) -> str:
-    """A Markdown table of mean tokens a text for several vocabularies."""
+    """Return a Markdown table of mean tokens a text for several vocabularies."""
     lines = ["| entries | " + " | ".join(text.lines) + " |", "|---" * (len(text.lines) + 1) + "|"]
     for tokenizer in tokenizers:
         means = text.tokens_per_text(tokenizer)

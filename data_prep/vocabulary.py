@@ -1,19 +1,19 @@
-"""A byte-level BPE of three lists of merges, one after the other: words, integers, and phrases without names.
+"""Byte-level BPE of three lists of merges, one after the other: words, integers, and phrases without names.
 
-words      a BPE of text that was cut into words, digits and marks (`WORDS`), so that each is spelled by itself
+words      a BPE of text cut into words, digits and marks (`WORDS`), so that each is encoded by itself
 integers   0 to 100 as one token each, with and without a blank before it
 phrases    a BPE whose letters are the template words and marks that the first list made whole, in runs that names,
            numbers and line breaks end: " is now connected to", ". In it, you see:"
 
-A name is a word of the names handed in, or a single letter but the article; every other word is the template's. The
-pre-tokenizer of the result keeps to the same borders: it holds together only runs of the words and marks that occur in
-a phrase, and isolates every other word, known or not. What follows for a name:
+A name is a word of the given names, or a single letter but the article; every other word is the template's. The
+pre-tokenizer of the result has the same borders: it holds together only runs of the words and marks that occur in a
+phrase, and isolates every other word, known or not. Consequences for a name:
 
-- It shares no token with anything but the blank before it, whatever stands around it.
-- After a blank it has one spelling, in lists, actions and answers alike. Without one (first in a line, after a bracket
+- It shares no token with anything but the blank before it, in any surroundings.
+- After a blank it has one encoding, in lists, actions and answers alike. Without one (first in a line, after a bracket
   or a hyphen) it has one as well, which may be another.
 
-Numbers: a run of digits is an integer if it is 0 to 100 and without a leading zero; all others are spelled digit by
+Numbers: a run of digits is an integer if it is 0 to 100 and without a leading zero; all others are encoded digit by
 digit. A sign and a point are no digits: -12 is "-" "12", 0.05 is "0" "." "0" "5". The minus sign is in no phrase.
 """
 
@@ -43,20 +43,20 @@ _BREAKS = r"\n\t?|\t"
 _APART = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?= \S)|\s+"  # of several blanks the last goes with what follows
 _INTEGER = r" ?(?<!\p{N})(?:100|[1-9]?[0-9])(?!\p{N})"
 WORDS = f"{_BREAKS}|{_APART}"
-"""The first cut: line breaks with their indent, words, single digits and runs of marks."""
+"""First cut: line breaks with their indent, words, single digits and runs of marks."""
 
 MARKS = frozenset(string.punctuation) - {"-"}
-"""What a phrase may hold beside words: the minus sign belongs to the number after it."""
+"""Marks that a phrase may hold beside words: the minus sign belongs to the number after it."""
 
 _BLANK = "Ġ"
-"""How byte-level vocabularies write a blank."""
+"""Blank in byte-level vocabularies."""
 
 _FIRST_LETTER = 0xF0000
-"""Phrases are learnt on texts of one private character a word: this one and those after it."""
+"""First private character: phrases are learnt on texts of one such character a word."""
 
 
 def word_tokenizer(texts: Iterable[str], entries: int) -> Tokenizer:
-    """A BPE of at most `entries` entries, `SPECIAL_TOKENS` first, whose merges stay within a word."""
+    """Train a BPE of at most `entries` entries, `SPECIAL_TOKENS` first, whose merges stay within a word."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = _pre_tokenizer(WORDS)
     trainer = BpeTrainer(
@@ -79,7 +79,7 @@ def _pre_tokenizer(pattern: str) -> PreTokenizer:
 
 
 def name_words(names: Iterable[str]) -> frozenset[str]:
-    """The words of some names, in lower case. Single letters are names without being listed."""
+    """Return the words of some names, in lower case. Single letters are names without being listed."""
     return frozenset(word for name in names for word in re.findall(r"[^\W\d_]{2,}", name.lower()))
 
 
@@ -90,7 +90,7 @@ def is_name(word: str, names: frozenset[str]) -> bool:
 def template_runs(
     lines: Iterable[tuple[str, int]], words: Tokenizer, names: frozenset[str]
 ) -> Counter[tuple[str, ...]]:
-    """The runs of at least two template pieces in some lines, weighted by the lines' counts.
+    """Return the runs of at least two template pieces in some lines, weighted by the lines' counts.
 
     A piece is a word or a run of `MARKS`, with the blank before it, that is one token of `words`.
     """
@@ -116,12 +116,12 @@ def _is_template(piece: str, names: frozenset[str]) -> bool:
 
 
 def _spelled(piece: str) -> str:
-    """An ASCII piece in the letters of a byte-level vocabulary."""
+    """Return an ASCII piece in the letters of a byte-level vocabulary."""
     return piece.replace(" ", _BLANK)
 
 
 def phrase_merges(runs: Mapping[tuple[str, ...], int], limit: int) -> list[PhraseMerge]:
-    """Learns at most `limit` merges of pieces, in order, from weighted runs. Pairs met once are not merged."""
+    """Learn at most `limit` merges of pieces, in order, from weighted runs. Pairs that occur once are not merged."""
     pieces = sorted(set(chain.from_iterable(runs)))
     letters = {piece: chr(_FIRST_LETTER + i) for i, piece in enumerate(pieces)}
     bpe = Tokenizer(BPE())
@@ -146,13 +146,13 @@ def _model(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def integer_merges() -> list[Merge]:
-    """Merges of digits first: by their order " 12" becomes "12" before it takes the blank."""
+    """Return merges of digits, then of blanks: in this order " 12" becomes "12" before it takes the blank."""
     digits = [(str(n)[:-1], str(n)[-1]) for n in range(10, 101)]
     return digits + [(_BLANK, str(n)) for n in range(101)]
 
 
 def whole_tokenizer(words: Tokenizer, phrases: Iterable[PhraseMerge]) -> Tokenizer:
-    """The entries of `words`, then the integers, then the phrases."""
+    """Return the entries of `words`, then the integers, then the phrases."""
     model = _model(words)
     vocabulary: dict[str, int] = model["vocab"]
     merges: list[Merge] = [(left, right) for left, right in model["merges"]]
@@ -169,7 +169,7 @@ def whole_tokenizer(words: Tokenizer, phrases: Iterable[PhraseMerge]) -> Tokeniz
 
 
 def pattern(pieces: Iterable[str]) -> str:
-    """The final cut: runs of the given pieces, with or without a blank, stay together; integers stand alone."""
+    """Return the final cut: runs of the given pieces, with or without a blank, stay together; integers are isolated."""
     bare = {piece.removeprefix(" ") for piece in pieces}
     words, marks = (sorted(piece for piece in bare if piece.isalpha() is kind) for kind in (True, False))
     together = [rf" ?(?:{'|'.join(_by_first_letter(words))})(?!\p{{L}})"] if words else []
@@ -179,6 +179,6 @@ def pattern(pieces: Iterable[str]) -> str:
 
 
 def _by_first_letter(words: Iterable[str]) -> Iterator[str]:
-    """Alternatives that share a first letter as one, which makes the cut three times faster."""
+    """Yield alternatives that share a first letter as one, which makes the cut three times faster."""
     for letter, group in groupby(words, key=lambda word: word[0]):
         yield f"{letter}(?:{'|'.join(word[1:] for word in group)})"

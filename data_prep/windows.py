@@ -1,4 +1,4 @@
-"""Cuts evaluation windows out of episodes: what is known now, and the next K actions with what they led to.
+"""Cut evaluation windows out of episodes: the state now, and the next K actions with their results.
 
 One JSON object a line:
 
@@ -7,7 +7,7 @@ One JSON object a line:
      of the episode's start, or null), "actions": [K], "observations": [K], "rewards": [K] (score differences, in
      points), "dones": [K]}
 
-Within a family the episode is drawn first, then the start, so that long episodes do not crowd out short ones.
+Within a family the episode is drawn first, then the start, so that long episodes do not dominate.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ EXAMPLE = (
 )
 
 _PLAYED = ("id", "env", "task", "variation", "history", "actions", "observations")
-"""What is needed of a window to play it again."""
+"""Fields of a window that replaying needs."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A committed set of windows: whose episodes it is cut from, and in what mix of families."""
+    """Committed set of windows: source of its episodes, and mix of families."""
 
     env: str
     split: str
@@ -52,7 +52,7 @@ class Recipe:
 
 
 DEV_WINDOWS = 300
-"""Windows of a suite to tune on."""
+"""Windows of a dev suite."""
 
 RECIPES = {
     "scienceworld-500": Recipe("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"]),
@@ -68,7 +68,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a window is cut: after step `now` of an episode."""
+    """Cut of a window after step `now` of an episode."""
 
     episode: Episode
     now: int
@@ -76,7 +76,7 @@ class Cut:
 
 
 def cut_window(cut: Cut, horizon: int, hidden_state: str | None) -> dict[str, Any]:
-    """The window of `horizon` actions after the cut; `hidden_state` is that of now."""
+    """Return the window of `horizon` actions after the cut; `hidden_state` is that of now."""
     episode, now, steps = cut.episode, cut.now, cut.episode.steps
     future = steps[now + 1 : now + 1 + horizon]
     return {
@@ -100,9 +100,9 @@ def cut_window(cut: Cut, horizon: int, hidden_state: str | None) -> dict[str, An
 
 
 def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Random) -> list[tuple[Episode, int]]:
-    """`count` different (episode, start) pairs: the episode uniformly, then the start.
+    """Draw `count` different (episode, start) pairs: the episode uniformly, then the start.
 
-    An episode whose starts are used up is drawn no more. Raises InputError if there are fewer windows than asked for.
+    An episode whose starts are used up is not drawn again. Raises InputError if there are fewer than `count` windows.
     """
     open_starts = [(episode, list(range(len(episode.steps) - horizon))) for episode in episodes]
     open_starts = [(episode, starts) for episode, starts in open_starts if starts]
@@ -119,7 +119,7 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
 
 
 def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str) -> list[Cut]:
-    """Cuts in a mix of families. Raises InputError naming a family with too few episodes."""
+    """Cut windows in a mix of families. Raises InputError naming a family with too few episodes."""
     by_family: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         by_family[family_of(episode.env, episode.task)].append(episode)
@@ -135,18 +135,18 @@ def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, s
 
 
 def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[Cut]:
-    """Cuts of all episodes alike, whatever their families."""
+    """Cut windows of all episodes, regardless of family."""
     drawn = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
     return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
 
 
 def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
-    """Hidden states by window, as far as the episodes tell: that of their start, and those sampled in between."""
+    """Return hidden states by window, as far as recorded: at the start, and sampled in between."""
     return {cut.name: cut.episode.hidden_state_at(cut.now) for cut in cuts}
 
 
 def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
-    """Hidden states by window, read from the simulator. Raises InputError if it does not answer as recorded."""
+    """Return hidden states by window from the simulator. Raises InputError if it does not answer as recorded."""
     by_episode: dict[int, list[Cut]] = defaultdict(list)
     for cut in cuts:
         by_episode[id(cut.episode)].append(cut)
@@ -160,14 +160,15 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
 
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
-    """All episodes in an order that does not depend on how they are spread over files, but for plays of one variation
-    by one policy: these stay in the order in which they are read. The noisy suites were drawn so, and a tie broken by
-    anything that an episode holds would draw others."""
+    """Return all episodes in an order independent of their files, except plays of one variation by one policy.
+
+    These stay in reading order: the noisy suites were drawn so, and any other tie-break would draw others.
+    """
     return sorted(recorded_episodes(paths), key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
 
 
 def only_environment(episodes: Iterable[Episode], option: str) -> str:
-    """The environment of all episodes. Raises InputError if there is more than one, for an option that needs one."""
+    """Return the environment of all episodes. Raises InputError for several, naming the option that needs one."""
     environments = {episode.env for episode in episodes}
     if len(environments) != 1:
         raise InputError(f"{option}: episodes of one environment only, found {', '.join(sorted(environments))}")
@@ -175,7 +176,7 @@ def only_environment(episodes: Iterable[Episode], option: str) -> str:
 
 
 def check_suite(suite: Recipe, episodes: Iterable[Episode]) -> None:
-    """Raises InputError for an episode the suite must not be cut from."""
+    """Raise InputError for an episode that the suite must not be cut from."""
     for episode in episodes:
         for field in ("env", "split", "policy"):
             found, wanted = getattr(episode, field), getattr(suite, field)
@@ -196,7 +197,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list[Cut], int]:
-    """The cuts that the command line asks for, and their horizon."""
+    """Return the cuts of the command line, and their horizon."""
     name = args.out.name.split(".")[0]
     if args.suite:
         suite = RECIPES[args.suite]
@@ -222,7 +223,7 @@ def write_windows(path: Path, windows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_windows(path: Path) -> list[dict[str, Any]]:
-    """Windows of one environment. Raises InputError naming file, line and field."""
+    """Read windows of one environment. Raises InputError naming file, line and field."""
     windows = []
     for number, window in read_json_lines(path):
         if missing := [field for field in _PLAYED if field not in window]:

@@ -1,1 +1,1 @@
-"""Evaluation of text world models: windows in, metrics beside the paper's rows out. Run `python -m eval --help`."""
+"""Evaluate text world models: predict windows, score them and print the paper's rows. Run `python -m eval --help`."""

@@ -1,4 +1,4 @@
-"""`python -m eval`, or one line where a package of the extra `eval` is not installed."""
+"""Run `python -m eval`; print one line if a package of the extra `eval` is missing."""
 
 from __future__ import annotations
 

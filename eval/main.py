@@ -1,4 +1,4 @@
-"""`python -m eval COMMAND`."""
+"""Commands of `python -m eval`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Simulators behind one interface. A simulator's package is imported only when its environment is made.
+"""Simulators behind one interface. A simulator's package is imported only when its environment is created.
 
-An environment is a module or package in this folder with an `ENVIRONMENT`, its class: it is found by that, and nothing
-else has to be told.
+An environment is a module or package in this folder with an `ENVIRONMENT`, its class; no other registration is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from loopwm.records.errors import InputError
 
 
 def find_environments(folders: Iterable[str]) -> dict[str, type[Environment]]:
-    """Classes by name, of this package's modules that lie in these folders."""
+    """Return classes by name of this package's modules in these folders."""
     modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(folders))
     classes: list[type[Environment]] = [
         vars(module)["ENVIRONMENT"] for module in modules if "ENVIRONMENT" in vars(module)
@@ -27,13 +26,13 @@ ENVIRONMENTS = find_environments(__path__)
 
 
 def make_environment(name: str) -> Environment:
-    """Starts an environment. Raises InputError for an unknown name or a simulator that cannot start."""
+    """Start an environment. Raises InputError for an unknown name or a simulator that cannot start."""
     if name not in ENVIRONMENTS:
         raise InputError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]()
 
 
 def declared(name: str) -> type[Declared]:
-    """What an environment says of itself; of one that is not known, what holds for all."""
+    """Return the declarations of an environment, or the defaults for an unknown one."""
     found = ENVIRONMENTS.get(name)
     return found if isinstance(found, type) and issubclass(found, Declared) else Declared

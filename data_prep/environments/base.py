@@ -1,4 +1,4 @@
-"""What the collector needs of a simulator."""
+"""Interface of simulators to the collector."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from loopwm.records.names import Names
 
 
 class SimulatorError(RuntimeError):
-    """The simulator broke down in an episode. Other episodes may still be played, with a fresh environment."""
+    """Failure of a simulator in an episode. Others may still be played, with a fresh environment."""
 
 
 class Declared:
-    """What the project knows of an environment without starting it, beside what every `Environment` has.
+    """Properties of an environment that are known without starting it.
 
-    An environment inherits it and says what differs; of one that does not, these hold.
+    An environment inherits these defaults and overrides them.
     """
 
     extra: ClassVar[str] = ""
-    """The extra of the project that installs its packages."""
+    """Extra of the project that installs its packages."""
 
     packages: ClassVar[tuple[str, ...]] = ()
-    """What it imports, inside functions."""
+    """Packages imported inside functions."""
 
     names: ClassVar[Names | None] = None
-    """How texts name things, for entity metrics; None leaves them out."""
+    """Names of things in texts, for entity metrics; None leaves these out."""
 
     kinds: ClassVar[Path | None] = None
-    """A file of names that play the same part, which tokenising may exchange; see `data_prep/renaming.py`."""
+    """File of names of interchangeable things, which tokenising may exchange; see `data_prep/renaming.py`."""
 
     numbered: ClassVar[bool] = False
-    """Whether things are called by kind and number, such as `countertop 2`."""
+    """True if names are kind and number, such as `countertop 2`."""
 
     @staticmethod
     def state_queries(look: str, inventory: str) -> tuple[tuple[str, str], ...]:
@@ -52,76 +52,77 @@ class Declared:
 
     @staticmethod
     def unreadable_line(hidden_state: str) -> str | None:
-        """The first line of a hidden state that is none. Any text is one, unless it is empty."""
+        """Return the first line of a hidden state that is invalid. By default, any text but an empty one is valid."""
         return None
 
     @staticmethod
     def facts(texts: Sequence[str]) -> list[TextFacts]:
-        """Return what each text of an episode shows and needs to have been shown before, so that training can weigh
-        targets that nothing seen determines.
+        """Return the facts that each text of an episode shows and needs.
 
-        texts: the distinct observations, looks, inventories and actions of an episode. By default every text is
-        determined.
+        Training uses them to weigh targets that no earlier text determines. By default every text is determined.
+
+        Args:
+            texts: the distinct observations, looks, inventories and actions of an episode.
         """
         return [TextFacts()] * len(texts)
 
 
 class Environment(Protocol):
-    """One simulator. `reset` before anything that speaks of the world."""
+    """One simulator. Call `reset` before anything about the world."""
 
     name: str
     looks: tuple[str, ...]
     """Commands that only look."""
 
     idles: tuple[str, ...]
-    """Commands that do nothing but let time pass."""
+    """Commands that only let time pass."""
 
     families: Mapping[str, tuple[str, ...]]
     """Tasks that are reported together, by the family's name; every task is in one."""
 
     solver: str
-    """Name of the policy that plays the environment's own solution: gold, or expert if it searches as a player."""
+    """Policy of the environment's own solution: gold, or expert if it searches as a player."""
 
     def version(self) -> dict[str, str]:
-        """The simulator's packages with their versions, and what was changed in them."""
+        """Return the simulator's packages with their versions, and our changes to them."""
         ...
 
     def tasks(self) -> list[str]:
-        """All tasks, in the simulator's order."""
+        """Return all tasks, in the simulator's order."""
         ...
 
     def splits(self) -> list[str]: ...
 
     def variations(self, task: str, split: str) -> list[int] | list[str]:
-        """The variations (or games) of a split, in the simulator's order."""
+        """Return the variations (or games) of a split, in the simulator's order."""
         ...
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
-        """The simulator's own solution. Leaves no world behind: `reset` before the first step."""
+        """Return the simulator's own solution. Leaves no world behind: `reset` before the first step."""
         ...
 
     def reset(self, task: str, variation: int | str) -> Step:
-        """Starts a variation and returns the first observation."""
+        """Start a variation and return the first observation."""
         ...
 
     def goal(self) -> str: ...
 
     def loaded(self) -> tuple[str, int | str]:
-        """Task and variation of the world that answers now."""
+        """Return task and variation of the loaded world."""
         ...
 
     def hidden_state(self) -> str | None:
-        """What the agent cannot see, now; null where the environment does not tell."""
+        """Return the state that the agent cannot see; None if the environment does not expose it."""
         ...
 
     def step(self, action: str) -> Step: ...
 
     def valid_actions(self) -> list[str]:
-        """All actions that make sense now. May cost more than a step."""
+        """Return all valid actions. May cost more than a step."""
         ...
 
     def exhausted(self) -> bool:
-        """Whether a fresh environment should take over before the next episode, for lack of memory."""
+        """Return True if a fresh environment should replace this one before the next episode, for lack of memory."""
         ...
 
     def close(self) -> None: ...
@@ -129,7 +130,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Prober(Environment, Protocol):
-    """An environment whose texts say what a player could try."""
+    """Environment with texts from which probes can be drawn."""
 
     def probe(self, kind: str, step: Step, rng: Random) -> list[str]:
         """Draw the actions of a probe.

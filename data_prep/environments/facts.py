@@ -1,7 +1,7 @@
-"""Facts that texts of an episode show and need, so that training knows which targets nothing seen determines.
+"""Facts that texts of an episode show and need, so that training can tell targets that no earlier text determines.
 
 A fact is any string, such as the name of a place whose contents a text lists. A part of a text needs facts if only a
-reader who knows one of them can tell it; a fact is known where a text that shows it was read.
+reader who knows one of them can predict it; a fact is known once a text that shows it was read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import groupby
 
 @dataclass(frozen=True)
 class Need:
-    """text[start:end] is determined where one of `facts` is known."""
+    """Part text[start:end], determined if one of `facts` is known."""
 
     start: int
     end: int
@@ -22,7 +22,7 @@ class Need:
 
 @dataclass(frozen=True)
 class TextFacts:
-    """The facts that a text shows, and its parts that need some."""
+    """Facts that a text shows, and its parts that need some."""
 
     shows: frozenset[str] = frozenset()
     needs: tuple[Need, ...] = ()

@@ -1,1 +1,1 @@
-"""The commands of `python -m eval` that are neither studies nor reports."""
+"""Commands of `python -m eval` other than reports."""

@@ -1,8 +1,8 @@
-"""Agents that act on text alone: what they were told and saw, in a real world or an imagined one.
+"""Agents that act on text only, in a real or an imagined world.
 
-`retrieval-agent` does what train episodes did in the most similar place, by BM25. A place is described by the goal
-(words and pairs of them), the last actions (as whole strings) and the last observation. How was chosen on dev
-variations, in the real world.
+`retrieval-agent` takes the action that train episodes took in the most similar place, by BM25. A place is described by
+the goal (words and word pairs), the last actions (as whole strings) and the last observation. The description was
+chosen on dev variations, in the real world.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loopwm.records.template import Context, Transition
 from loopwm.records.windows import Episode
 
 RECALLED_ACTIONS = 6
-"""How many actions back describe a place."""
+"""Number of past actions that describe a place."""
 
 REFUSALS = frozenset(
     {
@@ -34,47 +34,47 @@ REFUSALS = frozenset(
         "Nothing happens.",
     }
 )
-"""What environments answer to an action that changed nothing."""
+"""Answers of environments to an action that changed nothing."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 
 
 class Agent(Protocol):
-    """A policy. The same context always gets the same answer."""
+    """Policy that returns the same action for the same context."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        """What decides its actions; part of a run's provenance."""
+        """Return what decides its actions, for a run's provenance."""
         ...
 
     def act(self, context: Context) -> str | None:
-        """The next action; None where it believes to have finished."""
+        """Return the next action, or None to stop."""
         ...
 
 
 @dataclass(frozen=True)
 class Recalled:
-    """A place of a train episode. similarity: its BM25 score. after: what was done and seen there until the end."""
+    """Place of a train episode. similarity: BM25 score. after: the remaining transitions of the episode."""
 
     similarity: float
     after: tuple[Transition, ...]
 
     @property
     def action(self) -> str | None:
-        """What was done next; None at the end of the episode."""
+        """Return the next action of the episode, or None at its end."""
         return self.after[0].action if self.after else None
 
 
 class RetrievalAgent:
-    """Takes the action that followed the most similar place of a successful expert train episode.
+    """Take the action that followed the most similar place of a successful expert train episode.
 
-    A refused action did not change the place, so the agent goes on from where it was, without that action. Nor does it
-    repeat what it did before in the very same place (after the same action and observation). It stops where the most
-    similar place is the end of an episode.
+    A refused action does not change the place, so it is dropped from the history and excluded from the next choice.
+    Actions taken before in the same place (after the same action and observation) are excluded too. The agent stops
+    where the most similar place is the end of an episode.
     """
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
-        """Raises InputError for an episode that is not of the train split, or if no expert's succeeded."""
+        """Index the episodes. Raises InputError for one outside the train split, or if no expert succeeded."""
         chosen = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
         if not chosen:
             raise InputError("--agent-episodes: none in which an expert succeeded")
@@ -95,7 +95,7 @@ class RetrievalAgent:
         return next((place.action for place in self.recall(context)), None)
 
     def recall(self, context: Context) -> Iterator[Recalled]:
-        """The places whose action is not excluded, the most similar first."""
+        """Yield the places whose action is not excluded, the most similar first."""
         steps = [step for step in context.history if not is_refusal(step.observation)]
         scores = self._index.get_scores(_describe(context.goal, context.observation, steps))
         excluded = _excluded(context, steps)
@@ -116,7 +116,7 @@ def _is_example(episode: Episode) -> bool:
 
 
 def _places(episode: Episode) -> Iterator[tuple[list[str], str | None]]:
-    """(description, what was done there) after every step; None at the end."""
+    """Yield (description, next action) after every step; the action is None at the end."""
     steps = _transitions(episode)
     actions: list[str | None] = [*(step.action for step in steps), None]
     for now, action in enumerate(actions):
@@ -128,7 +128,7 @@ def _transitions(episode: Episode) -> tuple[Transition, ...]:
 
 
 def _describe(goal: str, first: str, steps: Sequence[Transition]) -> list[str]:
-    """Terms; a mark before each tells where it stands."""
+    """Return the terms of a place; a prefix of each names its field."""
     words = _words(goal)
     terms = [f"goal:{word}" for word in words] + [f"goal:{left} {right}" for left, right in pairwise(words)]
     terms += [f"done={step.action}" for step in steps[-RECALLED_ACTIONS:]]
@@ -145,9 +145,9 @@ def is_refusal(observation: str) -> bool:
 
 
 def _excluded(context: Context, steps: Sequence[Transition]) -> set[str | None]:
-    """What was refused since the last step that was not, and what was done before in the same place.
+    """Return the actions refused since the last accepted step and those taken before in the same place.
 
-    A refusal means that the goal is not reached yet, so stopping is excluded with it.
+    A refusal means that the goal is not reached yet, so stopping is excluded too.
     """
     taken = {after.action for before, after in pairwise(steps) if before == steps[-1]}
     excluded: set[str | None] = {*taken}
@@ -159,14 +159,16 @@ def _excluded(context: Context, steps: Sequence[Transition]) -> set[str | None]:
 
 
 class Chat(Protocol):
-    """A chat model: messages of `role` and `content` in, the reply out."""
+    """Chat model: messages of `role` and `content` in, reply out."""
 
     def complete(self, messages: Sequence[Message]) -> str: ...
 
 
 class ChatAgent:
-    """A chat model asked for one action at a time, shown one example: the successful train episode of an expert whose
-    goal shares the most words with the agent's."""
+    """Ask a chat model for one action at a time, with one example.
+
+    The example is the successful expert train episode whose goal shares the most words with the agent's.
+    """
 
     STOP = "finished"
 
@@ -186,7 +188,7 @@ class ChatAgent:
         return None if action.rstrip(".").lower() in ("", self.STOP) else action
 
     def messages(self, context: Context) -> list[Message]:
-        """Observations (user) and actions (assistant) in turn; the first also tells the task and the example."""
+        """Return observations (user) and actions (assistant) in turn; the first holds the task and the example too."""
         told = (
             "You act in a text environment. Answer with your next action alone, in one line and in the wording of the "
             f"example. When the goal is reached, answer: {self.STOP}\n\n{self._example(context.goal)}"

@@ -1,10 +1,10 @@
 """Build the list of ScienceWorld's own names from the simulator's jar and from train episodes.
 
-The jar (part of the `scienceworld` package) gives what its classes call themselves, the trees with their seeds and
-the animals with their eggs. Train episodes give what is named only when a world is put together, such as rooms,
-coloured wires and surfaces: the words after an article in look and inventory texts. Letters and numbers that tell
-equal things apart are filled in (`unknown substance a` to `z`, `flower pot 0` to `9`). Words for a state (`adult`,
-`dead`, `liquid`) are no part of a name, and names of kinds that no observation shows (`living thing`) are left out.
+The jar (part of the `scienceworld` package) gives the names that its classes assign, the trees with their seeds and
+the animals with their eggs. Train episodes give names created with a world, such as rooms, coloured wires and surfaces:
+the words after an article in look and inventory texts. Letters and numbers that distinguish equal things are expanded
+(`unknown substance a` to `z`, `flower pot 0` to `9`). Words for a state (`adult`, `dead`, `liquid`) are not part of a
+name, and names of kinds that no observation shows (`living thing`) are left out.
 
 A class names an object by `this.name = "glass cup"`, compiled to `ldc "glass cup"; invokevirtual name_$eq`. The
 format of class files is chapter 4 of the Java Virtual Machine specification.
@@ -99,7 +99,7 @@ Constant = tuple[int, bytes]
 
 
 def read_classes(jar: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """(path, bytes) of the classes below the folders. Raises InputError if the file is not a jar."""
+    """Yield (path, bytes) of the classes below the folders. Raises InputError if the file is not a jar."""
     try:
         with zipfile.ZipFile(jar) as archive:
             for path in sorted(archive.namelist()):
@@ -110,7 +110,7 @@ def read_classes(jar: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, byt
 
 
 def assigned_names(class_file: bytes) -> set[str]:
-    """The string constants a class hands to the setter of `name`."""
+    """Return the string constants that a class passes to the setter of `name`."""
     pool, code_start = _constant_pool(class_file)
     names = set()
     for short, wide, method in _LOAD_AND_CALL.findall(class_file[code_start:]):
@@ -125,7 +125,7 @@ def assigned_names(class_file: bytes) -> set[str]:
 
 
 def _constant_pool(class_file: bytes) -> tuple[dict[int, Constant], int]:
-    """The constants by index, each as (tag, payload), and the offset of what follows the pool."""
+    """Return the constants by index as (tag, payload), and the offset of the end of the pool."""
     (count,) = struct.unpack_from(">H", class_file, 8)
     pool: dict[int, Constant] = {}
     index, offset = 1, 10

@@ -1,7 +1,7 @@
 """Choose the examples of the few-shot prompt from windows of train episodes.
 
-Windows with a long history are left out. Of the others, that one is taken next whose observations to be predicted
-follow the most verbs that no example chosen before has.
+Windows with a long history are left out. Each further example is the window whose target observations follow the most
+verbs that no example before has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from loopwm.records.windows import Window
 EXAMPLE = "python -m eval build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
 
 LONGEST = 3000
-"""Characters of goal and history."""
+"""Most characters of goal and history."""
 
 
 def choose(windows: Sequence[Window], count: int) -> list[Window]:
-    """Raises InputError where too few windows are short enough."""
+    """Choose `count` windows. Raises InputError if too few are short enough."""
     left = [w for w in windows if len(ask(window_context(w, "observed"), w["actions"])) <= LONGEST]
     if len(left) < count:
         raise InputError(f"--count: only {len(left)} windows have at most {LONGEST} characters")

@@ -1,6 +1,6 @@
 """Compare two finished runs on the same windows: paired differences A - B with bootstrap 95 % bounds over games.
 
-Windows that one of them refused are left out.
+Windows that one of the runs refused are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLE = "python -m eval compare runs/eval/small-observed runs/eval/markov-obse
 
 
 def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
-    """Every shared horizon. Raises InputError for unfinished runs, another suite or other windows."""
+    """Compare two runs at every shared horizon. Raises InputError for unfinished runs or different windows."""
     results_a, results_b = (read_results(folder / "results.json") for folder in (folder_a, folder_b))
     if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
         raise InputError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
@@ -54,7 +54,7 @@ def _difference(
 
 
 def _scores(metric: str, records: Iterable[tuple[str, Record]]) -> Values:
-    """records: with the game that each is of, whose name begins with that of its environment."""
+    """Return the scores by one metric. records: pairs of game (its name begins with the environment) and record."""
     score = METRICS[metric].score
     return np.array([score(game.partition("/")[0], record["prediction"], record["target"]) for game, record in records])
 

@@ -1,11 +1,11 @@
-"""The consistency ratio: whether plans that an agent makes inside the model work in the real world.
+"""Measure the consistency ratio: how often plans made inside the model succeed in the real world.
 
-The same agent plays every game twice: in the real world (Real), and in the model, where it sees imagined observations
-that are fed back (WM). The actions it chose in the model are then replayed in the real world (W2R). Each is a success
-rate; the consistency ratio is W2R / Real, as in Word2World (arXiv:2512.18832).
+The same agent plays every game twice: in the real world (Real), and in the model, where imagined observations are fed
+back (WM). The actions chosen in the model are then replayed in the real world (W2R). Each is a success rate; the
+consistency ratio is W2R / Real, as in Word2World (arXiv:2512.18832).
 
-Writes results.json, report.md and plays.jsonl to --out. Killed and started again with the same arguments it goes on
-where it was; a folder made with other arguments is refused.
+Writes results.json, report.md and plays.jsonl to --out. The same command resumes an interrupted run; a folder of other
+arguments is an error.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RATES = ("real", "wm", "w2r")
 
 @dataclass(frozen=True)
 class ConsistencySettings:
-    """What to play. An empty `tasks` is all of them."""
+    """Settings of a measurement. tasks: empty for all."""
 
     model: str
     agent: str
@@ -82,8 +82,10 @@ class ConsistencySettings:
 
 @dataclass(frozen=True)
 class Ratio:
-    """W2R / Real over the same episodes, None where Real is 0; low and high are bootstrap 95 % bounds over episodes,
-    from the resamples where Real is not 0: all but a share `undefined`."""
+    """Ratio W2R / Real over the same episodes, None if Real is 0.
+
+    low, high: bootstrap 95 % bounds over episodes, from the resamples where Real is not 0: all but a share `undefined`.
+    """
 
     value: float | None
     low: float | None
@@ -92,7 +94,7 @@ class Ratio:
 
 
 def consistency_ratio(real: Values, w2r: Values) -> Ratio:
-    """real, w2r: (n,) successes of the same episodes."""
+    """Return the ratio of two success rates. real, w2r: (n,) successes of the same episodes."""
     means = resampled_means(np.stack([real, w2r], axis=1))
     defined = means[means[:, 0] > 0]
     undefined = 1 - len(defined) / RESAMPLES
@@ -133,7 +135,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def make_agent(name: str, episodes: Sequence[Episode]) -> Agent:
-    """`retrieval-agent`, or a chat model by `openai:URL#MODEL`. Raises InputError naming the option at fault."""
+    """Create `retrieval-agent`, or a chat model by `openai:URL#MODEL`. Raises InputError naming the option at fault."""
     if name == RETRIEVAL_AGENT:
         return RetrievalAgent(episodes)
     if not name.startswith("openai:"):
@@ -151,7 +153,7 @@ def measure(
     settings: ConsistencySettings,
     out: Path,
 ) -> dict[str, Any]:
-    """Plays what `out` lacks, writes the results there and returns them."""
+    """Play the games missing from `out`, write the results there and return them."""
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
     spec = {**asdict(settings), "tasks": list(settings.tasks), **predictor.identity, **agent.identity}
     folder = PredictionFolder(out, spec)
@@ -171,7 +173,7 @@ def play_missing(
     settings: ConsistencySettings,
     folder: PredictionFolder,
 ) -> Plays:
-    """Plays the batches of games that the folder lacks, and appends each when it is done."""
+    """Play the batches of games missing from the folder and append each as it completes."""
     plays = read_plays(folder.path / PLAYS, RATES)
     batches = [games[i : i + settings.batch_size] for i in range(0, len(games), settings.batch_size)]
     with tqdm(total=len(games), unit="game", desc=f"{settings.model} {settings.env}") as bar:
@@ -188,7 +190,7 @@ def play_missing(
 def play_batch(
     agent: Agent, imagination: Imagination, world: RealWorld, games: Sequence[Game], settings: ConsistencySettings
 ) -> Plays:
-    """Every game for real, in the model, and replayed: its line of plays.jsonl."""
+    """Play every game for real, in the model, and replayed; return its line of plays.jsonl."""
     starts = start_all(world, games, settings.context)
     worlds = imagination.worlds(settings.env)
     imagined = play_imagined(agent, worlds, imagination.judges, starts, settings.max_steps)
@@ -207,7 +209,7 @@ def play_batch(
 
 
 def make_results(spec: Mapping[str, Any], plays: Sequence[Mapping[str, Any]], judges: bool) -> dict[str, Any]:
-    """The content of results.json. Rows: overall, then by task."""
+    """Return the content of results.json. Rows: overall, then by task."""
     tasks = [OVERALL, *sorted({play["task"] for play in plays})]
     head = ("model", "agent", "env", "split", "context")
     return {
@@ -220,8 +222,10 @@ def make_results(spec: Mapping[str, Any], plays: Sequence[Mapping[str, Any]], ju
 
 
 def summarize(plays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Success rates, mean final scores (below 0 counts as 0), the ratio, and how well the imagined observations met
-    those of the replay, each a mean over episodes."""
+    """Return success rates, mean final scores, the ratio, and how far imagined and replayed observations agree.
+
+    Each is a mean over episodes; scores below 0 count as 0.
+    """
     success = {name: _column(plays, name, "success") for name in RATES}
     score = {name: _column(plays, name, "score").clip(min=0) for name in ("real", "w2r")}
     matches = np.array([_matches(play["wm"], play["w2r"]) for play in plays if play["w2r"]["actions"]])
@@ -240,7 +244,7 @@ def _column(plays: Sequence[Mapping[str, Any]], name: str, value: str) -> Values
 
 
 def _matches(wm: Mapping[str, Any], w2r: Mapping[str, Any]) -> tuple[float, float]:
-    """EM and token F1 of the imagined observations, over the steps that were replayed."""
+    """Return EM and token F1 of the imagined observations over the replayed steps."""
     pairs = list(zip(wm["observations"], w2r["observations"], strict=False))
     return (
         float(np.mean([exact_match(imagined, seen) for imagined, seen in pairs])),
@@ -249,7 +253,7 @@ def _matches(wm: Mapping[str, Any], w2r: Mapping[str, Any]) -> tuple[float, floa
 
 
 def render_consistency(results: Mapping[str, Any]) -> str:
-    """The content of report.md."""
+    """Return the content of report.md."""
     provenance = results["provenance"]
     text = f"# {results['agent']} in {results['env']} and in {results['model']}\n\n"
     text += (

@@ -1,4 +1,4 @@
-"""Running a predictor over a suite: batches, resuming, results."""
+"""Run a predictor over a suite: batches, resuming, results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What to evaluate. horizons ascend, without repeats; limit None takes every window."""
+    """Settings of a run. horizons: ascending, without repeats. limit: windows to take, None for all."""
 
     model: str
     context: ContextKind
@@ -40,7 +40,7 @@ class RunSettings:
 
 
 def sample_windows(suite: Suite, settings: RunSettings) -> list[Window]:
-    """The windows of a run, also those it will have to refuse. Raises InputError for one that is too short."""
+    """Return the windows of a run, including those it will refuse. Raises InputError for one that is too short."""
     limit = len(suite.windows) if settings.limit is None else settings.limit
     windows = stratified_sample(suite.windows, limit, settings.seed)
     check_horizons(windows, settings.horizons)
@@ -48,8 +48,10 @@ def sample_windows(suite: Suite, settings: RunSettings) -> list[Window]:
 
 
 def select_windows(suite: Suite, settings: RunSettings) -> list[Window]:
-    """As `sample_windows`, for runs that must have every window: also raises InputError for one that the context cannot
-    show."""
+    """Return the windows of a run that must score all of them.
+
+    Raises InputError as `sample_windows` does, and for a window that lacks what the context shows.
+    """
     windows = sample_windows(suite, settings)
     check_runnable(windows, settings.context, settings.horizons)
     return windows
@@ -63,10 +65,10 @@ def evaluate(
     out: Path,
     seen: Seen | None = None,
 ) -> dict[str, Any]:
-    """Predicts what `out` lacks, then writes `results.json` and `report.md` there and returns the results.
+    """Predict what is missing from `out`, write `results.json` and `report.md` there and return the results.
 
-    A window that cannot be rendered is refused: counted and named, but not scored. Raises InputError where that leaves
-    none; nothing is written if the context alone refuses them all.
+    A window that cannot be rendered is refused: counted and named, but not scored. Raises InputError if all are
+    refused; nothing is written if the context alone refuses them all.
     """
     reasons = {window["id"]: refusal(window, settings.context) for window in windows}
     refused = {name: reason for name, reason in reasons.items() if reason is not None}
@@ -87,7 +89,7 @@ def evaluate(
 
 
 def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
-    """Raises InputError naming the first window where none is left."""
+    """Return the windows that are not refused. Raises InputError naming the first window if none is left."""
     rest = [window for window in windows if window["id"] not in refused]
     if not rest:
         name = windows[0]["id"]
@@ -96,7 +98,7 @@ def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
 
 
 def run_spec(predictor: Predictor, suite: Suite, settings: RunSettings) -> dict[str, Any]:
-    """All that decides the predictions; a folder with another one is refused."""
+    """Return the run's fingerprint; resuming with a different one is an error."""
     return {
         "model": settings.model,
         "suite": suite.name,
@@ -112,7 +114,7 @@ def run_spec(predictor: Predictor, suite: Suite, settings: RunSettings) -> dict[
 
 
 def plan_batches(windows: Sequence[Window], settings: RunSettings) -> list[list[Window]]:
-    """Batches of similar context length, the longest first, the same whether or not a run was interrupted."""
+    """Return batches of similar context length, the longest first, the same for an interrupted run."""
     ordered = sorted(windows, key=lambda w: (-len(question(w, settings.context, 1)), w["id"]))
     size = settings.batch_size
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
@@ -121,7 +123,7 @@ def plan_batches(windows: Sequence[Window], settings: RunSettings) -> list[list[
 def predict_missing(
     predictor: Predictor, windows: Sequence[Window], settings: RunSettings, folder: PredictionFolder
 ) -> dict[Key, Record]:
-    """Predicts every batch that is not complete in the folder, appends what it lacks, returns all records."""
+    """Predict every batch that is incomplete in the folder, append the missing records, return all records."""
     records, refused = folder.read(), folder.read_refusals()
     batches = [(batch, _missing(batch, settings, records, refused)) for batch in plan_batches(windows, settings)]
     done = sum(len(batch) for batch, missing in batches if not missing)
@@ -147,9 +149,9 @@ def _missing(
 def predict_batch(
     predictor: Predictor, batch: Sequence[Window], settings: RunSettings
 ) -> tuple[dict[Key, Record], Refusals]:
-    """Records of the windows that can be rendered, and why the others cannot.
+    """Return records of the windows that can be rendered, and the reasons for the others.
 
-    A batch with one that cannot is predicted window by window, so that it always falls into the same parts.
+    A batch with a window that cannot be rendered is predicted window by window, so that a resumed run splits it alike.
     """
     try:
         predictions = predictor.predict(batch, settings.context, settings.horizons)
@@ -171,7 +173,7 @@ def _merged(parts: Iterable[dict[K, V]]) -> dict[K, V]:
 def window_records(
     window: Window, prediction: Prediction, context_kind: ContextKind, horizons: Sequence[int]
 ) -> dict[Key, Record]:
-    """What is kept of a window's predictions at some horizons."""
+    """Return the stored records of a window's predictions at some horizons."""
     records: dict[Key, Record] = {}
     for k in horizons:
         target = window["observations"][k - 1]
@@ -195,7 +197,7 @@ def window_records(
 
 
 def recorded_prediction(window: Window, records: Mapping[Key, Record], horizons: Iterable[int]) -> Prediction:
-    """What was kept of a window's predictions. Raises KeyError for a horizon that was not predicted."""
+    """Rebuild a prediction from its records. Raises KeyError for a horizon without one."""
     found = {k: records[window["id"], k] for k in horizons}
     return Prediction(
         texts={k: record["prediction"] for k, record in found.items()},
@@ -212,7 +214,7 @@ def make_results(
     records: dict[Key, Record],
     seen: Seen | None,
 ) -> dict[str, Any]:
-    """The content of `results.json`. windows: those that were scored; every figure rests on them alone."""
+    """Return the content of `results.json`. windows: those that were scored; every figure is of them only."""
     items: list[Item] = []
     for window in windows:
         predicted = recorded_prediction(window, records, settings.horizons)
@@ -236,7 +238,7 @@ def make_results(
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The content of a `results.json`. Raises InputError for one without rows or with intervals of another kind."""
+    """Read a `results.json`. Raises InputError for one without rows or with intervals of another kind."""
     results: dict[str, Any] = read_json(path)
     for name in ("rows", "provenance"):
         if name not in results:

@@ -14,7 +14,7 @@ EXAMPLE = "python -m eval list"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Takes none."""
+    """Add no arguments."""
 
 
 def run(args: argparse.Namespace) -> None:
@@ -40,6 +40,6 @@ def _left_out(name: str) -> list[str]:
 
 
 def _runs(suite: Suite, context_kind: ContextKind) -> str:
-    """The context, with how many windows have what it shows unless all do; empty where none has."""
+    """Return the context, followed by the number of windows that allow it unless all do; empty if none does."""
     shown = sum(refusal(window, context_kind) is None for window in suite.windows)
     return context_kind if shown == len(suite.windows) else f"{context_kind} ({shown})" if shown else ""

@@ -1,4 +1,4 @@
-"""An agent at play: in the real world, in an imagined one, and its imagined actions replayed in the real one."""
+"""Play an agent in the real world, in an imagined one, and replay its imagined actions in the real one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from loopwm.records.template import Context, ContextKind
 from loopwm.worlds.protocol import Worlds, longer
 
 WON_FROM = FULL_SCORE / 2
-"""Points, summed over an imagined episode that ended, from which it counts as won: nearer to all than to none."""
+"""Points, summed over an imagined episode that ended, from which it counts as won: closer to all than to none."""
 
 
 Plays = dict[str, dict[str, Any]]
-"""By the name of a game, its line of plays.jsonl."""
+"""Lines of plays.jsonl by the name of the game."""
 PLAYS = "plays.jsonl"
 
 
 @dataclass
 class Play:
-    """One episode. score: points at the end, in an imagined world the sum of predicted rewards, None if it predicts
-    none. done: the world ended it. stopped: the agent believed to have finished."""
+    """One episode. done: the world ended it. stopped: the agent ended it.
+
+    score: points at the end; in an imagined world the sum of predicted rewards, None if it predicts none.
+    """
 
     actions: list[str] = field(default_factory=list)
     observations: list[str] = field(default_factory=list)
@@ -43,12 +45,12 @@ class Play:
 
 
 def won(play: Play) -> bool:
-    """Success in the real world: it ended the episode, with full score."""
+    """Return True if the world ended the episode with full score."""
     return play.done and play.score is not None and play.score >= FULL_SCORE
 
 
 def won_as_imagined(play: Play) -> bool:
-    """Success in an imagined world: by its own word where it predicts rewards and ends, else by the agent's."""
+    """Return True if an imagined episode counts as won: by predicted rewards and ends, else by the agent's stop."""
     if play.score is None:
         return play.stopped
     return play.done and play.score >= WON_FROM
@@ -67,7 +69,7 @@ def play_real(agent: Agent, world: RealWorld, game: Game, max_steps: int) -> Pla
 
 
 def replay(world: RealWorld, game: Game, actions: Sequence[str]) -> Play:
-    """The actions in the real world, as many as it takes before the episode ends."""
+    """Replay the actions in the real world until the episode ends."""
     world.start(game, "observed")
     play = Play()
     for action in actions:
@@ -84,9 +86,9 @@ def _take(play: Play, world: RealWorld, action: str) -> None:
 
 
 def play_imagined(agent: Agent, worlds: Worlds, judges: bool, starts: Sequence[Context], max_steps: int) -> list[Play]:
-    """Plays from every start, all at once. The agent sees goal and texts alone; the model, all of the start.
+    """Play from every start in one batch. The agent sees goal and texts only; the model, all of the start.
 
-    judges: whether the model predicts rewards and ends.
+    judges: True if the model predicts rewards and ends.
     """
     contexts, rows = list(starts), list(range(len(starts)))
     plays = [Play(score=0.0 if judges else None) for _ in starts]
@@ -123,7 +125,7 @@ def start_all(world: RealWorld, games: Sequence[Game], context_kind: ContextKind
 
 
 def read_plays(path: Path, parts: Iterable[str]) -> Plays:
-    """The games played so far; what a kill left behind the last full line is cut off.
+    """Read the games played so far and drop a torn last line.
 
     Raises InputError for a line without its game, its task, or one of these parts.
     """

@@ -1,4 +1,4 @@
-"""The real world of an agent: a simulator of `data_prep`, started when it is first needed."""
+"""Real world of an agent: a simulator of `data_prep`, started on first use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Game:
 
 
 class RealWorld:
-    """One simulator, replaced when it is out of memory or broke down. Used as a context manager.
+    """One simulator, replaced when it is out of memory or broken. Used as a context manager.
 
     Raises InputError for a simulator that cannot start.
     """
@@ -49,7 +49,7 @@ class RealWorld:
         self._environment.close()
 
     def choose_games(self, tasks: Sequence[str], split: str, count: int, seed: int) -> list[Game]:
-        """`count` games, tasks in turn, each task's drawn without repeats. Raises InputError naming the option."""
+        """Draw `count` games, tasks in turn, each task's without repeats. Raises InputError naming the option."""
         known, splits = self._environment.tasks(), self._environment.splits()
         if unknown := sorted(set(tasks) - set(known)):
             raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(known)}")
@@ -70,7 +70,7 @@ class RealWorld:
         return games
 
     def start(self, game: Game, context_kind: ContextKind) -> Context:
-        """Starts a game; what the context shows of it. Raises InputError naming a field the environment lacks."""
+        """Start a game and return its context. Raises InputError naming a field the environment lacks."""
         first, goal = self._environment.reset(game.task, game.variation), self._environment.goal()
         hidden = self._environment.hidden_state() if context_kind in ("full", "briefed") else None
         start = {
@@ -86,7 +86,7 @@ class RealWorld:
         return self._environment.step(action)
 
     def robustly(self, game: Game, play: Callable[[], T]) -> T:
-        """What `play` returns; tried once more in a fresh simulator if it breaks down or fills up its memory.
+        """Return `play()`, retried once in a fresh simulator if it breaks down or runs out of memory.
 
         Raises InputError if it breaks down again.
         """

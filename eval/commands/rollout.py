@@ -1,10 +1,10 @@
 """Imagine whole episodes: from the first observation, by the episode's own actions, scored at every depth.
 
-Two ways, kept apart. `latent`: actions are taken one after another in the latent, and each depth is decoded without
-being shown to the next (deferred decoding). `fed_back`: every decoded text is taken for what was observed.
+Two ways: `latent` takes actions one after another in the latent and decodes each depth without feeding it back
+(deferred decoding). `fed_back` appends every decoded text to the history.
 
-Writes results.json, report.md, plot.png and each way's predictions to --out. Killed and started again with the same
-arguments it goes on where it was; a folder made with other arguments is refused.
+Writes results.json, report.md, plot.png and each way's predictions to --out. The same command resumes an interrupted
+run; a folder of other arguments is an error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What to imagine. limit None takes every episode."""
+    """Settings of a rollout. limit: episodes to take, None for all."""
 
     model: str
     context: ContextKind
@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def select_starts(paths: Sequence[Path], settings: RolloutSettings) -> list[Window]:
-    """Raises InputError if there is no episode with a step, or one of another environment or without what is shown."""
+    """Return the windows that start the episodes.
+
+    Raises InputError without any, or for one of another environment or without what the context shows.
+    """
     windows = start_windows(recorded_episodes(paths), settings.depth_limit)
     if not windows:
         raise InputError("--episodes: none has a step to imagine")
@@ -90,7 +93,7 @@ def select_starts(paths: Sequence[Path], settings: RolloutSettings) -> list[Wind
 
 
 def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, out: Path) -> dict[str, Any]:
-    """Imagines what `out` lacks, writes the results there and returns them. The windows start their episodes."""
+    """Imagine the batches missing from `out`, write the results there and return them. windows: starts of episodes."""
     predictors = {"latent": predictor, "fed_back": fed_back(predictor, settings.model, settings.context)}
     specs = {way: rollout_spec(predictors[way], windows, settings, way) for way in WAYS}
     folders = {way: PredictionFolder(out / way, specs[way]) for way in WAYS}
@@ -106,7 +109,7 @@ def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutS
 def rollout_spec(
     predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, way: str
 ) -> dict[str, Any]:
-    """All that decides the predictions of one way."""
+    """Return the fingerprint of one way's predictions."""
     episodes = sha256("".join(json.dumps(window, sort_keys=True) for window in windows))
     return {
         **asdict(settings),
@@ -120,7 +123,7 @@ def rollout_spec(
 def imagine_missing(
     predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, folder: PredictionFolder, way: str
 ) -> dict[Key, Record]:
-    """Imagines the batches that are not complete in the folder. Episodes of a batch are of similar length."""
+    """Imagine the batches that are incomplete in the folder. Episodes of a batch are of similar length."""
     records = folder.read()
     ordered = sorted(windows, key=lambda window: (-len(window["actions"]), window["id"]))
     batches = [ordered[i : i + settings.batch_size] for i in range(0, len(ordered), settings.batch_size)]
@@ -140,7 +143,7 @@ def _depths(window: Window) -> range:
 
 
 def imagine_batch(predictor: Predictor, batch: Sequence[Window], context_kind: ContextKind) -> dict[Key, Record]:
-    """Records of every depth that each episode has."""
+    """Return records of every depth that each episode has."""
     deepest = max(len(window["actions"]) for window in batch)
     depths = tuple(range(1, deepest + 1))
     predictions = predictor.predict([padded(window, deepest) for window in batch], context_kind, depths)
@@ -156,8 +159,11 @@ def make_results(
     settings: RolloutSettings,
     records: Mapping[str, Mapping[Key, Record]],
 ) -> dict[str, Any]:
-    """The content of results.json. rows: one a way and depth, over the episodes that are that long. episodes: means
-    over each episode's depths, then over episodes."""
+    """Return the content of results.json.
+
+    rows: one a way and depth, over the episodes that are that long. episodes: means over each episode's depths, then
+    over episodes.
+    """
     items: dict[str, list[list[Item]]] = {way: [] for way in WAYS}
     for way in WAYS:
         for window in windows:
@@ -192,7 +198,7 @@ def _rows(way: str, episodes: Sequence[Sequence[Item]]) -> Rows:
 
 
 def render_rollout(results: Mapping[str, Any]) -> str:
-    """The content of report.md."""
+    """Return the content of report.md."""
     by_depth: dict[int, dict[str, dict[str, Any]]] = {}
     for row in results["rows"]:
         by_depth.setdefault(row["depth"], {})[row["way"]] = row
@@ -214,7 +220,7 @@ def render_rollout(results: Mapping[str, Any]) -> str:
 
 
 def plot_depths(path: Path, results: Mapping[str, Any]) -> None:
-    """EM and token F1 by depth, a line a way, with its bounds."""
+    """Plot EM and token F1 by depth, a line a way, with bounds."""
     from matplotlib.figure import Figure  # a second to import, and only plots need it
 
     from eval.scores.figures import TITLES, save_figure

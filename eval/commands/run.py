@@ -1,8 +1,8 @@
 """Evaluate a checkpoint, a baseline or a language model on a suite of windows.
 
-Writes results.json, report.md and predictions.jsonl to --out. A window that cannot be shown to the model (too long, or
-without what the context needs) is refused and counted, and the others are scored. Killed and started again with the
-same arguments it goes on where it was; a folder made with other arguments is refused.
+Writes results.json, report.md and predictions.jsonl to --out. A window that the model cannot be shown (too long, or
+without what the context needs) is refused and counted, and the others are scored. The same command resumes an
+interrupted run; a folder of other arguments is an error.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Find out which windows of suites stand in train episodes, and write a table beside each suite's name.
+"""Find the windows of suites that occur in train episodes, and write a table of them for each suite.
 
-A window is seen at horizon k where its last observation, its first k actions and the answer stand word for word in
-consecutive steps of one train episode; at other horizons it is unseen. What was observed between is not compared: the
-window does not show it either. Only white space around a text is left out.
+A window is seen at horizon k if its last observation, its first k actions and the answer occur word for word in
+consecutive steps of one train episode; at other horizons it is unseen. Observations in between are not compared: the
+window does not show them either. White space around a text is ignored.
 
-The episodes are read once and compared with what the windows ask for, and the table holds the answers alone, so that it
-stays small (kilobytes) however much there is to train on: an index of the episodes themselves would hold five keys for
-each of more than a million transitions. A table is of one suite and one training set, and names both by hash: for a
-checkpoint, `eval run` takes it only if that was trained on these very episodes. With --model they are picked by the
-hashes that the checkpoint carries, from whatever else lies in the folders.
+The episodes are read once and compared with the windows, and the table holds only the matches, so that it stays small
+(kilobytes) for any training set: an index of the episodes would hold five keys for each of more than a million
+transitions. A table is of one suite and one training set, and names both by hash: for a checkpoint, `eval run` uses it
+only if the checkpoint was trained on these very episodes. With --model they are selected by the hashes in the
+checkpoint, from any others in the folders.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ EXAMPLE = (
 
 @dataclass
 class _Episodes:
-    """Those of one environment, in the order in which they are read. only: hashes of those that count, once each; None:
-    all count."""
+    """Episodes of one environment in reading order. only: hashes of those that count, once each; None for all."""
 
     only: frozenset[int] | None
     hashes: set[int] = field(default_factory=set)
@@ -57,9 +56,9 @@ class _Episodes:
 
 
 def build_tables(suites: Sequence[Suite], paths: Iterable[Path], trained: TrainingEpisodes | None = None) -> list[Seen]:
-    """A table a suite, in order, of its environment's episodes: all, or those of `trained`.
+    """Build one table a suite, in order, of its environment's episodes: all, or those of `trained`.
 
-    Raises InputError for episodes that are not of the train split, and where some of `trained` are not among them.
+    Raises InputError for episodes outside the train split, and if some of `trained` are missing.
     """
     wanted: dict[Place, list[tuple[int, str, int]]] = defaultdict(list)
     for number, suite in enumerate(suites):
@@ -76,7 +75,7 @@ def build_tables(suites: Sequence[Suite], paths: Iterable[Path], trained: Traini
 
 
 def _met(wanted: Set[Place], episodes: Iterable[TrainEpisode], read: Mapping[str, _Episodes]) -> set[Place]:
-    """The wanted places that the episodes which count hold. read: those are added to it."""
+    """Return the wanted places that occur in the episodes that count, and add these episodes to `read`."""
     longest = max(len(place) for place in wanted) - len(("environment", "observation", "answer"))
     starts, met = {place[:2] for place in wanted}, set[Place]()
     for episode in episodes:
@@ -94,7 +93,7 @@ def _table(suite: Suite, read: _Episodes, seen: Mapping[str, list[int]]) -> Seen
 
 
 def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator[Place]:
-    """The places of an episode that start like one that is wanted, at every horizon."""
+    """Yield the places of an episode that start like a wanted one, at every horizon."""
     for now, (_, observation) in enumerate(episode.steps):
         start = (episode.env, observation)
         if start in starts:

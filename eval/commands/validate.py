@@ -1,4 +1,4 @@
-"""Look through a window file and name every fault by its line."""
+"""Check a window file and name every fault by its line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def faults_by_window(path: Path) -> Iterator[list[str]]:
-    """The number and the faults of every line that is not blank. Raises InputError for an unreadable file."""
+    """Yield the number and the faults of every line that is not blank. Raises InputError for an unreadable file."""
     seen: dict[str, int] = {}
     for line, text in read_lines(path):
         try:

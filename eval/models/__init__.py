@@ -1,1 +1,1 @@
-"""What can be evaluated: checkpoints, baselines and language models, behind one protocol."""
+"""Predictors to evaluate: checkpoints, baselines and language models, behind one protocol."""

@@ -1,7 +1,7 @@
-"""Alignment of two places: which thing of the one stands where which thing of the other does.
+"""Align two places: map the things of one to the things of the other.
 
-Actions of both are laid over each other, name by name. An action may name a thing by its last word (`block`), so each
-name is first completed from what was seen there last (`steel block`).
+Actions of both are aligned name by name. An action may name a thing by its last word (`block`), so each name is first
+completed from the latest observation that has it (`steel block`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from functools import cache
 from loopwm.records.names import Names
 
 LONGEST = 8
-"""Names and words of a difference that are still another name; more is another sentence."""
+"""Most names and words of a difference that count as another name; more is another sentence."""
 
 SHORT = 2
-"""A letter or number of so many characters belongs to the word before it (`vial C`)."""
+"""A letter or number of at most this many characters belongs to the word before it (`vial C`)."""
 
 _NUMBER = re.compile(r"\d")
 _LETTER = re.compile(r"\b[a-z]$")
 
 
 class Scene:
-    """What was seen at a place, the last observation first: how things are called there."""
+    """Names of the things observed at a place, the last observation first."""
 
     def __init__(self, observations: Sequence[str], names: Names) -> None:
         self._observations = observations
@@ -35,13 +35,13 @@ class Scene:
         return name in self._known or name in self._lower
 
     def complete(self, name: str) -> str:
-        """The name itself where it was seen, else the one seen last that ends with it."""
+        """Return the name itself if it was observed, else the latest observed name that ends with it."""
         if name in self._known:
             return name
         return next((full for full in self._known if full.endswith(f" {name}")), name)
 
     def spell(self, name: str) -> str:
-        """As it is written in what was seen last; actions do not heed upper case."""
+        """Return the name in the case of the latest observation; actions ignore case."""
         pattern = re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
         return next((found[0] for text in self._observations if (found := pattern.search(text))), name)
 
@@ -52,9 +52,9 @@ def _sorted_names(text: str, names: Names) -> list[str]:
 
 
 def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
-    """(part of `old`, part of `new` in its place), also where they are the same. Nothing if they share no word.
+    """Yield (part of `old`, aligned part of `new`), equal parts too. Yields nothing if they share no word.
 
-    As many parts are paired one by one, others as the longest common runs leave it.
+    Equal numbers of parts are paired one by one, others by their longest common runs.
     """
     parts, others = names.split(old), names.split(new)
     if not set(parts) & set(others):
@@ -69,7 +69,7 @@ def aligned(old: str, new: str, names: Names) -> Iterator[tuple[str, str]]:
 
 
 def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """(start, end, start, end) of what stands for each other; equal parts one by one."""
+    """Yield (start, end, start, end) of aligned spans; equal parts one by one."""
     if len(parts) == len(others):
         yield from ((i, i + 1, i, i + 1) for i in range(len(parts)))
         return
@@ -83,10 +83,10 @@ def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, i
 def renaming(
     actions: Sequence[tuple[str, str]], observations: Sequence[tuple[str, str]], old: Scene, new: Scene, names: Names
 ) -> dict[str, str]:
-    """The name of the new world that takes the place of each name of the old. Of pairs that differ the first holds.
+    """Map each name of the old world to its counterpart in the new one. Of pairs that differ, the first counts.
 
-    actions, observations: (there, here) of the same step, the last first. What the asked action, the first, names is
-    renamed in any case; other names only where the new world does not know them as well.
+    actions, observations: (there, here) of the same step, the last first. Names in the first action, the one to
+    predict, are always renamed; other names only if the new world does not have them as well.
     """
     found: dict[str, str] = {}
     for i, (there, here) in enumerate(actions):
@@ -104,19 +104,19 @@ def renaming(
 
 
 def _differ(name: str, other: str, old: Scene, new: Scene) -> bool:
-    """Whether neither world has both, so that they may be one thing."""
+    """Return True if neither world has both names, so that they may denote one thing."""
     return name == other or not (new.knows(name) or old.knows(other))
 
 
 def _are_names(part: str, other: str, names: Names) -> bool:
-    """Whether a difference of observations is one of names; it may be one of states or of numbers."""
+    """Return True if the parts differ in names; they may differ in states or numbers only."""
     if any(text not in names.named(text) and _NUMBER.search(text) for text in (part, other)):
         return False
     return bool(names.named(part) and names.named(other)) or _LETTER.sub("", part) == _LETTER.sub("", other)
 
 
 def rename(text: str, renamed: Mapping[str, str], names: Names) -> str:
-    """Every occurrence renamed at once, whatever its case; not inside a longer name that stays."""
+    """Rename every occurrence at once, in any case, except inside a longer name that stays."""
     if not renamed:
         return text
     kept_or_renamed = {**dict.fromkeys(names.named(text)), **renamed}

@@ -1,4 +1,4 @@
-"""What can be evaluated: anything that turns windows into predicted observations."""
+"""Predictors: anything that turns windows into predicted observations."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 
 STRONGEST_BASELINES = {"scienceworld": "retrieve-names", "alfworld": "track"}
-"""By environment the strongest program without a learned model: what a model's figures are to be read beside."""
+"""By environment, the best predictor without a learned model: compare a model's figures with it."""
 
 
 class Predictor(Protocol):
-    """A model or a baseline. It sees of a window only what the context shows, and its actions."""
+    """Model or baseline. It is shown only what the context shows of a window, and its actions."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
-        """What else decides the predictions (hashes, depth); part of a run's provenance."""
+        """Return what else decides the predictions (hashes, depth), for a run's provenance."""
         ...
 
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[Prediction]:
-        """One prediction a window. Every window has at least max(horizons) actions and the fields of the context.
+        """Return one prediction a window. Windows have at least max(horizons) actions and the fields of the context.
 
-        Raises InputError from a FormatError where a window cannot be rendered: too long for what the model reads. The
-        harness then refuses that window and asks again for the others.
+        Raises InputError from a FormatError for a window that cannot be rendered because it is too long. The harness
+        then refuses that window and predicts the others again.
         """
         ...
 
 
 @runtime_checkable
 class Trained(Protocol):
-    """A checkpoint of ours. training_episodes: what it was trained on, None where nobody knows."""
+    """Checkpoint of ours. training_episodes: the episodes it was trained on, None if unknown."""
 
     @property
     def training_episodes(self) -> TrainingEpisodes | None: ...
@@ -43,10 +43,10 @@ class Trained(Protocol):
 
 @runtime_checkable
 class Metered(Protocol):
-    """A predictor that costs something to ask."""
+    """Predictor whose requests cost tokens."""
 
     def usage(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> Mapping[str, int | float]:
-        """What the predictions of a whole run took, also those made before it was interrupted."""
+        """Return the cost of all predictions of a run, including those before an interruption."""
         ...

@@ -1,4 +1,4 @@
-"""The baselines every model is shown beside: `copy`, `markov` and `extrapolate`. None of them needs torch."""
+"""Baselines `copy`, `markov` and `extrapolate`. None of them needs torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class StepPredictor(ABC):
-    """A baseline that predicts each horizon by itself."""
+    """Baseline that predicts each horizon by itself."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
@@ -29,7 +29,7 @@ class StepPredictor(ABC):
 
     @abstractmethod
     def predict_step(self, env: str, context: Context, action: str, ahead: int) -> str:
-        """The observation after `action`, which is the `ahead`-th from now (1 is the next)."""
+        """Return the observation after `action`, the `ahead`-th from now (1 is the next)."""
 
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
@@ -42,7 +42,7 @@ class StepPredictor(ABC):
 
 
 class Copy(StepPredictor):
-    """The last observation again, at every horizon."""
+    """Repeat the last observation at every horizon."""
 
     def predict_step(self, env: str, context: Context, action: str, ahead: int) -> str:
         return context.history[-1].observation if context.history else context.observation
@@ -50,7 +50,7 @@ class Copy(StepPredictor):
 
 @dataclass(frozen=True)
 class Markov(StepPredictor):
-    """The observation most often seen after that action string in the train episodes; `tables` by environment."""
+    """Predict the most frequent observation after that action string in train episodes. tables: by environment."""
 
     tables: Mapping[str, MarkovTable]
 
@@ -64,7 +64,7 @@ class Markov(StepPredictor):
 
 @dataclass(frozen=True)
 class Extrapolate(StepPredictor):
-    """Numbers in repeated readings continued linearly; where there are none, what `markov` says.
+    """Continue numbers in repeated readings linearly; without readings, predict as `markov`.
 
     The readings of an action are the observations that followed the same action string in the history shown. Used is
     the last run of them that is one text but for its numbers, if it has two readings or more. Each number is fitted by
@@ -87,7 +87,7 @@ class Extrapolate(StepPredictor):
 
 
 def repeated_readings(context: Context, action: str) -> tuple[list[int], list[str]]:
-    """Steps (the first observation is step 0) and texts of the action's last readings of one template."""
+    """Return steps (the first observation is step 0) and texts of the action's last readings of one template."""
     readings = [(i, s.observation) for i, s in enumerate(context.history, start=1) if s.action == action]
     if not readings:
         return [], []
@@ -98,7 +98,7 @@ def repeated_readings(context: Context, action: str) -> tuple[list[int], list[st
 
 
 def continue_readings(steps: Sequence[int], texts: Sequence[str], target: int) -> str:
-    """The last text with its numbers continued to step `target`. The texts are equal but for their numbers."""
+    """Return the last text with its numbers continued to step `target`. The texts are equal but for their numbers."""
     printed = _NUMBER.findall(texts[-1])
     if not printed:
         return texts[-1]
@@ -111,14 +111,14 @@ def continue_readings(steps: Sequence[int], texts: Sequence[str], target: int) -
 
 
 def _print_like(value: float, like: str) -> str:
-    """Rounded (halves up) to as many decimals as `like` has."""
+    """Round (halves up) to the number of decimals that `like` has."""
     decimals = len(like.partition(".")[2])
     scale = 10**decimals
     return f"{math.floor(value * scale + 0.5) / scale:.{decimals}f}"
 
 
 def load_markov(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Markov:
-    """Tables for the environments of the windows, from train episodes if given, else the committed ones."""
+    """Load tables for the environments of the windows, built from train episodes if given, else the committed ones."""
     tables = build_tables(train_episodes) if train_episodes else {}
     for env in sorted({window["env"] for window in windows}):
         if env in tables:

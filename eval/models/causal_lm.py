@@ -1,4 +1,4 @@
-"""Any causal language model of a Hugging Face folder as a predictor, by a few-shot prompt, greedy. Loads torch."""
+"""Predict with a causal language model of a Hugging Face folder: few-shot prompt, greedy. Loads torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WEIGHTS_AND_TEXT = (".json", ".safetensors", ".bin", ".txt", ".model", ".jinja"
 
 
 class CausalLMPredictor:
-    """A folder's model and tokenizer; nothing is downloaded and no code of the folder is run.
+    """Model and tokenizer of a folder; nothing is downloaded and no code of the folder is run.
 
-    With a chat template the examples are turns of a conversation, else one text that is continued. The oldest history
-    goes first where a prompt is over the model's length; raises InputError from FormatError where that is not enough.
+    With a chat template the examples are turns of a conversation, else one text to continue. The oldest history is
+    dropped if a prompt exceeds the model's length; raises InputError from FormatError if that is not enough.
     """
 
     def __init__(self, folder: Path, shots: Shots, device: torch.device | None = None) -> None:
@@ -66,7 +66,7 @@ class CausalLMPredictor:
         return predictions
 
     def _fit(self, window: Window, context_kind: ContextKind, horizons: Sequence[int]) -> tuple[Context, int]:
-        """The window's context without the steps that no horizon's prompt has room for, and their number."""
+        """Drop the steps that do not fit into every horizon's prompt; return the context and their number."""
 
         def fits(context: Context) -> bool:
             prompts = (self._prompt(window, context, context_kind, k) for k in horizons)
@@ -86,12 +86,12 @@ class CausalLMPredictor:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     def _length(self, prompt: str) -> int:
-        """In tokens."""
+        """Return the prompt's length in tokens."""
         return len(self._tokenizer(prompt, add_special_tokens=self._adds_special, verbose=False)["input_ids"])
 
     @property
     def _adds_special(self) -> bool:
-        """A chat template writes its own special tokens."""
+        """Return True if the tokenizer must add special tokens; a chat template writes its own."""
         return self._tokenizer.chat_template is None
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Checkpoints as predictors. Loads torch, so it is imported only when a checkpoint is asked for."""
+"""Checkpoints as predictors. Loads torch, so it is imported only for checkpoints."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from loopwm.worlds.local import LocalWorlds
 
 
 class CheckpointPredictor:
-    """A world model that encodes the context, takes the actions without decoding, and decodes where it is scored.
+    """World model that encodes the context, advances without decoding, and decodes at the scored horizons.
 
     depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
-    for greedy decoding. device: the CPU by default. Raises InputError for a folder that is no checkpoint, a depth
+    for greedy decoding. device: the CPU by default. Raises InputError for a folder without a checkpoint, a depth
     outside its limits, or a rule that needs a gate it does not have.
     """
 
@@ -51,7 +51,7 @@ class CheckpointPredictor:
 
     @property
     def judges(self) -> bool:
-        """Whether rewards and ends are predicted."""
+        """Return True if rewards and ends are predicted."""
         return self.world_model.model.config.prediction_heads
 
     def worlds(self) -> LocalWorlds:
@@ -61,7 +61,7 @@ class CheckpointPredictor:
         return Imagination(lambda env: self.worlds(), self.judges)
 
     def begin(self, windows: Sequence[Window], context_kind: ContextKind) -> LocalWorlds:
-        """The windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
+        """Start the windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
         worlds = self.worlds()
         begin(worlds, windows, context_kind)
         return worlds
@@ -84,7 +84,7 @@ class CheckpointPredictor:
     def nats(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[dict[int, tuple[float, int]]]:
-        """Teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
+        """Return the teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
         found: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
         worlds = self.begin(windows, context_kind)
         for k in range(1, max(horizons) + 1):
@@ -97,7 +97,7 @@ class CheckpointPredictor:
 
 
 def read_depth(text: str) -> ExitRule:
-    """A number of loops or an exit rule. Raises InputError."""
+    """Parse a number of loops or an exit rule. Raises InputError."""
     try:
         return parse_rule(text)
     except ValueError as error:
@@ -105,5 +105,5 @@ def read_depth(text: str) -> ExitRule:
 
 
 def checkpoint_hash(folder: Path) -> str:
-    """SHA-256 over names and contents of the files that decide what a checkpoint predicts."""
+    """Return the SHA-256 over names and contents of the files that decide a checkpoint's predictions."""
     return sha256_of_files(folder, (".json", ".safetensors"))

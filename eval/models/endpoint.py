@@ -1,8 +1,8 @@
 """Chat completions of an OpenAI-compatible endpoint: retried, cached on disk, counted.
 
-The cache is one SQLite file: the whole request (address and body, never the key) is what a reply is found by, so what
-was answered once is not asked again, by whatever run, and a run that was killed goes on where it was. An answer that
-the limit of tokens cut off is none: it is asked for again by the next run, and kept only to be counted.
+The cache is one SQLite file keyed by the whole request (address and body, never the key), so an answered request is
+never sent again by any run, and an interrupted run resumes. An answer cut off at the token limit is not an answer: the
+next run requests it again; the cache holds it only for the token count.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from loopwm.worlds.http import KEY_VARIABLE
 
 ATTEMPTS = 8
 MAX_BACK_OFF = 60.0
-"""Seconds; an endpoint that names a longer wait is waited for, up to MAX_RETRY_AFTER."""
+"""Seconds. A longer wait that the endpoint asks for is honoured up to MAX_RETRY_AFTER."""
 
 MAX_RETRY_AFTER = 900.0
-"""Seconds. An endpoint that asks for more is left alone: the run ends, to be started again later."""
+"""Seconds. If the endpoint asks for more, the run ends, to be resumed later."""
 
 DEFAULT_MAX_TOKENS = 512
 THINKING_ENDS = "</think>"
-"""Closes the thoughts of open models where the server does not keep them apart; often the chat template opens them."""
+"""End of the reasoning of open models if the server does not separate it; often the chat template opens it."""
 
 _REMEDIES = {"max_tokens": "--max-completion-tokens", "temperature": "--no-temperature"}
 """Options by the parameter that an endpoint refuses. https://platform.openai.com/docs/api-reference/chat/create"""
@@ -56,10 +56,10 @@ _backed_off = wait_random_exponential(multiplier=0.5, max=MAX_BACK_OFF)
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a request says besides model and messages.
+    """Fields of a request besides model and messages.
 
-    max_tokens: of the answer, thoughts included. max_completion_tokens: the same limit by the name that OpenAI's
-    current models want, sent in the place of max_tokens. greedy: send temperature 0, which models that think refuse.
+    max_tokens: of the answer, reasoning included. max_completion_tokens: the same limit by the name that OpenAI's
+    current models want, sent instead of max_tokens. greedy: send temperature 0, which reasoning models refuse.
     reasoning_effort: such as low; None: not sent.
     """
 
@@ -70,7 +70,7 @@ class Parameters:
 
     @property
     def body(self) -> dict[str, int | str]:
-        """As they stand in a request."""
+        """Return the fields of a request."""
         newer = self.max_completion_tokens is not None
         sent = {
             "max_tokens": None if newer else self.max_tokens,
@@ -83,9 +83,9 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Reply:
-    """What was answered, without thoughts, and the tokens it took as the endpoint counts them (None: it did not say).
+    """Answer without reasoning, and the tokens that the endpoint counted (None: not reported).
 
-    cut: it ended at the limit of tokens. What was said until then is no answer; the text is empty.
+    cut: it ended at the token limit. A cut answer counts as none; the text is empty.
     """
 
     text: str
@@ -95,7 +95,7 @@ class Reply:
 
 
 class UnusableError(Exception):
-    """An answer worth asking again for. retry_after: seconds the endpoint asks to wait, or None."""
+    """Answer to retry. retry_after: seconds the endpoint asks to wait, or None."""
 
     def __init__(self, what: str, retry_after: float | None = None) -> None:
         super().__init__(what)
@@ -103,7 +103,7 @@ class UnusableError(Exception):
 
 
 class ReplyCache:
-    """Replies by the hash of their request, in a file that survives being killed. Safe to share between threads."""
+    """Replies by the hash of their request, in a crash-safe file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class ReplyCache:
         self._execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", key, request, json.dumps(reply))
 
     def get_cut(self, key: str) -> list[dict[str, Any]]:
-        """Every reply to this request that was cut."""
+        """Return every reply to this request that was cut."""
         return [json.loads(row[0]) for row in self._execute("SELECT reply FROM cut WHERE key = ?", key)]
 
     def put_cut(self, key: str, reply: dict[str, Any]) -> None:
@@ -137,14 +137,14 @@ class ReplyCache:
 
 @dataclass(frozen=True)
 class Address:
-    """base: where the endpoint's `/chat/completions` is, such as http://localhost:8000/v1."""
+    """Endpoint address. base: URL before `/chat/completions`, such as http://localhost:8000/v1."""
 
     base: str
     model: str
 
     @classmethod
     def parse(cls, text: str, option: str) -> Address:
-        """`openai:URL#MODEL`, the value of an option. Raises InputError naming the option."""
+        """Parse `openai:URL#MODEL`, the value of an option. Raises InputError naming the option."""
         base, _, model = text.removeprefix("openai:").partition("#")
         try:
             url = httpx.URL(base)
@@ -160,7 +160,7 @@ class Address:
 
 
 class Endpoint:
-    """Answers conversations.
+    """Client of an endpoint.
 
     timeout: seconds a request may take in all. The key is read from the variable OPENAI_API_KEY; without it none is
     sent. Every method raises InputError for a refusal, or after ATTEMPTS unusable answers in turn.
@@ -186,11 +186,11 @@ class Endpoint:
         self._client = httpx.Client(headers=headers, timeout=timeout, limits=limits)
 
     def complete(self, messages: Sequence[Message]) -> str:
-        """The assistant's answer; nothing if it was cut."""
+        """Return the assistant's answer; empty if it was cut."""
         return self.reply(self._request(messages)).text
 
     def complete_all(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
-        """Replies in the order of the conversations; equal ones are asked once, `concurrency` at a time."""
+        """Return replies in the order of the conversations; equal ones are requested once, `concurrency` at a time."""
         requests = [self._request(messages) for messages in conversations]
         self._stopped.clear()
         with ThreadPoolExecutor(self._concurrency) as pool:
@@ -206,18 +206,18 @@ class Endpoint:
         return [futures[request].result() for request in requests]
 
     def paid_all(self, conversations: Iterable[Sequence[Message]]) -> list[Reply]:
-        """Every reply there was to them, also those that were cut; equal conversations once."""
+        """Return every reply to the conversations, cut ones included; equal conversations once."""
         keys = {sha256(self._request(messages)) for messages in conversations}
         bodies = [body for key in keys for body in (self._cache.get(key), *self._cache.get_cut(key))]
         return [read_reply(body) for body in bodies if body is not None]
 
     def _request(self, messages: Sequence[Message]) -> str:
-        """Address and body as canonical JSON."""
+        """Return address and body as canonical JSON."""
         body = {"model": self.address.model, "messages": messages, **self.parameters.body}
         return json.dumps({"url": f"{self.address.base}/chat/completions", "body": body}, sort_keys=True)
 
     def reply(self, request: str) -> Reply:
-        """The reply to a request, from the cache if it was answered before."""
+        """Return the reply to a request, from the cache if present."""
         key = sha256(request)
         kept = self._cache.get(key)
         if kept is not None and not (reply := read_reply(kept)).cut:
@@ -244,7 +244,7 @@ class Endpoint:
             raise InputError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts; the last: {error}") from error
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One attempt. Raises UnusableError, or InputError for what asking again would not change."""
+        """Send one attempt. Raises UnusableError, or InputError for errors that a retry would repeat."""
         try:
             response = self._post(request)
         except httpx.RequestError as error:
@@ -259,7 +259,7 @@ class Endpoint:
         return _usable_body(response)
 
     def _post(self, request: dict[str, Any]) -> httpx.Response:
-        """The whole response. httpx limits each read; the limit here is on all of them together."""
+        """Return the whole response. httpx limits each read; the limit here is on all of them together."""
         end = time.monotonic() + self._timeout
         with self._client.stream("POST", request["url"], json=request["body"]) as response:
             content = bytearray()
@@ -271,14 +271,14 @@ class Endpoint:
 
 
 def _wait(state: RetryCallState) -> float:
-    """Seconds to the next attempt: exponential with full jitter, never less than the endpoint asks for."""
+    """Return seconds to the next attempt: exponential with full jitter, at least what the endpoint asks for."""
     error = state.outcome.exception() if state.outcome is not None else None
     retry_after = error.retry_after if isinstance(error, UnusableError) else None
     return max(_backed_off(state), retry_after or 0.0)
 
 
 def retry_after(header: str | None) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date; None if absent or senseless."""
+    """Parse a Retry-After header, seconds or a date, to seconds; None if absent or invalid."""
     if header is None:
         return None
     try:
@@ -301,7 +301,7 @@ def _usable_body(response: httpx.Response) -> dict[str, Any]:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """What a refusal says, in one line, and the option that avoids it where there is one."""
+    """Return the message of a refusal in one line, with the option that avoids it if there is one."""
     try:
         error = response.json()["error"]
         said, parameter = str(error["message"]), error.get("param")
@@ -312,7 +312,7 @@ def _refusal(response: httpx.Response) -> str:
 
 
 def read_reply(body: dict[str, Any]) -> Reply:
-    """Raises ValueError, LookupError or TypeError for what is no chat completion. No content is an empty answer."""
+    """Parse a chat completion. No content is an empty answer. Raises ValueError, LookupError or TypeError."""
     choice = body["choices"][0]
     message = choice["message"]
     cut = choice.get("finish_reason") == "length"

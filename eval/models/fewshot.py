@@ -1,9 +1,9 @@
-"""The prompt by which a general language model is asked for an observation: instruction, examples, the window.
+"""Few-shot prompts that ask a general language model for an observation: instruction, examples, window.
 
 Examples are windows of train episodes, never of a suite. Eight for each known environment are committed
-(`eval/data/examples-*.jsonl.gz`, made by `python -m eval build-examples`); a window file takes their place. They are
-shown at the same horizon and under the same context as the window asked about, so that a deferred observation is
-missing there too. No system message: not every chat template takes one.
+(`eval/data/examples-*.jsonl.gz`, made by `python -m eval build-examples`); --examples replaces them by a window file.
+They have the horizon and the kind of context of the window to predict, so that a deferred observation is missing there
+too. There is no system message: some chat templates refuse one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ the actions that the player takes next. Observations marked (not shown) happened
 observation that the game prints after the last action: that text alone, as the game would print it."""
 
 END = "###"
-"""The line after an observation in a prompt that is continued instead of answered."""
+"""Line after an observation in a prompt that is continued instead of answered."""
 
 
 class Message(TypedDict):
@@ -40,7 +40,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Shots:
-    """The examples to show by environment, `count` of each, and the hash of what they were read from."""
+    """Examples by environment, `count` to show of each, and the hash of their source."""
 
     examples: dict[str, tuple[Window, ...]]
     count: int
@@ -51,7 +51,7 @@ class Shots:
         return {"shots": self.count, "examples_sha256": self.sha256}
 
     def messages(self, window: Window, context: Context, context_kind: ContextKind, horizon: int) -> list[Message]:
-        """User and assistant in turn; the last message is the user's. `context` is the window's under the context."""
+        """Return user and assistant messages in turn, a user's last. context: the window's, of this kind."""
         found: list[Message] = []
         for example in self.examples[window["env"]]:
             question = ask(window_context(example, context_kind), example["actions"][:horizon])
@@ -65,9 +65,9 @@ class Shots:
 def load_shots(
     windows: Sequence[Window], examples: Path | None, shots: int, context_kind: ContextKind, horizons: Sequence[int]
 ) -> Shots:
-    """`shots` examples for each environment of the windows, from a window file or the committed ones.
+    """Load `shots` examples for each environment of the windows, from a window file or the committed ones.
 
-    Raises InputError where there are too few, one is not of a train split, or lacks what context and horizons need.
+    Raises InputError for too few, for one outside the train split, or without what context and horizons need.
     """
     envs = sorted({window["env"] for window in windows})
     files = [examples] if examples is not None else [examples_path(env) for env in envs]
@@ -83,7 +83,7 @@ def load_shots(
 
 
 def _check_example(window: Window, longest: int) -> None:
-    """longest: horizon. Raises InputError for an example of another split, or one too short to be shown at it."""
+    """Raise InputError for an example of another split, or one shorter than the horizon `longest`."""
     if window["split"] not in TRAIN_SPLITS:
         raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
     if (length := len(window["actions"])) < longest:
@@ -98,7 +98,7 @@ def examples_path(env: str) -> Path:
 
 
 def ask(context: Context, actions: Sequence[str]) -> str:
-    """A context and the actions taken next, the last one asked about."""
+    """Return the question: a context and the next actions, the last one to be predicted."""
     known = [
         ("Goal", context.goal),
         ("Hidden state at the first observation", context.hidden_state),
@@ -115,20 +115,20 @@ def ask(context: Context, actions: Sequence[str]) -> str:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """The same for a model that has no chat template; its continuation up to a line `###` is the answer."""
+    """Join the messages for a model without a chat template; the answer ends at a line `###`."""
     turns = {"user": "{}\nObservation:", "assistant": f" {{}}\n{END}\n\n"}
     return "".join(turns[message["role"]].format(message["content"]) for message in messages)
 
 
 def read_continuation(text: str) -> str:
-    """The answer in what a model wrote after `as_text`."""
+    """Return the answer in a continuation of `as_text`."""
     return text.split(f"\n{END}", 1)[0].strip()
 
 
 def fit_history(context: Context, fits: Callable[[Context], bool]) -> tuple[Context, int] | None:
-    """Drops the oldest steps after the first observation until it fits; with the number dropped.
+    """Drop the oldest steps after the first observation until the context fits; return it and their number.
 
-    None if goal and first observation alone do not fit. A shorter history must fit where a longer one does.
+    Returns None if goal and first observation alone do not fit. A shorter history must fit where a longer one does.
     """
     kept = [replace(context, history=context.history[dropped:]) for dropped in range(len(context.history) + 1)]
     dropped = bisect_left(kept, True, key=fits)

@@ -1,6 +1,6 @@
-"""Imagination step by step: the text of every step is taken for observed before the next action.
+"""Imagination step by step: every predicted text is appended to the history before the next action.
 
-How it differs from deferral: `Predictor.predict` takes several actions in the latent and is shown no text between them.
+`Predictor.predict` differs: it takes several actions in the latent without feeding text back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopwm.worlds.protocol import Imagined, Worlds, longer
 
 
 class PredictorWorlds:
-    """Worlds of any predictor, which is asked for the next observation of a history. Its texts stand for observed."""
+    """Worlds of any predictor: each step asks for the next observation of a history and appends it."""
 
     def __init__(self, predictor: Predictor, env: str) -> None:
         self._predictor, self._env = predictor, env
@@ -55,8 +55,10 @@ class PredictorWorlds:
 
 @dataclass(frozen=True)
 class Imagination:
-    """A model as an agent meets it. worlds: of an environment, by its name. judges: it predicts reward and
-    continuation."""
+    """Model as an agent's world.
+
+    worlds: creates worlds of an environment. judges: True if it predicts reward and continuation.
+    """
 
     worlds: Callable[[str], Worlds]
     judges: bool = False
@@ -64,7 +66,7 @@ class Imagination:
 
 @dataclass(frozen=True)
 class FedBack:
-    """A predictor that imagines step by step, each answer part of the history of the next question."""
+    """Predictor that imagines step by step, each answer part of the next history."""
 
     predictor: Predictor
     imagination: Imagination
@@ -76,7 +78,7 @@ class FedBack:
     def predict(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[Prediction]:
-        """The windows are of one environment."""
+        """Predict windows of one environment."""
         worlds = self.imagination.worlds(windows[0]["env"])
         begin(worlds, windows, context_kind)
         predictions = [Prediction({}, cut) for cut in worlds.steps_cut]
@@ -91,7 +93,7 @@ class FedBack:
 
 
 def begin(worlds: Worlds, windows: Sequence[Window], context_kind: ContextKind) -> None:
-    """The windows' worlds. Raises InputError, from the FormatError, naming a window that cannot be encoded."""
+    """Start the windows' worlds. Raises InputError, from the FormatError, naming a window that cannot be encoded."""
     contexts = [window_context(window, context_kind) for window in windows]
     try:
         worlds.begin(contexts)
@@ -100,7 +102,7 @@ def begin(worlds: Worlds, windows: Sequence[Window], context_kind: ContextKind) 
 
 
 def _refused(worlds: Worlds, windows: Sequence[Window], contexts: Sequence[Context]) -> str:
-    """The id of the first window that cannot be encoded by itself."""
+    """Return the id of the first window that cannot be encoded by itself."""
     for window, context in zip(windows, contexts, strict=True):
         try:
             worlds.begin([context])
@@ -110,7 +112,7 @@ def _refused(worlds: Worlds, windows: Sequence[Window], contexts: Sequence[Conte
 
 
 def next_window(env: str, context: Context, action: str) -> Window:
-    """A window of one action after what a context shows; what follows is not known."""
+    """Return a window of one action after a context; its answer is unknown."""
     history = [(None, context.observation), *((step.action, step.observation) for step in context.history)]
     return {
         "id": env, "env": env, "task": "", "variation": None, "family": "", "split": "", "goal": context.goal,

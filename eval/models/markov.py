@@ -31,7 +31,7 @@ _Counts = dict[_Key, Counter[str]]
 
 @dataclass(frozen=True)
 class MarkovTable:
-    """The most common observation by action, by verb (an action's first word), and over all steps."""
+    """Most frequent observation by action, by verb (an action's first word), and over all steps."""
 
     env: str
     transitions: int
@@ -40,7 +40,7 @@ class MarkovTable:
     fallback: str
 
     def predict(self, action: str) -> str:
-        """Unseen action: after the same verb; unseen verb: over all."""
+        """Look up the action; back off to its verb, then to all steps."""
         known = self.actions.get(action.strip())
         return known if known is not None else self.verbs.get(verb(action), self.fallback)
 
@@ -58,7 +58,7 @@ def table_path(env: str) -> Path:
 
 
 def build_tables(paths: Iterable[Path]) -> dict[str, MarkovTable]:
-    """One table an environment. Raises InputError for episodes that are not of the train split."""
+    """Build one table an environment. Raises InputError for episodes outside the train split."""
     expert: dict[str, _Counts] = defaultdict(lambda: defaultdict(Counter))
     other: dict[str, _Counts] = defaultdict(lambda: defaultdict(Counter))
     for episode in read_train_episodes(paths):
@@ -92,7 +92,7 @@ def _to_json(table: MarkovTable) -> str:
 
 
 def load_table(path: Path) -> MarkovTable:
-    """Raises InputError naming the file."""
+    """Read a table. Raises InputError naming the file."""
     try:
         record: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         return MarkovTable(**record)

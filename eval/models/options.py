@@ -1,4 +1,4 @@
-"""What `--model` may name, and the options that belong to each kind of model."""
+"""Values of `--model`, and the options of each kind of model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKPOINT, LANGUAGE_MODEL, ENDPOINT = "checkpoint", "language model", "endpoint
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline known by name. make: from the windows and the files of --train-episodes."""
+    """Named baseline. make: creates it from the windows and the files of --train-episodes."""
 
     purpose: str
     make: Callable[[Sequence[Window], Sequence[Path]], Predictor]
@@ -57,12 +57,12 @@ _TAKEN_BY = {
     "shots": {LANGUAGE_MODEL, ENDPOINT},
     "examples": {LANGUAGE_MODEL, ENDPOINT},
 }
-"""Kinds of model by option; the options not named here are those of an endpoint."""
+"""Kinds of model by option; options not listed here are of endpoints."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options of the command line that only some kinds of model take; None: not given."""
+    """Command-line options of some kinds of model; None: not given."""
 
     depth: str | None = None
     device: str | None = None
@@ -123,7 +123,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def make_predictor(
     model: str, windows: Sequence[Window], options: ModelOptions, context_kind: ContextKind, horizons: Sequence[int]
 ) -> Predictor:
-    """What `--model` names, for these windows. Raises InputError naming the option at fault."""
+    """Create the predictor that `--model` names. Raises InputError naming the option at fault."""
     kind = _kind(model)
     for option in fields(options):
         given = getattr(options, option.name) is not None
@@ -179,12 +179,12 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
 
 
 def fed_back(predictor: Predictor, model: str, context_kind: ContextKind) -> Predictor:
-    """The same model imagining by text instead of latents."""
+    """Return the same model, imagining by text instead of latents."""
     return FedBack(predictor, make_imagination(predictor, model, context_kind))
 
 
 def make_imagination(predictor: Predictor, model: str, context_kind: ContextKind) -> Imagination:
-    """The model as an agent's world. Raises InputError for a context that it is not shown."""
+    """Return the model as an agent's world. Raises InputError for a context that it does not support."""
     if Path(model).is_dir():
         from eval.models.checkpoint import CheckpointPredictor  # torch, which the baselines do without
 

@@ -1,4 +1,4 @@
-"""A language model behind an endpoint as a predictor: one few-shot request for each window and horizon."""
+"""Predict with a language model behind an endpoint: one few-shot request for each window and horizon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopwm.records.windows import Window
 
 @dataclass(frozen=True)
 class Prices:
-    """Price of a million tokens in the prompt and in the answer, in any currency; None: not known."""
+    """Price of a million tokens of prompt and answer, in any currency; None: unknown."""
 
     prompt: float | None = None
     completion: float | None = None
@@ -40,9 +40,9 @@ class EndpointPredictor:
     def usage(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> dict[str, int | float]:
-        """Requests of a whole run and their tokens, whenever they were asked; equal ones once, and each that was cut.
+        """Count requests and tokens of a whole run; equal requests once, cut replies each.
 
-        Tokens and price count the replies in which the endpoint counted its tokens (`counted`).
+        Tokens and price are over the replies whose tokens the endpoint counted (`counted`).
         """
         conversations = (messages for window in windows for messages in self._ask(window, context_kind, horizons))
         replies = self.endpoint.paid_all(conversations)
@@ -61,7 +61,7 @@ class EndpointPredictor:
 
 
 def _prediction(replies: Mapping[int, Reply]) -> Prediction:
-    """Makes a prediction of the replies by horizon."""
+    """Build a prediction from the replies by horizon."""
     unanswered = frozenset(k for k, reply in replies.items() if reply.cut)
     return Prediction({k: reply.text for k, reply in replies.items()}, unanswered=unanswered)
 

@@ -1,9 +1,9 @@
-"""Readings: what an action told that was taken before. If it told numbers, they change with the time that passes.
+"""Readings: earlier observations of the same action. Their numbers, if any, change with time.
 
-A place of a train episode agrees with a question where the same numbers were read the same time before. Time is
-ScienceWorld's: an input that is no action, and a look at the room, the inventory or the task, take none; everything
-else takes a tick, and waiting the iterations waited for as well. How long a deferred action takes is what it most often
-took in the train episodes.
+A place of a train episode agrees with a question if the same numbers were read the same time before. Time is
+ScienceWorld's: an invalid action, and a look at the room, the inventory or the task, take none; everything else takes
+a tick, and waiting as many as it names besides. The duration of a deferred action is its most frequent one in the train
+episodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from eval.models.retrieve import Index, Question, Steps
 from eval.models.train_episodes import TrainEpisode
 
 AT_MOST = 12
-"""Readings of a place that are compared."""
+"""Most readings of a place that are compared."""
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _WAITED = re.compile(r"You decide to wait for (\d+) iterations\.")
@@ -31,14 +31,14 @@ _FREE = ("look around", "inventory", "task")
 
 @dataclass(frozen=True)
 class Reading:
-    """Numbers that were told (there may be none), and how many ticks before the observation that is asked about."""
+    """Numbers of an observation (possibly none), and its ticks before the observation to predict."""
 
     back: int
     numbers: tuple[str, ...]
 
 
 def ticks(action: str, observation: str) -> int:
-    """How long a step took."""
+    """Return the duration of a step."""
     if observation == _REFUSED or action in _FREE:
         return 0
     waited = _WAITED.match(observation)
@@ -46,9 +46,9 @@ def ticks(action: str, observation: str) -> int:
 
 
 def readings(steps: Steps, times: Sequence[int], last: int, action: str, target: int) -> Iterator[Reading]:
-    """What `action` told up to step `last`, the last first, as long as the texts are one but for their numbers.
+    """Yield observations of `action` up to step `last`, the last first, while the texts differ only in numbers.
 
-    times: ticks by step. target: time of the observation asked about.
+    times: ticks by step. target: time of the observation to predict.
     """
     template = None
     for step in range(last, 0, -1):
@@ -68,7 +68,7 @@ def _numbers(text: str) -> tuple[tuple[str, ...], str]:
 
 @dataclass(frozen=True)
 class InView:
-    """The readings that a question shows, the last first, and what agrees with how many of them."""
+    """Readings in a question, the last first, and the number of them that each place agrees with."""
 
     readings: Sequence[Reading]
     agreeing: Sequence[int]
@@ -76,12 +76,12 @@ class InView:
 
     @property
     def must_go_on(self) -> bool:
-        """Whether they tell how the observation changes, if at all, and no place agrees with that."""
+        """Return True if the readings determine how the observation changes, and no place agrees with that."""
         return len(self.readings) > 1 and self.agreed < 2
 
 
 class ReadingIndex:
-    """The places of an index by the readings before them."""
+    """Places of an index by the readings before them."""
 
     def __init__(self, index: Index) -> None:
         self._usual = usual_ticks(index.episodes)
@@ -96,7 +96,7 @@ class ReadingIndex:
                 self._by_reading[verb(place.action), reading].append(number)
 
     def look_up(self, question: Question) -> InView:
-        """The places that agree with most of the readings in view, counted from the last."""
+        """Return the places that agree with most of the readings in view, counted from the last."""
         times = list(accumulate(ticks(*step) for step in question.seen))
         target = times[-1] + sum(self._usual.get(action, 1) for action in question.actions)
         action = question.actions[-1]
@@ -112,7 +112,7 @@ class ReadingIndex:
 
 
 def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
-    """How long each action most often took; the shortest of equally frequent times."""
+    """Return the most frequent duration of each action; the shortest of equally frequent ones."""
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for episode in episodes:
         for action, observation in episode.steps[1:]:
@@ -121,7 +121,7 @@ def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
 
 
 def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
-    """The readings continued to the observation that is asked about; the last again if no time passed between them."""
+    """Continue the readings to the observation to predict; repeat the last if no time passed since."""
     *_, last = (text for action, text in question.seen if action == question.actions[-1])
     if in_view[0].back == in_view[-1].back:
         return last

@@ -1,10 +1,10 @@
-"""The `retrieve` baseline: what followed the most similar place of a train episode, by BM25. It needs no torch.
+"""Baseline `retrieve`: the observation at the most similar place of a train episode, by BM25. It needs no torch.
 
-A document is one step of an episode, described by the action that was taken, the k - 1 actions before it, and what was
-seen before those: the last observation, the two before it, and the goal. A window at horizon k is the query of the
-same description. Fields are told apart by a mark before each word, and actions count also as whole strings. Weights
-were chosen on dev windows; BM25 is without length normalisation (b = 0), so that a query without history, as the
-`snapshot` context shows it, finds the same documents.
+A document is one step of an episode, described by its action, the k - 1 actions before it, and the texts before those:
+the last observation, the two before it, and the goal. A window at horizon k is the query of the same description. A
+prefix of each word names its field, and actions count also as whole strings. Weights were chosen on dev windows; BM25
+is without length normalisation (b = 0), so that a query without history, as of the context `snapshot`, matches the same
+documents.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from loopwm.records.template import Context, ContextKind, window_context
 from loopwm.records.windows import Window
 
 ACTION_WEIGHT = 10
-"""Repeats of the whole string of the action asked about."""
+"""Repeats of the whole string of the action to predict."""
 
 OBSERVATION_WEIGHT = 2
 EARLIER_OBSERVATIONS = 2
 
 _WORD = re.compile(r"[a-z0-9]+")
 Steps = Sequence[tuple[str, str]]
-"""(action, observation) pairs up to now; the action of an episode's first one is empty."""
+"""(action, observation) pairs up to now; the first action is empty."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A step of a train episode that `horizon` actions lead to from what was seen there."""
+    """Step of a train episode, `horizon` actions after the observations that describe it."""
 
     episode: TrainEpisode
     step: int
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def now(self) -> int:
-        """The last step that was seen."""
+        """Return the last observed step."""
         return self.step - self.horizon
 
     @property
@@ -71,7 +71,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Question:
-    """What a window asks at a horizon: the observation after the last of `actions`."""
+    """Query of a window at a horizon: the observation after the last of `actions`."""
 
     goal: str
     seen: Steps
@@ -83,7 +83,7 @@ class Question:
 
 
 class Index:
-    """The places of an environment at one horizon, and how similar they are to a question."""
+    """Places of an environment at one horizon, with their similarity to a question."""
 
     def __init__(self, episodes: Sequence[TrainEpisode], horizon: int) -> None:
         self.episodes = episodes
@@ -94,13 +94,13 @@ class Index:
             self._bm25.index(terms, show_progress=False)
 
     def scores(self, question: Question) -> NDArray[np.float32]:
-        """By place, (places,)."""
+        """Return similarities by place, (places,)."""
         scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.seen, question.actions))
         return scores
 
 
 class Retrieval(ABC):
-    """Predicts from train episodes, which are indexed by environment and horizon when first needed."""
+    """Predicts from train episodes, indexed by environment and horizon on first use."""
 
     def __init__(self, episodes: Sequence[TrainEpisode]) -> None:
         self._episodes = episodes
@@ -132,19 +132,19 @@ class Retrieval(ABC):
 
 
 class Retrieve(Retrieval):
-    """What followed at the most similar place; of equal ones the first."""
+    """Predict the observation at the most similar place; of equal ones the first."""
 
     def _answer(self, question: Question, index: Index) -> str:
         return index.places[int(index.scores(question).argmax())].answer
 
 
 def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Retrieve:
-    """Raises InputError where the episodes lack an environment of the windows."""
+    """Load the baseline. Raises InputError if the episodes lack an environment of the windows."""
     return Retrieve(read_episodes_for(windows, train_episodes))
 
 
 def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[TrainEpisode]:
-    """Raises InputError where the episodes lack an environment of the windows."""
+    """Read train episodes. Raises InputError if they lack an environment of the windows."""
     if not train_episodes:
         raise InputError("--train-episodes: retrieval needs them, no index comes with the package")
     episodes = list(read_train_episodes(train_episodes))
@@ -158,7 +158,7 @@ def _steps(context: Context) -> list[tuple[str, str]]:
 
 
 def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
-    """Terms of a place: its goal, what was seen up to now, and the actions from there, the last one asked about."""
+    """Return the terms of a place: its goal, the steps up to now, and the next actions, the last to be predicted."""
     *between, last = actions
     last_action, last_observation = seen[-1]
     terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + _words("action", last)
@@ -173,7 +173,7 @@ def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
 
 @cache
 def _words(mark: str, text: str) -> list[str]:
-    """The different words, marked. Texts come back again and again: every observation is one of many documents."""
+    """Return the distinct words, prefixed. Cached: every observation is part of many documents."""
     return [sys.intern(f"{mark}:{word}") for word in sorted(set(_WORD.findall(text.lower())))]
 
 

@@ -1,9 +1,9 @@
-"""The `retrieve-names` baseline: `retrieve` among the places that fit, retold in the names of the place asked about.
+"""Baseline `retrieve-names`: `retrieve` among matching places, with names replaced by those of the question.
 
-Places fit that answer to an action of the same verb and, where the asked action was taken before and told numbers,
-agree with these readings. Two or more readings that no place agrees with are continued instead.
-Of the most similar place that fits, the actions and observations are aligned with those of the question, and the names
-that differ are substituted in its answer.
+A place matches if its action has the same verb and, if the action was taken before and its answer has numbers, if it
+agrees with these readings. Two or more readings that no place agrees with are continued instead. The actions and
+observations of the most similar match are aligned with those of the question, and names that differ are replaced in its
+answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eval.scores.entities import names_of
 from loopwm.records.windows import Window
 
 EARLIER_STEPS = 8
-"""Steps up to now that are aligned as well."""
+"""Earlier steps that are aligned as well."""
 
 
 class RetrieveNames(Retrieval):
@@ -45,7 +45,7 @@ class RetrieveNames(Retrieval):
 
 
 def _by_verb(index: Index) -> Mapping[str, NDArray[np.int64]]:
-    """Numbers of places by the verb of the action that they answer to."""
+    """Return numbers of places by the verb of their action."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for number, place in enumerate(index.places):
         numbers[verb(place.action)].append(number)
@@ -53,7 +53,7 @@ def _by_verb(index: Index) -> Mapping[str, NDArray[np.int64]]:
 
 
 def retell(place: Place, question: Question) -> str:
-    """The place's answer with the names of the things that stand where the place's things do."""
+    """Return the place's answer with its names replaced by their counterparts in the question."""
     names = names_of(place.episode.env)
     if names is None:
         return place.answer
@@ -63,7 +63,7 @@ def retell(place: Place, question: Question) -> str:
 
 
 def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Actions and observations (there, here) of the same step where the verb is the same, the last first."""
+    """Return actions and observations (there, here) of steps with equal verbs, the last first."""
     deferred = zip(reversed(place.actions), reversed(question.actions), strict=True)
     steps = zip(reversed(place.seen[1:]), reversed(question.seen[1:]), strict=False)
     alike = [pair for pair in islice(steps, EARLIER_STEPS) if verb(pair[0][0]) == verb(pair[1][0])]
@@ -72,5 +72,5 @@ def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], lis
 
 
 def load_retrieve_names(windows: Sequence[Window], train_episodes: Sequence[Path]) -> RetrieveNames:
-    """Raises InputError where the episodes lack an environment of the windows."""
+    """Load the baseline. Raises InputError if the episodes lack an environment of the windows."""
     return RetrieveNames(read_episodes_for(windows, train_episodes))

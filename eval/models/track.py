@@ -1,7 +1,7 @@
-"""The `track` baseline: a rule program for ALFWorld that keeps account of contents and doors. It learns nothing.
+"""Baseline `track`: an ALFWorld rule program that tracks contents and doors. It learns nothing.
 
-What was seen is taken as it is; what the deferred actions do is worked out by the game's rules, in its wording. What
-was never seen is guessed: doors are closed, places hold nothing, and things can be put wherever they are carried to.
+Observations are taken as facts; the effects of deferred actions follow from the game's rules, in its wording. Anything
+not observed is guessed: doors are closed, places are empty, and things can be put anywhere.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from loopwm.records.windows import Window
 
 NOTHING = "Nothing happens."
 START = "You are in the middle of a room. Looking quickly around you, you see nothing."
-"""What `look` answers before the player has gone anywhere, whatever there is."""
+"""Answer of `look` before the player has gone anywhere, in any room."""
 
 WITH_DOORS = ("cabinet", "drawer", "fridge", "microwave", "safe")
 HOLDERS = ("bowl", "box", "cup", "mug", "pan", "plate", "pot")
-"""Kinds of objects that could hold others: `examine` says what is in them."""
+"""Kinds of objects that could hold others: `examine` lists their contents."""
 
 LAMPS = ("desklamp", "floorlamp")
 TREATMENTS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cold"), "clean": ("sinkbasin", "clean")}
-"""By verb: the kind of place that it takes, and what an object is afterwards."""
+"""By verb: the kind of place it needs, and the object's state afterwards."""
 
 TOLD = {
     "close": "You close the {}.",
@@ -37,7 +37,7 @@ TOLD = {
     "clean": "You clean the {} using the {}.",
     "use": "You turn on the {}.",
 }
-"""Answers that depend on the names in the command alone."""
+"""Answers that depend on the names in the command only."""
 
 _NAME = re.compile(r"[a-z]+ \d+")
 _VIEW = re.compile(
@@ -50,7 +50,7 @@ _STATE = re.compile(r"The ([a-z]+ \d+) is (on|hot|cold|clean)\.")
 
 
 class Track:
-    """Predicts by playing a window's actions in what is known of its game."""
+    """Predict by simulating a window's actions in the known state of its game."""
 
     @property
     def identity(self) -> Mapping[str, str | int]:
@@ -68,14 +68,14 @@ class Track:
 
 
 def load_track(windows: Sequence[Window]) -> Track:
-    """Raises InputError where the windows are of another environment."""
+    """Load the baseline. Raises InputError for windows of another environment."""
     for env in sorted({window["env"] for window in windows} - {"alfworld"}):
         raise InputError(f"--model: 'track' knows the rules of alfworld alone, the windows are of {env!r}")
     return Track()
 
 
 def known_game(context: Context) -> Known:
-    """What the context tells of a game; of what it tells twice, the later."""
+    """Return the state of a game that the context shows; later texts override earlier ones."""
     game = Known()
     for text in (context.hidden_state, context.look, context.inventory, context.observation):
         game.see(text or "")
@@ -88,7 +88,7 @@ def known_game(context: Context) -> Known:
 
 @dataclass
 class Known:
-    """What is known of a game, by names such as `drawer 2`. Places that were never seen into are not in `contents`."""
+    """Known state of a game, by names such as `drawer 2`. `contents` lacks places that were not observed."""
 
     at: str = ""
     held: str = ""
@@ -96,11 +96,11 @@ class Known:
     """`open`, `closed`, or `none` for a place without a door."""
     contents: dict[str, set[str]] = field(default_factory=dict)
     beside: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Places that one stands before together."""
+    """Places that the player faces at the same time."""
     states: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def see(self, text: str) -> None:
-        """Takes over what an observation, a look, an inventory or a hidden state says."""
+        """Update from an observation, a look, an inventory or a hidden state."""
         for view in _VIEW.finditer(text):
             place = view["closable"] or view["surface"]
             self.doors[place] = view["door"] or "none"
@@ -118,7 +118,7 @@ class Known:
             self.states[thing].add(state)
 
     def play(self, action: str) -> str:
-        """The game's answer, after which it is as the action left it."""
+        """Return the game's answer and update the state."""
         words = split_command(action)
         if not self._allows(words):
             return NOTHING
@@ -148,7 +148,7 @@ class Known:
         return False
 
     def do(self, words: list[str]) -> None:
-        """What a command changes that made sense."""
+        """Apply the effects of a valid command."""
         match words:
             case ["go", "to", place]:
                 self.at = place
@@ -169,7 +169,7 @@ class Known:
                 self.states[thing].add("on")
 
     def _tell(self, words: list[str]) -> str:
-        """The answer to a command that made sense, after what it changed."""
+        """Return the answer to a valid command, after its effects."""
         match words:
             case ["look"]:
                 here = _listed(self._places_here())
@@ -197,13 +197,13 @@ class Known:
         return self._here(place) and self._door(place) != "closed"
 
     def _may_hold(self, place: str, thing: str) -> bool:
-        """Whether the thing is known to be there, or the place was never seen into and the thing nowhere else."""
+        """Return True if the thing is known to be there, or the place is unknown and the thing nowhere else."""
         if place in self.contents:
             return thing in self.contents[place]
         return not any(thing in things for things in self.contents.values())
 
     def _in_view(self, thing: str) -> bool:
-        """Whether it is known to lie where the player stands."""
+        """Return True if the thing is known to lie where the player stands."""
         return any(thing in self.contents.get(place, ()) for place in self._places_here() if self._reaches(place))
 
     def _view(self, place: str) -> str:
@@ -214,7 +214,7 @@ class Known:
         return f"The {place} is closed." if door == "closed" else f"The {place} is open. In it, you see {things}."
 
     def _description(self, thing: str) -> str:
-        """What `examine` says of an object: of several states the first that the game looks for."""
+        """Return the answer of `examine` for an object: of several states the first that the game checks."""
         if _kind(thing) in HOLDERS:
             return f"This is a normal {thing}. In it, you see nothing."
         if _kind(thing) in LAMPS:
@@ -226,7 +226,7 @@ class Known:
 
 
 def split_command(command: str) -> list[str]:
-    """Its words, a name (`drawer 2`) being one."""
+    """Split a command into words, a name (`drawer 2`) being one."""
     return re.findall(r"[a-z]+ \d+|[a-z]+", command)
 
 
@@ -239,7 +239,7 @@ def _is_name(text: str) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Lists names in the game's order: kinds ascending, numbers descending."""
+    """List names in the game's order: kinds ascending, numbers descending."""
     *others, last = sorted(names, key=_place_in_list) or [""]
     return f"{', '.join(others)}, and {last}" if others else last
 

@@ -1,4 +1,4 @@
-"""Train episodes, what the baselines learn from."""
+"""Train episodes that baselines learn from."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ EXPERTS = ("gold", "expert")
 
 @dataclass(frozen=True)
 class TrainEpisode:
-    """steps: (action, observation) pairs, stripped; the first holds the first observation and an empty action. hash: by
-    which checkpoints name it."""
+    """Train episode.
+
+    steps: (action, observation) pairs, stripped; the first action is empty. hash: its name in checkpoints.
+    """
 
     env: str
     policy: str
@@ -29,12 +31,12 @@ class TrainEpisode:
 
     @property
     def hashed(self) -> bytes:
-        """What it adds to the SHA-256 of episodes (`episodes_sha256`), which does not depend on their files."""
+        """Return its contribution to the SHA-256 of episodes (`episodes_sha256`), independent of files."""
         return f"{self!r}\n".encode()
 
 
 def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
-    """The episodes of files and folders. Raises InputError for one that is not of the train split."""
+    """Yield the episodes of files and folders. Raises InputError for one outside the train split."""
     for path in line_files(paths):
         episodes = tqdm(read_episodes(path), desc=path.name, unit="episode", leave=False)
         for line, episode in enumerate(episodes, start=1):

@@ -1,1 +1,1 @@
-"""Pixel worlds, measured: accuracy of the next frame by decoder, studies of it, pictures."""
+"""Measurements and pictures of pixel worlds."""

@@ -23,7 +23,7 @@ RESAMPLES = 2000
 
 
 def normalised(game: str, score: float) -> float:
-    """Raises InputError for a game that is none of the 26."""
+    """Normalise a return. Raises InputError for a game that is not one of the 26."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     if game not in table:
         raise InputError(f"{game}: not one of the {len(table)} games of Atari 100k")
@@ -32,13 +32,13 @@ def normalised(game: str, score: float) -> float:
 
 
 def interquartile_mean(scores: NDArray[np.float64]) -> float:
-    """The mean without the lowest and the highest quarter, rounded down to whole scores."""
+    """Return the mean without the lowest and the highest quarter, rounded down to whole scores."""
     ordered, cut = np.sort(scores, axis=None), scores.size // 4
     return float(ordered[cut : scores.size - cut].mean())
 
 
 def aggregate(scores: NDArray[np.float64]) -> dict[str, float]:
-    """Aggregates scores (runs, games)."""
+    """Aggregate scores (runs, games)."""
     by_game = scores.mean(0)
     return {
         "mean": float(by_game.mean()),
@@ -49,7 +49,7 @@ def aggregate(scores: NDArray[np.float64]) -> dict[str, float]:
 
 
 def intervals(scores: NDArray[np.float64], seed: int) -> dict[str, list[float]]:
-    """95 % intervals of the same by rliable's stratified bootstrap over runs. Raises InputError if it is not there."""
+    """Return 95 % intervals by rliable's stratified bootstrap over runs. Raises InputError if it is not installed."""
     try:
         from rliable import library
     except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ def intervals(scores: NDArray[np.float64], seed: int) -> dict[str, list[float]]:
 
 
 def read_return(path: Path) -> tuple[str, float]:
-    """The game and mean return of a file that `eval pixels play` wrote. Raises InputError naming file and field."""
+    """Read game and mean return of a file written by `eval pixels play`. Raises InputError naming file and field."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         environment, score = str(record["environment"]), float(record["agent"]["mean_return"])
@@ -81,7 +81,7 @@ def read_return(path: Path) -> tuple[str, float]:
 
 
 def measure(paths: list[Path], with_intervals: bool, seed: int) -> dict[str, Any]:
-    """Raises InputError for what cannot be read, and for games with different numbers of runs."""
+    """Aggregate the files. Raises InputError for unreadable files and for games with different numbers of runs."""
     games: dict[str, list[float]] = {}
     for path in paths:
         game, score = read_return(path)

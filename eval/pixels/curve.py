@@ -14,11 +14,11 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
 
 Curve = NDArray[np.float64]
-"""(n, 2): interactions, and the mean return of the episodes that ended since the last point."""
+"""(n, 2): interactions, and mean return of the episodes that ended since the last point."""
 
 
 def read_curve(run: Path) -> Curve:
-    """Raises InputError for a folder without a returned episode."""
+    """Read the curve of a run. Raises InputError for a folder without a returned episode."""
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -29,7 +29,7 @@ def read_curve(run: Path) -> Curve:
 
 
 def smoothed(curve: Curve, bins: int, limit: float) -> Curve:
-    """The mean return in each of `bins` equal parts of 0 .. limit interactions, NaN where none ended."""
+    """Return the mean return in each of `bins` equal parts of 0 .. limit interactions, NaN without an ended episode."""
     edges = np.linspace(0, limit, bins + 1)
     place = np.clip(np.searchsorted(edges, curve[:, 0]) - 1, 0, bins - 1)
     means = [curve[place == i, 1].mean() if (place == i).any() else np.nan for i in range(bins)]
@@ -37,7 +37,7 @@ def smoothed(curve: Curve, bins: int, limit: float) -> Curve:
 
 
 def draw(path: Path, groups: Mapping[str, Sequence[Path]], bins: int) -> None:
-    """Thin lines are runs, thick ones the mean of a group's."""
+    """Draw thin lines for runs and a thick one for each group's mean."""
     curves = {name: [read_curve(run) for run in runs] for name, runs in groups.items()}
     limit = max(float(curve[-1, 0]) for of_group in curves.values() for curve in of_group)
     canvas = Figure(figsize=(7, 4.5), layout="constrained")
@@ -53,5 +53,5 @@ def draw(path: Path, groups: Mapping[str, Sequence[Path]], bins: int) -> None:
 
 
 def _where_known(curve: Curve) -> Curve:
-    """Interactions and returns where there are any, so that lines go on over parts in which no episode ended."""
+    """Return interactions and returns where known, so that lines span parts without an ended episode."""
     return curve[~np.isnan(curve[:, 1])].T

@@ -1,4 +1,4 @@
-"""Pictures of imagination: true frames and what each way of sampling makes of the same start and actions."""
+"""Pictures of imagination: true frames, and imagined frames of each sampling configuration."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ Frames = NDArray[np.uint8]
 
 
 def load(model: Path, episode: Path) -> tuple[PixelSystem, FrameEpisode]:
-    """Raises InputError for what cannot be read or does not belong together."""
+    """Load model and episode. Raises InputError for unreadable files or different frame spaces."""
     system, played = load_checkpoint(model), read_episode(episode)
     system.space.require(played.space, str(episode))
     return system, played
 
 
 def world_of(system: PixelSystem, sampling: Mapping[str, Any]) -> FrameWorld[Any]:
-    """sampling: the keys of that section. Raises InputError naming the one at fault."""
+    """Return the world. sampling: keys of that section. Raises InputError naming the key at fault."""
     return system.world(typed(system.Sampling, dict(sampling)))
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Where imagination starts: at frame `start` of an episode, having seen `context` frames, that one included; it
-    takes `steps` of the actions that were played. Raises InputError for a part that the episode does not have."""
+    """Range of an episode.
+
+    Imagination starts at frame `start` after `context` frames, that one included, and takes `steps` of the recorded
+    actions. `check` raises InputError for a range that the episode does not have.
+    """
 
     start: int
     context: int
@@ -56,7 +59,7 @@ class Clip:
 
 
 def imagined(world: FrameWorld[Any], episode: FrameEpisode, clip: Clip, seed: int) -> Frames:
-    """(steps, H, W, C): what the world shows after each step."""
+    """Return the imagined frame after each step, (steps, H, W, C)."""
     start, context, steps = clip.start, clip.context, clip.steps
     generator = torch.Generator().manual_seed(seed)
     seen = slice(start - context + 1, start + 1)
@@ -73,8 +76,10 @@ def imagined(world: FrameWorld[Any], episode: FrameEpisode, clip: Clip, seed: in
 
 
 def draw(path: Path, rows: Mapping[str, Frames], every: int) -> None:
-    """A row of frames for each name, every so many steps. Frames of other than three channels are shown by the index
-    of the last channel that is set."""
+    """Draw a row of frames for each name, every `every` steps.
+
+    Frames of other than three channels are shown by the index of the last channel that is set.
+    """
     count = len(next(iter(rows.values()))[every - 1 :: every])
     canvas = Figure(figsize=(1.3 * count + 1.6, 1.4 * len(rows)), layout="constrained")
     axes = canvas.subplots(len(rows), count, squeeze=False)
@@ -90,7 +95,7 @@ def draw(path: Path, rows: Mapping[str, Frames], every: int) -> None:
 
 
 def animate(path: Path, rows: Mapping[str, Frames], per_second: int) -> None:
-    """Frames of the rows beside each other, in their order, as a GIF that repeats; each pixel is enlarged."""
+    """Write the rows side by side, in their order, as a GIF that repeats; each pixel is enlarged."""
     scale = max(1, 160 // next(iter(rows.values())).shape[1])
     strips = []
     for frames in zip(*rows.values(), strict=True):

@@ -1,4 +1,4 @@
-"""An agent in its real environment and in its own imagination: returns, Crafter score, and the gap between the two."""
+"""Play an agent in its real environment and in its own imagination: returns, Crafter score, and their gap."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from loopwm.records.frames import FrameEpisode, FrameSpace
 from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS, METRIC = "achievements", "metric"
-"""What some environments tell of an episode: what it has reached, and the figure that it is judged by."""
+"""Keys of episode infos: achievements reached, and the environment's own metric."""
 
 STEPS = 64
-"""Of each environment between looks at how many episodes have ended."""
+"""Steps of each environment between counts of ended episodes."""
 
 REPLAYED = 4 * STEPS
-"""Of each environment, by the agent: the play whose places stretches start from, imagined and real."""
+"""Steps of each environment by the agent: rollouts start from places of this play, imagined and real."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes of a policy in the real environment. score: Crafter's, None elsewhere; reward: mean of a step; ends:
-    share of steps after which an episode is over, cut ones left out."""
+    """Episodes of a policy in the real environment.
+
+    score: Crafter's, None elsewhere. reward: mean of a step. ends: share of steps that end an episode, truncated
+    ones left out.
+    """
 
     episodes: int
     steps: int
@@ -50,18 +53,18 @@ class Played:
     ends: float
     score: float | None
     achievements: tuple[float, ...]
-    """Share of episodes that reached each."""
+    """Share of episodes that reached each achievement."""
     metric: float | None = None
-    """Mean over episodes of the figure that the environment judges them by, if it has one."""
+    """Mean over episodes of the environment's own metric, if it has one."""
 
 
 def crafter_score(rates: Sequence[float]) -> float:
-    """The geometric mean of success rates as Crafter defines it, in percent: exp(mean(log(1 + 100 s))) - 1."""
+    """Return the geometric mean of success rates as Crafter defines it, in percent: exp(mean(log(1 + 100 s))) - 1."""
     return float(np.exp(np.mean(np.log1p(100 * np.asarray(rates)))) - 1)
 
 
 def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed: int) -> Played:
-    """The first `episodes` to begin, so that long ones count as much as short ones."""
+    """Play the first `episodes` to begin, so that long ones count as often as short ones."""
     env_state = EnvState.reset(env, seed)
     running, rewards, ends, count = np.zeros(env.num_envs), 0.0, 0, 0
     begun, order = env.num_envs, np.arange(env.num_envs)
@@ -97,7 +100,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
 
 @dataclass(frozen=True)
 class Trained:
-    """An agent out of its run folder; world: None where it was trained on real play alone."""
+    """Agent of a run folder. world: None if it was trained on real play only."""
 
     config: AgentConfig
     learner: Learner
@@ -108,7 +111,7 @@ class Trained:
 
 
 def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
-    """Raises InputError for a run that has not ended."""
+    """Load an agent. Raises InputError for a run that has not ended."""
     path = folder / LEARNER
     if not path.is_file():
         raise InputError(f"{path}: no such file; the run has not ended")
@@ -119,7 +122,7 @@ def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
 
 
 def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:
-    """The longest episode that begins in so many steps of the agent's play, as far as they show it.
+    """Return the longest episode that begins within `steps` steps of the agent's play, as far as recorded.
 
     Raises InputError for a run that has not ended.
     """
@@ -138,12 +141,12 @@ def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:
 
 
 def _length(over: NDArray[np.bool_]) -> int:
-    """Steps up to the first end, or all of them."""
+    """Return the number of steps up to the first end, or of all."""
     return int(over.argmax()) + 1 if over.any() else len(over)
 
 
 def read_config(folder: Path) -> AgentConfig:
-    """Raises InputError for a folder that is no run of an agent."""
+    """Read the configuration. Raises InputError for a folder that is not a run of an agent."""
     path = folder / "config.yaml"
     try:
         return agent_config(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -155,8 +158,11 @@ def read_config(folder: Path) -> AgentConfig:
 
 @dataclass(frozen=True)
 class RolloutStats:
-    """Play from given places, at most as long as is imagined. reward: until the first end, in the mean; ended: share
-    that came to one. In a world that forgives what really ends an episode, nobody learns to avoid it."""
+    """Play from given places for at most the imagined length.
+
+    reward: mean sum until the first end. ended: share of rollouts with an end; a world that forgets ends teaches no
+    agent to avoid them.
+    """
 
     reward: float
     ended: float
@@ -185,7 +191,7 @@ def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int,
 def play_on(
     env: VectorEnv[Any, Any, Any], agent: Policy, policy: Policy, steps: int, rollouts: int, seed: int
 ) -> list[Rollout]:
-    """Real play of a policy from any place of the agent's, as replays have them."""
+    """Play a policy in the real environment from random places of the agent's play."""
     rng, found = np.random.default_rng(seed), []
     for _ in tqdm(range(rollouts), unit="rollout", desc="real"):
         lead, begun = int(rng.integers(1, REPLAYED)), EnvState.reset(env, int(rng.integers(2**31)))
@@ -194,8 +200,10 @@ def play_on(
 
 
 def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
-    """Returns of a finished run's agent and of random play; where it has a world, the rewards and ends it imagines,
-    from places of its own evaluation play, beside the real ones."""
+    """Evaluate a finished run: returns of its agent and of random play.
+
+    With a world, also imagined rewards and ends from places of its own evaluation play.
+    """
     config = read_config(folder)
     env, space = real_environments(config.real.environment, config.real.count)
     agent = load_agent(folder, space, config)
@@ -220,7 +228,7 @@ def _real_and_imagined(
     rollouts: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The agent's reward and ends of an imagined step, and stretches of the agent and of chance in both worlds."""
+    """Return reward and ends of the agent's imagined steps, and rollouts of agent and random play in both worlds."""
     c = agent.config.imagination
     replay = Replay(space, env.num_envs * REPLAYED)
     replay.add_segments(rollout(env, player, REPLAYED, EnvState.reset(env, seed)).segments, "agent", seed)

@@ -1,1 +1,1 @@
-"""Pages about finished and unfinished runs: what was predicted, beside peers and beside the paper."""
+"""Pages about finished runs."""

@@ -21,9 +21,9 @@ PAPER = "the paper's LoopWM, other windows"
 
 @dataclass(frozen=True)
 class Picture:
-    """draw: returns the figure and its caption, or None without results to draw.
+    """One picture. draw: returns the figure and its caption, or None without results to draw.
 
-    of: what it is made of, beside the runs on suites, whose commands the page has elsewhere.
+    of: results it is drawn from, besides the runs on suites, whose commands are elsewhere on the page.
     """
 
     name: str
@@ -43,7 +43,7 @@ def pictures(store: ResultsStore) -> Iterator[tuple[Picture, str | None, str]]:
 
 
 def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
-    """EM over horizons, bands of 95 %: a panel a suite, and one of the unseen windows where they are known."""
+    """Plot EM over horizons with 95 % bands: a panel a suite, and one of its unseen windows if known."""
     observed = [run for run in store.runs if run["context"] == "observed"]
     panels = [(suite, name) for suite in SUITE_TITLES for name in ("em", "em_novel")]
     found = {panel: _lines(observed, *panel) for panel in panels}
@@ -73,7 +73,7 @@ def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
 
 
 def _lines(runs: Sequence[Result], suite: str, name: str) -> dict[str, list[tuple[int, float, float, float]]]:
-    """(horizon, per cent, bounds) of each model."""
+    """Return (horizon, percent, bounds) of each model."""
     found = {}
     for run in (run for run in runs if run["suite"] == suite):
         rows = [row for row in run["rows"] if row["family"] == OVERALL and name in row["ci95"]]
@@ -101,7 +101,7 @@ def _standing(runs: Sequence[Result]) -> str:
 
 
 def _families(store: ResultsStore) -> tuple[Figure, str] | None:
-    """EM at the paper's horizon by family: ours, the best baseline, the paper."""
+    """Plot EM at the paper's horizon by family: ours, the best baseline, the paper."""
     horizon, found = papers.paper_rows()["horizon"], {}
     for suite, environment in papers.paper_rows()["suites"].items():
         runs = [run for run in store.runs if run["suite"] == suite and run["context"] == "observed"]
@@ -145,7 +145,7 @@ def _dots(axes: Axes, runs: Sequence[Result], names: Sequence[str], horizon: int
 
 
 def _rollouts(store: ResultsStore) -> tuple[Figure, str] | None:
-    """EM over the depth of whole imagined episodes, in the latent and with text fed back."""
+    """Plot EM over the depth of whole imagined episodes, in the latent and with text fed back."""
     if not store.rollouts:
         return None
     canvas, grid = make_canvas(9, 2.8, 1, len(store.rollouts))
@@ -168,7 +168,7 @@ def _rollouts(store: ResultsStore) -> tuple[Figure, str] | None:
 
 
 def _forest(store: ResultsStore) -> tuple[Figure, str] | None:
-    """Every arm of every study minus its reference."""
+    """Plot every arm of every study minus its reference."""
     rows = [(study, d) for study in store.studies for d in study["differences"]]
     if not rows:
         return None
@@ -189,7 +189,7 @@ def _forest(store: ResultsStore) -> tuple[Figure, str] | None:
 
 
 def _costs(store: ResultsStore) -> tuple[Figure, str] | None:
-    """EM against FLOPs of a token: loops of a checkpoint, joined; arms of a study that trained them."""
+    """Plot EM against FLOPs a token: loops of a checkpoint, joined; arms of a study that trained them."""
     studies = [study for study in store.studies if study["costs"]]
     if not studies:
         return None
@@ -212,7 +212,7 @@ def _costs(store: ResultsStore) -> tuple[Figure, str] | None:
 
 
 def _service(store: ResultsStore) -> tuple[Figure, str] | None:
-    """Tokens a second over requests at once, with what memory allows different worlds."""
+    """Plot tokens a second over concurrent requests, with the bound by memory reads for different worlds."""
     if not store.loads:
         return None
     result = store.loads[-1]
@@ -236,7 +236,7 @@ def _service(store: ResultsStore) -> tuple[Figure, str] | None:
 
 
 def _agents(store: ResultsStore) -> tuple[Figure, str] | None:
-    """Final scores of real games by the same agent, with the model and without."""
+    """Plot final scores of real games by the same agent, with the model and without."""
     if not store.agents:
         return None
     canvas, grid = make_canvas(9, 2.2, 1, len(store.agents))
@@ -258,7 +258,7 @@ def _agents(store: ResultsStore) -> tuple[Figure, str] | None:
 
 
 def _whose(result: Result, store: ResultsStore) -> str:
-    """The model's name; by its first letters where it is not the one that ships now."""
+    """Return the model's name, or the start of its hash if it is not the one that ships."""
     sha = result.get("model_sha256")
     shipped = {run["provenance"].get("model_sha256") for run in store.runs if called(run["model"]) == SHIPPED_NAME}
     if sha is None:
@@ -267,13 +267,13 @@ def _whose(result: Result, store: ResultsStore) -> str:
 
 
 def _named(study: Result, store: ResultsStore) -> str:
-    """The study's name, with the checkpoint where it was of one, or the configuration that was trained."""
+    """Return the study's name, with its checkpoint or the configuration of its training."""
     of = _whose(study, store) if study["model"] else study["base"]
     return f"{study['study']}, {of}" if of else str(study["study"])
 
 
 def _legend(canvas: Figure, grid: Sequence[Axes]) -> None:
-    """One for all panels, of each label once."""
+    """Draw one legend for all panels, each label once."""
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     canvas.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize=8)
 

@@ -1,4 +1,4 @@
-"""Plots as SVG text that suits a light and a dark page: ink is one grey, the background is transparent."""
+"""Plots as SVG text for light and dark pages: ink is one grey, the background is transparent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 INK = "#7f7f80"
-"""Axes and text. A page that inlines the plot may put its own text colour in place of it."""
+"""Colour of axes and text. A page that inlines the plot may replace it by its text colour."""
 
 COLORS = ("#3d85c6", "#e0803a", "#43a366", "#c85fa5", "#8f76d6", "#b9962f", "#45a5a8", "#d4556a")
 MARKERS = "os^DvPX*"
@@ -23,7 +23,7 @@ STYLE: Any = {
 
 
 def make_canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Inches. The panels row by row."""
+    """Create a figure of a size in inches, and its panels row by row."""
     canvas = Figure(figsize=(width, height), layout="constrained")
     panels = list(canvas.subplots(rows, columns, squeeze=False).flat)
     for transparent in (canvas, *panels):
@@ -32,7 +32,7 @@ def make_canvas(width: float, height: float, rows: int = 1, columns: int = 1) ->
 
 
 def svg_text(canvas: Figure, name: str) -> str:
-    """The <svg> element, sized by its viewBox, small, with the ids that it refers to led by `name`."""
+    """Return the <svg> element, sized by its viewBox, small, with ids prefixed by `name`."""
     buffer = io.StringIO()
     canvas.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
@@ -43,7 +43,7 @@ def svg_text(canvas: Figure, name: str) -> str:
 
 
 def _slim_tag(tag: str, name: str) -> str:
-    """A tag with coordinates to a tenth; groups lose their ids, the outer element its size."""
+    """Round coordinates of a tag to a tenth; drop ids of groups and the size of the outer element."""
     tag = re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", " ".join(tag.split()))
     if tag.startswith("<g"):
         return re.sub(r' id="[^"]*"', "", tag)

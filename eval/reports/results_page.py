@@ -1,8 +1,7 @@
-"""Keep the results of runs, small enough to commit, and write the page of all results.
+"""Store the results of runs, small enough to commit, and write the page of all results.
 
 --keep copies the results of finished runs, rollouts, studies and loads of the service into the folder, without windows
-and deviations; one of the same name takes the place of the earlier one. The page and its plots are made of the folder
-alone.
+and deviations, and replaces earlier ones of the same name. The page and its plots are drawn from the folder only.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def label_of(result: Result) -> str:
-    """Model and context, and how many windows where it is not all of them."""
+    """Return model and context, and the number of windows unless all were scored."""
     counts = result["windows"]
     whole = result["provenance"]["limit"] is None and not counts["refused"]
     return f"{called(result['model'])}, {result['context']}" + ("" if whole else f", {counts['scored']} windows")
 
 
 def render(store: ResultsStore) -> Iterator[tuple[str, str]]:
-    """(file name, content) of the page and its plots."""
+    """Yield (file name, content) of the page and its plots."""
     from eval.reports.pictures import pictures  # matplotlib takes a second
 
     parts = [f"# All results\n\n{LEAD}"]
@@ -100,7 +99,7 @@ def _shown(name: str, svg: str | None, caption: str) -> str:
 
 
 def _commands(result: Sequence[Result]) -> str:
-    """What each came from."""
+    """List the commands that made the results."""
     lines = []
     for one in result:
         where = f" (copied from {one['transcribed']}: the run's own file is lost)" if "transcribed" in one else ""
@@ -109,7 +108,7 @@ def _commands(result: Sequence[Result]) -> str:
 
 
 def _claims(claims: Sequence[Result]) -> str:
-    """The table of claims, what was reproduced first."""
+    """Return the table of claims, reproduced ones first."""
     ordered = sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
     counts = ", ".join(f"{sum(c['verdict'] == verdict for c in claims)} {verdict}" for verdict in VERDICTS)
     rows = [[claim["claim"], claim["verdict"], claim["here"], claim["measured"]] for claim in ordered]
@@ -117,7 +116,7 @@ def _claims(claims: Sequence[Result]) -> str:
 
 
 def in_short(result: Sequence[Result]) -> str:
-    """The table of the shipped checkpoint, as an agent would ask it, that the README and its card show too."""
+    """Return the table of the shipped checkpoint in the context `observed`, also part of the README and its card."""
     header = ["Exact match, %", "windows", "1 action", "5 actions (95 %)", "of these, unseen", "no network"]
     rows = []
     for suite, title in SUITE_TITLES.items():
@@ -139,7 +138,7 @@ def _in_short(run: Result) -> list[str]:
 
 
 def verdict_of(runs: Sequence[Result]) -> str:
-    """How each checkpoint stands beside the best program that learns nothing, in a line."""
+    """Return one line that compares each checkpoint with the strongest baseline."""
     lines = []
     for run in (run for run in runs if rank(run) == 0):
         if stand := stands(run, runs):

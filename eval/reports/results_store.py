@@ -1,7 +1,7 @@
-"""What runs came to, small enough to commit: a file a run in a folder that the page of all results is made of.
+"""Results store: one small file a run, in the folder of the results page.
 
-Windows of suites lie in the folder itself, what else was measured in a folder of its kind (`KINDS`). A file that was
-copied from a printed table, since the run's own is lost, says so in its `transcribed`.
+Results on suites are in the folder itself, others in a folder of their kind (`KINDS`). A file that was copied from a
+printed table, because the run's own is lost, has the key `transcribed`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUITE_TITLES = {
     "alfworld-500-noisy": "ALFWorld, noisy paths",
     "alfworld-counterfactual": "ALFWorld, pairs of a path and another action",
 }
-"""Those that the page shows, in its order."""
+"""Suites of the page, in its order."""
 
 DIGITS = 4
 
@@ -50,7 +50,7 @@ class ResultsStore:
 
 
 def read_store(data: Path) -> ResultsStore:
-    """Checkpoints before baselines, suites in the page's order. Raises InputError for a folder without results."""
+    """Read the store: checkpoints before baselines, suites in the page's order. Raises InputError without results."""
     runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
     if not runs:
         raise InputError(f"{data}: must hold results of runs, found none; add some with --keep RUN")
@@ -62,7 +62,7 @@ def read_store(data: Path) -> ResultsStore:
 
 
 def _check_alike(data: Path, runs: Sequence[Result]) -> None:
-    """Raises InputError where runs of a suite are of other windows, or call others of them unseen."""
+    """Raise InputError if runs of a suite are on different windows or split them differently into seen and unseen."""
     for suite in {run["suite"] for run in runs}:
         of = [run for run in runs if run["suite"] == suite]
         windows = {run["provenance"].get("suite_sha256") for run in of}
@@ -73,7 +73,7 @@ def _check_alike(data: Path, runs: Sequence[Result]) -> None:
 
 
 def rank(run: Result) -> int:
-    """Checkpoints first, then the strongest baseline, then the other baselines, then whatever else was asked."""
+    """Return the sort key: checkpoints, then the strongest baseline, other baselines, and the rest."""
     if "model_sha256" in run["provenance"]:
         return 0
     if run["model"] == STRONGEST_BASELINES[environment_of(run)]:
@@ -87,7 +87,7 @@ def environment_of(run: Result) -> str:
 
 
 def called(model: str) -> str:
-    """The shipped checkpoint by its name in the service, others by their folders."""
+    """Return the service's name of the shipped checkpoint, the folder's name of others."""
     return SHIPPED_NAME if model == "loopwm/pretrained" else Path(model).name
 
 
@@ -97,13 +97,13 @@ def overall(run: Result, horizon: int) -> Row | None:
 
 
 def last(run: Result) -> Row:
-    """The overall row of the farthest horizon."""
+    """Return the overall row of the farthest horizon."""
     rows: list[Row] = [row for row in run["rows"] if row["family"] == OVERALL]
     return max(rows, key=lambda row: row["horizon"])
 
 
 def stands(run: Result, runs: Sequence[Result]) -> tuple[str, Result] | None:
-    """How a checkpoint's interval at its last horizon lies to the best program that learns nothing, and which it is."""
+    """Compare a checkpoint's interval at its last horizon with the best baseline; return verdict and baseline."""
     row = last(run)
     rivals = [baseline for baseline in runs if rank(baseline) in (1, 2) and last(baseline)["horizon"] == row["horizon"]]
     if not rivals:
@@ -115,9 +115,9 @@ def stands(run: Result, runs: Sequence[Result]) -> tuple[str, Result] | None:
 
 
 def keep(folder: Path, data: Path) -> None:
-    """Copies the results of a finished run, study or rollout; one of the same name takes the place of the earlier.
+    """Store the results of a finished run, study or rollout, replacing an earlier one of the same name.
 
-    Raises InputError for a run that is not finished, of a suite that the page does not show, or of no known kind.
+    Raises InputError for a run that is not finished, of a suite that the page does not show, or of an unknown kind.
     """
     path = folder / "results.json"
     if not path.is_file():
@@ -136,7 +136,7 @@ def keep(folder: Path, data: Path) -> None:
 
 
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
-    """Keeps a run without windows and deviations."""
+    """Store a run without windows and deviations."""
     if results["suite"] not in SUITE_TITLES:
         raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
     result = {
@@ -152,7 +152,7 @@ def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
 
 
 def _slim(row: Row) -> dict[str, Any]:
-    """All figures of the overall rows; of a family, exact match and its bounds."""
+    """Return all figures of an overall row; of a family, exact match and its bounds."""
     if row["family"] == OVERALL:
         return _without_errors(row)
     result = {name: row[name] for name in ("family", "horizon", "n", "em")}
@@ -172,10 +172,11 @@ def _rounded(value: Any) -> Any:
 
 
 def _study(results: Row) -> tuple[str, dict[str, Any]]:
-    """EM, the mean over horizons, or of pixels the share of frames that are right: differences from the reference arm;
-    what each arm costs. Named after the checkpoint, or the configuration that its arms were trained from.
+    """Return the differences from the reference arm, and each arm's cost.
 
-    Exit rules are set against exits at random with as many loops: the best depth was chosen on the same windows.
+    Differences are of EM (mean over horizons), or of pixels the share of right frames. The file is named after the
+    checkpoint, or the configuration that its arms were trained from. Exit rules are compared with random exits of equal
+    mean depth: the best depth was chosen on the same windows.
     """
     study, settings = results["study"], results.get("settings", {})
     model = called(settings["model"]) if settings else ""
@@ -220,7 +221,7 @@ def _rollout(results: Row) -> tuple[str, dict[str, Any]]:
 
 
 def _agents(results: Row) -> tuple[str, dict[str, Any]]:
-    """Final scores of 0 to 100 by arm, the model's own arm last in `differences`."""
+    """Return final scores of 0 to 100 by arm, the model's own arm last in `differences`."""
     provenance = results["provenance"]
     return f"look-ahead--{provenance['model_sha256'][:8]}", {
         "split": provenance["split"],

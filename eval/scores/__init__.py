@@ -1,1 +1,1 @@
-"""What predictions are worth: metrics, error kinds, rows, intervals and tables. Knows no model."""
+"""Scores of predictions: metrics, error kinds, rows, intervals and tables. Independent of models."""

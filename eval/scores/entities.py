@@ -1,7 +1,6 @@
-"""Names of things in observations: what the entity metrics and the answerable rule are counted on.
+"""Names of things in observations, the basis of the entity metrics and the answerable rule.
 
-Environments declare them (`data_prep/environments/base.py:Declared`). Of one that does not, what a thing is called is
-not known, so it has no entity metrics.
+Environments declare them (`data_prep/environments/base.py:Declared`). One that does not has no entity metrics.
 """
 
 from __future__ import annotations
@@ -15,5 +14,5 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def names_of(env: str) -> Names | None:
-    """How names are found in this environment; None if they are not known."""
+    """Return the environment's names; None if unknown."""
     return declared(env).names

@@ -1,4 +1,4 @@
-"""What kind of mistake a wrong prediction is, by a written rule. See `error_kind`."""
+"""Classify wrong predictions by a written rule. See `error_kind`."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ _PLACE = re.compile(r"this (?:room|outside location) is called ([^.]*)\. (?:in i
 _LISTING = re.compile(r"you see|\bis:|\bwith:|containing|carrying|reads:|needs? to|\n0:")
 _NAME_RUN = re.compile(r"@(?: -?\d+\b)?(?:(?: and)? @(?: -?\d+\b)?)*")
 _NAME_WORDS = "red|orange|yellow|green|blue|violet|purple|brown|black|white|pea|seed|jar|plant|tree|flower"
-"""Of names that the list of names holds in part."""
+"""Words of names that the list of names holds only in part."""
 LOOP = 4
-"""Times that a text says its last words in a row to be called a loop."""
+"""Consecutive repeats of a text's last words that count as a loop."""
 LONGEST_LOOP = 40
-"""Words."""
+"""Most words of a loop."""
 
 
 def error_kind(env: str, prediction: str, reference: str, last: str) -> ErrorKind:
-    """The kind of a wrong prediction: the first of these that holds. Letter case and white space do not matter.
+    """Return the kind of a wrong prediction: the first of these that holds. Case and white space are ignored.
 
-    refusal     one of both refuses the action, or asks which of several was meant, and the other answers otherwise.
+    refusal     exactly one of both refuses the action or asks which of several was meant, or they do so differently.
     reading     equal but for readings: degrees, ticks, how far down a plane.
     state       another state of a door or device (open, closed, activated, turned on, broken), also as the reason why
                 an action had no effect ("is already open"), and equal but for readings, such states, and what an open
                 thing therefore shows.
-    repetition  says the last observation of the history again, or ends by saying the same words again and again.
+    repetition  repeats the last observation of the history, or ends by repeating the same words.
     name        equal but for names of things (`entities.py`), and readings and states with them: another thing.
-                Where names are not known, this kind is not told from `other`.
+                Where names are not known, this kind is part of `other`.
     list        both enumerate what is in one place, on a thing, carried or asked, and beginning alike (names apart)
                 enumerate something else: things are missing, added, or differ in more than their names.
     other       an answer of another kind, also the same thing in another state of matter.
@@ -83,26 +83,26 @@ def error_kind(env: str, prediction: str, reference: str, last: str) -> ErrorKin
 
 
 def is_refused(observation: str) -> bool:
-    """Whether the environment did not carry out the action and says so, without naming a door's or device's state."""
+    """Return True if the text says that the action was not carried out, without naming a door's or device's state."""
     text = _squeezed(observation)
     return text.startswith(_REFUSALS) or _NOT_OPENABLE.match(text) is not None
 
 
 def _answer(squeezed: str) -> str:
-    """Refusals by their text, the two other kinds of answer by a name."""
+    """Return refusals by their text, the two other kinds of answer by a name."""
     if squeezed.startswith(_AMBIGUITY):
         return "ambiguity"
     return squeezed if is_refused(squeezed) else "answer"
 
 
 def _squeezed(text: str) -> str:
-    """Lower case, one blank between words, line breaks kept."""
+    """Return the text in lower case, single blanks between words, line breaks unchanged."""
     lines = (" ".join(line.split()) for line in text.strip().lower().split("\n"))
     return "\n".join(line for line in lines if line)
 
 
 def _loops(text: str) -> bool:
-    """Whether it ends in a loop of at most `LONGEST_LOOP` words, perhaps cut within its last round."""
+    """Return True if the text ends in a loop of at most `LONGEST_LOOP` words, perhaps cut within its last round."""
     words = text.split()
     return any(
         words[-LOOP * n : -n] == words[-(LOOP - 1) * n :] for n in range(1, min(LONGEST_LOOP, len(words) // LOOP) + 1)
@@ -110,7 +110,7 @@ def _loops(text: str) -> bool:
 
 
 def _without_names(env: str, text: str) -> str:
-    """Names as `@`, with their states of matter and the numbers behind them; several in a row as one."""
+    """Replace names by `@`, with their states of matter and numbers; several in a row by one."""
     names = names_of(env)
     found = sorted(names.named(text), key=len, reverse=True) if names else []
     pattern = "|".join([*map(re.escape, found), _NAME_WORDS])
@@ -119,6 +119,6 @@ def _without_names(env: str, text: str) -> str:
 
 
 def _head(text: str) -> str | None:
-    """What comes before the first thing enumerated; None where nothing is."""
+    """Return the text before the first enumerated thing; None without an enumeration."""
     found = _LISTING.search(text)
     return None if found is None else text[: found.end()]

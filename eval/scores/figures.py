@@ -1,4 +1,4 @@
-"""Plots as files, and the names and units that metrics have in them."""
+"""Write plots to files; names and units of metrics in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = "EM and F1 are percent, losses nats an observation."
 
 
 def save_figure(path: Path, canvas: Figure) -> None:
-    """Writes the PNG as a whole or not at all."""
+    """Write the PNG atomically."""
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", dpi=100)
     write_atomic(path, buffer.getvalue())

@@ -1,7 +1,9 @@
-"""95 % intervals of means. What is drawn with replacement, seeded, are games: windows of one game are alike, and drawn
-one by one they would make intervals too narrow. Paired when the values are differences.
+"""Compute 95 % intervals of means.
 
-Where all values are 0 or all are 1, every resample is the same: `fraction_interval95` then gives Wilson's interval.
+Games are resampled with replacement, seeded: windows of one game are alike, and resampling windows would make intervals
+too narrow. Intervals are paired if the values are differences.
+
+If all values are 0 or all are 1, every resample is the same: `fraction_interval95` then gives Wilson's interval.
 """
 
 from __future__ import annotations
@@ -17,40 +19,40 @@ from numpy.typing import NDArray
 RESAMPLES = 1000
 SEED = 0
 INTERVALS = "games-v1"
-"""How the intervals and standard errors of a result were made; results that do not say so resampled windows."""
+"""Method of the intervals and standard errors; results without this mark resampled windows."""
 
 Values = NDArray[np.float64]
 Games = Sequence[str] | range
-"""What game each row is of."""
+"""The game of each row."""
 _Z95 = 1.959963984540054
 
 
 @lru_cache(maxsize=64)
 def _weights(n: int) -> Values:
-    """How often each of n games is drawn in each resample, divided by n: (RESAMPLES, n)."""
+    """Return how often each of n games is drawn in each resample, divided by n: (RESAMPLES, n)."""
     counts = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     return counts / n
 
 
 def resampled_means(values: Values) -> Values:
-    """Means of the columns in each resample, one row a game. values: (n, metrics), n >= 1; (RESAMPLES, metrics)."""
+    """Return the columns' means by resample, (RESAMPLES, metrics). values: (n, metrics), n >= 1, one row a game."""
     return _weights(len(values)) @ values
 
 
 def interval95(values: Values) -> Values:
-    """Percentile bounds of the means of the columns, one row a game. values: (n, metrics), n >= 1; (2, metrics)."""
+    """Return percentile bounds of the columns' means, one row a game. values: (n, metrics), n >= 1; (2, metrics)."""
     return np.percentile(resampled_means(values), [2.5, 97.5], axis=0)
 
 
 def estimate(values: Values) -> dict[str, Any]:
-    """Mean and bounds of one value a game, as results hold them. values: (n,), n >= 1."""
+    """Return mean and bounds of one value a game, as results hold them. values: (n,), n >= 1."""
     return {"mean": float(values.mean()), "ci95": interval95(values[:, None])[:, 0].tolist()}
 
 
 def by_game(values: Values, games: Games) -> tuple[Values, Values]:
-    """Sums of the columns (G, metrics) and numbers of rows (G,) of each game. values: (n, metrics), games: n of them.
+    """Return sums of the columns (G, metrics) and numbers of rows (G,) of each game.
 
-    Games are in the order of their names, so that intervals do not depend on that of the rows.
+    values: (n, metrics), games: n of them. Games are sorted by name: intervals do not depend on the rows' order.
     """
     _, index, sizes = np.unique(np.array(games), return_inverse=True, return_counts=True)
     sums = np.zeros((len(sizes), values.shape[1]))
@@ -59,8 +61,10 @@ def by_game(values: Values, games: Games) -> tuple[Values, Values]:
 
 
 def game_interval95(values: Values, games: Games) -> Values:
-    """Percentile bounds of the means over rows, games resampled with all their rows. values: (n, metrics), n >= 1;
-    games: of each row. Returns (2, metrics), NaN for one game: nothing says how games differ."""
+    """Return percentile bounds of the means over rows, games resampled with all their rows.
+
+    values: (n, metrics), n >= 1; games: of each row. Returns (2, metrics), NaN for one game: variation is unknown.
+    """
     sums, sizes = by_game(values, games)
     if len(sizes) < 2:
         return np.full((2, values.shape[1]), np.nan)
@@ -69,7 +73,7 @@ def game_interval95(values: Values, games: Games) -> Values:
 
 
 def fraction_interval95(values: Values, games: Games) -> Values:
-    """As `game_interval95`, for values in [0, 1]; where all are 0 or all are 1, Wilson's interval of 0 or n of n games.
+    """Return `game_interval95` of values in [0, 1]; if all are 0 or all are 1, Wilson's interval of 0 or n of n games.
 
     E. B. Wilson, 1927, without continuity correction: [0, z^2 / (n + z^2)] and its mirror image.
     """
@@ -80,7 +84,7 @@ def fraction_interval95(values: Values, games: Games) -> Values:
 
 
 def game_standard_errors(values: Values, games: Games) -> Values | None:
-    """Standard errors of the means over rows, games being what varies (linearised ratio of sums). None for one game.
+    """Return standard errors of means over rows, clustered by game (linearised ratio of sums). None for one game.
 
     values: (n, metrics), games: of each row. Returns (metrics,). With one row a game, std(ddof=1) / sqrt(n).
     """
@@ -108,7 +112,7 @@ class PairedDifference:
 
 
 def paired_difference(metric: str, horizon: int, a: Values, b: Values, games: Games) -> PairedDifference:
-    """a, b: (n,) scores of the same windows in the same order, games: what each is of. NaN bounds for one game."""
+    """Return the paired difference. a, b: (n,) scores of the same windows in order, games: of each; NaN for one."""
     low, high = game_interval95((a - b)[:, None], games)[:, 0].tolist()
     mean_a, mean_b = float(a.mean()), float(b.mean())
     return PairedDifference(metric, horizon, len(a), mean_a, mean_b, mean_a - mean_b, low, high)

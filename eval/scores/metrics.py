@@ -1,4 +1,4 @@
-"""metrics-v1: what one predicted observation scores against the true one. Every figure is a fraction in [0, 1].
+"""Score one predicted observation against the true one (metrics-v1). Every figure is a fraction in [0, 1].
 
 EM                 equal after NFKC, white space squeezed and stripped.
 Token F1           SQuAD 1.1: lower case, no punctuation, no articles; F1 of the bags of words. Both empty: 1.
@@ -7,7 +7,7 @@ Entity R / P / F1  of the set of names (eval/scores/entities.py) in the predicti
                    Both empty: 1; only one of them empty: 0. The papers' "Entity" behaves like recall.
                    NaN in environments whose names are not known; there nothing is answerable.
 changed            the reference differs from the last observation of the history, which `copy` repeats (not EM).
-answerable          the reference names only what was met before; see `is_answerable`.
+answerable         the reference names only things known before; see `is_answerable`.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def sentence_bleu4(prediction: str, reference: str) -> float:
 
 
 def corpus_bleu4(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """Counts pooled over all items; otherwise as the sentence score."""
+    """Return BLEU-4 of counts pooled over all items; otherwise as the sentence score."""
     return min(1.0, _bleu().corpus_score(list(predictions), [list(references)]).score / 100)
 
 
 @lru_cache(maxsize=8)  # three metrics ask for the same
 def entity_scores(env: str, prediction: str, reference: str) -> tuple[float, float, float]:
-    """Recall, precision and F1 of the reference's set of names."""
+    """Return recall, precision and F1 of the reference's set of names."""
     names = names_of(env)
     if names is None:
         return math.nan, math.nan, math.nan
@@ -91,8 +91,11 @@ def _entity(part: int) -> Callable[[str, str, str], float]:
 
 @dataclass(frozen=True)
 class Metric:
-    """score: of environment, prediction and reference, in [0, 1]; NaN where it is not defined. paper: what the paper's
-    rows call it; those that it prints are the headline of every table and plot."""
+    """One metric.
+
+    score: of environment, prediction and reference, in [0, 1]; NaN if undefined. paper: its name in the paper's
+    rows; metrics with one are the headline of every table and plot.
+    """
 
     title: str
     score: Callable[[str, str, str], float]
@@ -107,7 +110,7 @@ METRICS = {
     "entity_precision": Metric("Entity precision", _entity(1)),
     "entity_f1": Metric("Entity F1", _entity(2)),
 }
-"""By the name that results have. Tables, plots, comparisons, lm-evaluation-harness and the paper's rows follow it."""
+"""Metrics by their name in results. Tables, plots, comparisons, lm-evaluation-harness and paper rows follow it."""
 
 HEADLINE = tuple(name for name, metric in METRICS.items() if metric.paper)
 
@@ -120,20 +123,20 @@ def score_item(env: str, prediction: str, reference: str) -> ItemScores:
 
 
 def context_texts(context: Context) -> list[str]:
-    """Every text of a context, as its kind of context shows it."""
+    """Return every text that a context shows."""
     parts = [context.goal, context.hidden_state, context.look, context.inventory, context.observation]
     steps = [text for step in context.history for text in (step.action, step.observation)]
     return [part for part in parts if part is not None] + steps
 
 
 def known_names(env: str, texts: Iterable[str]) -> frozenset[str]:
-    """Every name the texts mention, also inside longer names."""
+    """Return every name in the texts, also inside longer names."""
     names = names_of(env)
     return frozenset(name for text in texts for name in names.mentioned(text)) if names else frozenset()
 
 
 def is_answerable(env: str, reference: str, known: frozenset[str], actions: Sequence[str]) -> bool:
-    """Whether the reference names only things seen, opened or moved before.
+    """Return True if the reference names only things observed, opened or moved before.
 
     The names of the reference (its entities, longest match) must each occur in the context as its kind shows it
     (goal, history, and look, inventory, hidden state where shown; `known`), or in one of the actions up to and with

@@ -1,4 +1,4 @@
-"""The rows the paper prints, and how it compares with them."""
+"""Rows printed in the paper, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from eval.scores.metrics import METRICS
 from loopwm.records.files import read_json
 
 OURS = {metric.paper: name for name, metric in METRICS.items() if metric.paper}
-"""The paper's four metrics and the names of ours beside them."""
+"""Metrics of the paper and ours with the same meaning."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A row of the paper in percent by metric, and which of its tables prints it."""
+    """Row of the paper in percent by metric, and the table that prints it."""
 
     figures: Mapping[str, float]
     table: str
@@ -25,25 +25,27 @@ class Printed:
 
 @cache
 def paper_rows() -> dict[str, Any]:
-    """`eval/data/paper_rows.json`: the paper's printed rows in percent."""
+    """Read `eval/data/paper_rows.json`: the paper's printed rows in percent."""
     rows: dict[str, Any] = read_json(DATA / "paper_rows.json")
     return rows
 
 
 def environment_beside(suite: str) -> str | None:
-    """The environment whose printed rows stand beside a suite's. None where they do not: the paper's windows are of an
-    expert's path, in a mix of families that a suite has to share."""
+    """Return the environment whose printed rows are comparable with a suite, or None.
+
+    The paper's windows are of expert paths, in a mix of families that a suite must share.
+    """
     environment: str | None = paper_rows()["suites"].get(suite)
     return environment
 
 
 def systems(environment: str) -> list[str]:
-    """The systems the paper prints, its own first."""
+    """Return the systems of the paper, its own first."""
     return list(paper_rows()["tables"][environment])
 
 
 def printed(environment: str, system: str, horizon: int, family: str) -> list[Printed]:
-    """What the paper prints for this cell: nothing, one row, or two that disagree (its main table and the steps')."""
+    """Return the printed rows of a cell: none, one, or two that disagree (the main table and the steps')."""
     rows = paper_rows()
     steps = rows["by_horizon"].get(environment, {}).get(system, {}).get(str(horizon), {})
     main = rows["tables"][environment][system] if horizon == rows["horizon"] else {}
@@ -54,7 +56,7 @@ def printed(environment: str, system: str, horizon: int, family: str) -> list[Pr
 
 
 def relative_change(ours: float, baseline: float) -> float | None:
-    """(ours - baseline) / baseline in percent (LoopWM, table 5): 0 where both are 0, None where only the baseline is.
+    """Return (ours - baseline) / baseline in percent (LoopWM, table 5): 0 if both are 0, None if only the baseline is.
 
     The rule stands under each of its tables of relative improvements; it prints None as `---`.
     """

@@ -1,8 +1,8 @@
-"""The folder of one evaluation run: `run.json` (what it is a run of), `predictions.jsonl`, `refused.jsonl`,
-`commits.json` (what code they were made by), results.
+"""Folder of one evaluation run.
 
-Predictions are appended in whole batches and synced, so a run that is killed loses at most the batch it was in: a
-torn last line is dropped, and the rest of its batch is predicted again.
+It holds `run.json` (the run's fingerprint), `predictions.jsonl`, `refused.jsonl`, `commits.json` (the code that made
+them), and results. Predictions are appended in whole batches and synced, so an interrupted run loses at most one batch:
+a torn last line is dropped, and the rest of its batch is predicted again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Predicted(TypedDict):
 
 
 class Record(_Predicted, total=False):
-    """A line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context.
+    """Line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context.
 
-    reward (points) and ended are predictions too, there where a model makes them. unanswered stands where the model
-    came to no answer: it is scored as an empty one, and asked for again.
+    reward (points) and ended are predictions too, of models that make them. unanswered marks a missing answer: it is
+    scored as an empty one, and requested again.
     """
 
     reward: float
@@ -43,11 +43,11 @@ class Record(_Predicted, total=False):
 
 Key = tuple[str, int]
 Refusals = dict[str, str]
-"""Reasons by window: those that could not be shown to the model. A line of `refused.jsonl` each."""
+"""Reasons by window that could not be shown to the model, one line of `refused.jsonl` each."""
 
 
 class PredictionFolder:
-    """Opens or creates the folder. Raises InputError if it holds a run of something else."""
+    """Opens or creates the folder. Raises InputError if it holds another run."""
 
     def __init__(self, path: Path, spec: dict[str, Any]) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class PredictionFolder:
         self._noted = False
 
     def commits(self) -> list[dict[str, Any]]:
-        """What `checkout` said in the calls that added lines, each once, in order: {} is a commit that is not known."""
+        """Return the distinct results of `checkout` of calls that added lines, in order; {} is an unknown commit."""
         path = self.path / "commits.json"
         if path.is_file():
             known: list[dict[str, Any]] = read_json(path)
@@ -70,18 +70,18 @@ class PredictionFolder:
         return [{}] if any(self.path.glob("*.jsonl")) else []  # lines of before commits were kept
 
     def add_lines(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Appends one JSON object a line to a file of the folder, and syncs."""
+        """Append one JSON object a line to a file of the folder, and sync."""
         self._note_commit()
         append_lines(self.path / name, records)
 
     def _note_commit(self) -> None:
-        """Before the first lines of a call: one that is killed between leaves a commit too many, never one too few."""
+        """Record the commit before the first lines of a call: a kill in between may leave one too many."""
         if not self._noted and (now := checkout()) not in (known := self.commits()):
             write_json(self.path / "commits.json", [*known, now])
         self._noted = True
 
     def read(self) -> dict[Key, Record]:
-        """The answers so far; what a kill left behind the last full line is cut off."""
+        """Return the answers so far and drop a torn last line."""
         if not self._predictions.exists():
             return {}
         drop_torn_line(self._predictions)
@@ -101,7 +101,7 @@ class PredictionFolder:
 
 
 def read_refusals(folder: Path) -> Refusals:
-    """The windows that a run has refused so far; a torn last line is left out."""
+    """Read the windows refused so far, without a torn last line."""
     path = folder / "refused.jsonl"
     if not path.exists():
         return {}
@@ -109,12 +109,12 @@ def read_refusals(folder: Path) -> Refusals:
 
 
 def read_records(predictions: Path) -> dict[Key, Record]:
-    """The last line of each key. Raises InputError naming file, line and field."""
+    """Return the last line of each key. Raises InputError naming file, line and field."""
     return _by_key(read_json_lines(predictions), predictions)
 
 
 def read_settled(predictions: Path) -> dict[Key, Record]:
-    """As `read_records`, without the torn last line that a run under way or killed may have."""
+    """Read records as `read_records` does, ignoring the torn last line of a running or killed run."""
     return _by_key(_settled_lines(predictions), predictions)
 
 
@@ -142,7 +142,7 @@ def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> No
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Appends one JSON object a line and syncs."""
+    """Append one JSON object a line and sync."""
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     with path.open("ab") as file:
         file.write(lines.encode())
@@ -151,7 +151,7 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cuts off what a kill left behind the last full line."""
+    """Truncate the file after its last full line."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -160,11 +160,10 @@ def drop_torn_line(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted observations of one window by horizon, and how many history steps did not fit the context.
+    """Predicted observations of one window by horizon, and the number of history steps that did not fit the context.
 
-    unanswered: horizons at which the model came to no answer; their text is empty, and another run may ask again.
-    rewards (points) and ends (whether the world is over) of the last step, by horizon too; empty where a model predicts
-    none.
+    unanswered: horizons without an answer of the model; their text is empty, and another run may request them again.
+    rewards (points) and ends (True if the world is over) of the last step, by horizon too; empty without such heads.
     """
 
     texts: dict[int, str]

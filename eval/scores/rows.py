@@ -1,4 +1,4 @@
-"""From predictions to rows: one row a family and one overall, at each horizon."""
+"""Aggregate predictions to rows: one a family and one overall, at each horizon."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from loopwm.records.windows import COUNTERFACT, FACT, Window, game_of, pair_of
 
 OVERALL = "overall"
 REWARD_TOLERANCE = 0.5
-"""Points. Scores are whole numbers: a predicted reward counts as right where it rounds to the true one."""
+"""Points. Scores are whole numbers: a predicted reward counts as right if it rounds to the true one."""
 
 
 @dataclass(frozen=True)
 class Item:
     """One window at one horizon, predicted and scored.
 
-    is_last: the horizon takes all the window's actions. seen: None where no training set is known. error: None where
-    the prediction is right. reward, end: (predicted, true), None where the model predicts none.
+    is_last: the horizon takes all the window's actions. seen: None if the training set is unknown. error: None if the
+    prediction is right. reward, end: (predicted, true), None if not predicted.
     """
 
     window_id: str
@@ -67,7 +67,7 @@ SPLITS: dict[str, Callable[[Item], bool]] = {
 def score_window(
     window: Window, context_kind: ContextKind, predicted: Prediction, seen: Seen | None = None
 ) -> Iterator[Item]:
-    """Scores the predictions of one window, at every horizon that they have."""
+    """Score the predictions of one window at each of their horizons."""
     env, last = window["env"], window["history"][-1]["observation"]
     known = known_names(env, context_texts(window_context(window, context_kind)))
     for horizon, prediction in predicted.texts.items():
@@ -94,7 +94,7 @@ def score_window(
 
 
 def make_rows(items: Sequence[Item], horizons: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows in the order overall, then families by name, each at every horizon."""
+    """Return rows in the order overall, then families by name, each at every horizon."""
     families = [OVERALL, *sorted({item.family for item in items} - {OVERALL})]
     rows = []
     for family in families:
@@ -105,10 +105,10 @@ def make_rows(items: Sequence[Item], horizons: Sequence[int]) -> list[dict[str, 
 
 
 def summarize(items: Sequence[Item]) -> dict[str, Any]:
-    """Means over the items, with 95 % intervals and standard errors over games; what is undefined is left out.
+    """Return means over the items with 95 % intervals and standard errors over games; undefined figures are left out.
 
-    n: items. games: how many they are of. n_SPLIT, em_SPLIT: of the items of a split, where it is known. errors: how
-    many of each kind. refusal, reward, end: see `detection` and `reward_accuracy`.
+    n: items. games: number of their games. n_SPLIT, em_SPLIT: of the items of a split, if known. errors: counts by
+    kind. refusal, reward, end: see `detection` and `reward_accuracy`.
     """
     names = list(METRICS)
     scores = np.array([[item.scores[name] for name in names] for item in items])
@@ -139,7 +139,7 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def estimates(values: Values, games: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Means of the columns by name, with `ci95` and `stderr`. values: (n, names), fractions; games: of each row.
+    """Return means of the columns by name, with `ci95` and `stderr`. values: (n, names), fractions; games: of each row.
 
     One game has no standard error, and no interval unless all its values are 0 or all are 1.
     """
@@ -153,9 +153,9 @@ def estimates(values: Values, games: Sequence[str], names: Sequence[str]) -> dic
 
 
 def detection(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float | int]:
-    """How well (predicted, true) agree on what is rare: n true ones, predicted ones, precision, recall, f1.
+    """Return n (true), predicted, precision, recall and f1 of (predicted, true) pairs of a rare event.
 
-    Precision is left out where none is predicted, recall where none is true, f1 where there is neither.
+    Precision is left out if none is predicted, recall if none is true, f1 if there is neither.
     """
     predicted, true = sum(p for p, _ in pairs), sum(t for _, t in pairs)
     hits = sum(p and t for p, t in pairs)
@@ -165,7 +165,7 @@ def detection(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float | int]:
 
 
 def reward_accuracy(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
-    """Share of (predicted, true) rewards that agree, and of those alone that are not 0: most are 0."""
+    """Return the share of (predicted, true) rewards that agree, and of those that are not 0: most are 0."""
     right = [abs(predicted - true) < REWARD_TOLERANCE for predicted, true in pairs]
     paid = [hit for hit, (_, true) in zip(right, pairs, strict=True) if true != 0]
     found: dict[str, float | int] = {"n": len(pairs), "accuracy": sum(right) / len(right), "n_nonzero": len(paid)}
@@ -173,9 +173,9 @@ def reward_accuracy(pairs: Sequence[tuple[float, float]]) -> dict[str, float | i
 
 
 def summarize_pairs(items: Sequence[Item]) -> dict[str, Any] | None:
-    """Counterfactual pairs at the last action of their windows, which alone is known to come out otherwise.
+    """Summarise counterfactual pairs at the last action of their windows, the only one whose answers differ.
 
-    Shares of the n pairs: both windows right, each right, the same said for both. None without pairs.
+    Shares of the n pairs: both windows right, each right, the same answer for both. None without pairs.
     """
     last = {item.window_id: item for item in items if item.is_last}
     facts = [item for name, item in last.items() if name.endswith(FACT)]

@@ -1,4 +1,4 @@
-"""Which windows stand in train episodes: the table of a suite. `python -m eval build-seen` writes it."""
+"""Windows that occur in train episodes: the table of a suite, written by `python -m eval build-seen`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """seen: for each window that is, the horizons at which it is. episodes_sha256: of the texts that were read, in
-    order. hashes_sha256: `digest` of the hashes that checkpoints name these episodes by."""
+    """Table of a suite.
+
+    seen: horizons by window at which it is seen. episodes_sha256: of the texts read, in order. hashes_sha256:
+    `digest` of the episodes' hashes in checkpoints.
+    """
 
     suite: str
     suite_sha256: str
@@ -36,7 +39,7 @@ class Seen:
 
     @property
     def training_set(self) -> dict[str, str | int]:
-        """What `unseen` and `seen` refer to."""
+        """Return the training set that `unseen` and `seen` refer to."""
         return {name: getattr(self, name) for name in ("episodes_sha256", "episodes", "transitions")}
 
 
@@ -59,9 +62,9 @@ def table_path(suite: str) -> Path:
 
 
 def find_seen(suite: Suite, given: Path | None) -> Seen | None:
-    """The table given, else the committed one of these very windows, else None.
+    """Return the table given, else the committed one of these very windows, else None.
 
-    Raises InputError for a file that is no table or one given for other windows.
+    Raises InputError for a file that is not a table, or a given one of other windows.
     """
     path = table_path(suite.name) if given is None else given
     if given is None and not path.is_file():
@@ -103,7 +106,7 @@ def seen_by_checkpoint(
 
 
 def load_table(path: Path) -> Seen:
-    """Raises InputError naming the file."""
+    """Read a table. Raises InputError naming the file."""
     try:
         return Seen(**json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:

@@ -13,7 +13,7 @@ from loopwm.records.windows import Window, check_window
 
 @dataclass(frozen=True)
 class Selection:
-    """left_out: families by environment; every window of another environment stays. source: who leaves them out."""
+    """Families left out by environment; all windows of other environments stay. source: where they are left out."""
 
     left_out: Mapping[str, frozenset[str]]
     source: str
@@ -36,7 +36,7 @@ FOLDER = Path(__file__).parents[1] / "suites"
 
 @dataclass(frozen=True)
 class Suite:
-    """A window file: its short name, the hash of its bytes, and its windows in order."""
+    """Window file: short name, hash of its bytes, and windows in order."""
 
     name: str
     sha256: str
@@ -44,14 +44,14 @@ class Suite:
 
 
 def suite_names() -> list[str]:
-    """The committed suites, sorted."""
+    """Return the committed suites, sorted."""
     return sorted(path.name.removesuffix(".jsonl.gz") for path in FOLDER.glob("*.jsonl.gz"))
 
 
 def load_suite(name_or_path: str) -> Suite:
-    """A committed suite by name, or any window file by path; `NAME:SELECTION` takes those of its windows alone.
+    """Load a committed suite by name, or a window file by path; `NAME:SELECTION` takes a part of its windows.
 
-    Raises InputError naming file, line and field, or a selection that there is not.
+    Raises InputError naming file, line and field, or an unknown selection.
     """
     name, colon, selection = name_or_path.rpartition(":")
     if not colon or Path(name_or_path).is_file():
@@ -60,7 +60,7 @@ def load_suite(name_or_path: str) -> Suite:
 
 
 def _select(suite: Suite, selection: str) -> Suite:
-    """A suite with a name and a hash of its own, so that no figure of it passes for one of the whole suite."""
+    """Return a suite with a name and a hash of its own, so that its figures cannot pass for the whole suite's."""
     if selection not in SELECTIONS:
         raise InputError(f"--suite: unknown selection {selection!r}, expected one of {', '.join(SELECTIONS)}")
     chosen = tuple(w for w in suite.windows if SELECTIONS[selection].holds(w["env"], w["family"]))

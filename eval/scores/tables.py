@@ -1,4 +1,4 @@
-"""Results as Markdown, beside the rows the paper prints."""
+"""Render results as Markdown, next to the rows of the paper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAVEAT = (
 
 
 def render_report(results: Mapping[str, Any]) -> str:
-    """The content of `report.md` for the content of `results.json`."""
+    """Return the content of `report.md` for the content of `results.json`."""
     overall = [row for row in results["rows"] if row["family"] == OVERALL]
     head = f"# {results['model']} on {results['suite']}, {results['context']} context\n\n"
     missing = f" {results['unanswered']} answers did not come and count as wrong." if results["unanswered"] else ""
@@ -46,14 +46,14 @@ def render_report(results: Mapping[str, Any]) -> str:
 
 
 def describe_windows(results: Mapping[str, Any]) -> str:
-    """How many windows the figures rest on, and how many could not be shown."""
+    """Return the numbers of windows scored and refused."""
     counts = results["windows"]
     scored = f"{counts['scored']} of {counts['asked']} windows scored"
     return f"{scored}, {counts['refused']} refused under `{results['context']}`."
 
 
 def _headline(results: Mapping[str, Any], overall: Sequence[Mapping[str, Any]]) -> str:
-    """What decides: windows that no train episode holds, and pairs."""
+    """Return the main table: unseen and seen windows, and pairs."""
     pairs, known = results["pairs"], results["seen_in"]
     text = "## What decides\n\n"
     if known is None:
@@ -77,13 +77,13 @@ def _split_cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def with_bounds(row: Mapping[str, Any], name: str) -> str:
-    """A figure in percent with its interval, as far as there are such."""
+    """Format a figure in percent with its interval if it has one."""
     bounds = row["ci95"].get(name)
     return percent(row.get(name)) + ("" if bounds is None else f" ({percent(bounds[0])}-{percent(bounds[1])})")
 
 
 def in_points(difference: float, low: float, high: float) -> str:
-    """A difference of shares in points with its interval."""
+    """Format a difference of shares in points with its interval."""
     return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
@@ -108,7 +108,7 @@ def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Refusals told by the predicted text; ends and rewards where the model predicts them."""
+    """Return the tables of refusals (from the text), and of ends and rewards if predicted."""
     parts = ["## Refusals, ends and rewards\n"]
     for name, title in (("refusal", "Refusals"), ("end", "Ends")):
         found = [(row["horizon"], row[name]) for row in rows if name in row]
@@ -135,7 +135,7 @@ def _paper_table(rows: Sequence[Mapping[str, Any]], systems: Mapping[str, Mappin
 
 
 def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Several results side by side: a row a run, a column a horizon, overall figures."""
+    """Return several results side by side: a row a run, a column a horizon, overall figures."""
     horizons = sorted({row["horizon"] for results in runs for row in results["rows"]})
     lines = []
     for results in runs:
@@ -154,7 +154,7 @@ def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A dash for what is not there or not a number."""
+    """Format a percentage; a dash for None or NaN."""
     return "-" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.1f}"
 
 

@@ -1,7 +1,7 @@
-"""ALFWorld: original games from `ALFWORLD_DATA`, and games built from what the package carries.
+"""ALFWorld: original games from `ALFWORLD_DATA`, and games built from the package's data.
 
-The engine runs in a process of its own (`simulator`), which is ended when it does not answer. A variation is a
-game's name: the folders below `json_2.1.1` of an original game, "built/TASK-PLAN-SEED" of one that is built anew.
+The engine runs in a process of its own (`simulator`), which is killed if it does not answer. A variation is a game's
+name: the folders below `json_2.1.1` of an original game, "built/TASK-PLAN-SEED" of a built one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
 FOLDERS = {"train": ("train", "valid_train"), "valid_seen": ("valid_seen",), "valid_unseen": ("valid_unseen",)}
-"""Splits of original games, and their folders. Any of a split's folders will do."""
+"""Splits of original games and their folders. Any one of a split's folders is enough."""
 
 BUILT = "built"
 DEV = "dev"
@@ -43,15 +43,15 @@ DEV = "dev"
 
 HELD_OUT = 5
 DEFAULT_DATA = "~/.cache/alfworld"
-"""Where `alfworld-download` puts the games when `ALFWORLD_DATA` is not set."""
+"""Folder of `alfworld-download` if `ALFWORLD_DATA` is not set."""
 
 TIME_LIMIT = 120
-"""Seconds that the engine may take for one answer; grounding the largest game takes about one."""
+"""Seconds for one answer of the engine; grounding the largest game takes about one."""
 
 _TASK_SENTENCE = re.compile(r"Your task is to: .*")
 _START = "You are in the middle of a room."
 _NOWHERE = f"{_START} Looking quickly around you, you see nothing."
-"""What `look` answers before the player has gone anywhere, though the recorded look lists the room's places."""
+"""Answer of `look` before the player has gone anywhere, although the recorded look lists the room's places."""
 
 _PLACE = re.compile(r"(?:On the|The) (\w+ \d+)(?:,| is)")
 _PLACES = re.compile(r"\b[a-z]+ \d+")
@@ -95,10 +95,10 @@ class AlfWorld(Declared):
         self._goal: expert.Goal | None = None
         self._seen: set[str] = set()
         self._places: list[str] = []
-        """All places of the room, which only the first look names."""
+        """All places of the room; only the first look names them."""
 
         self._first: dict[str, Any] | None = None
-        """The first step of the game loaded, until another step is taken."""
+        """First step of the loaded game, until another step is taken."""
 
     def version(self) -> dict[str, str]:
         return {package: metadata.version(package) for package in ("alfworld", "textworld")}
@@ -110,7 +110,7 @@ class AlfWorld(Declared):
         return [*FOLDERS, BUILT, DEV]
 
     def variations(self, task: str, split: str) -> list[str]:
-        """Names of games. Raises InputError if the split's games are not there."""
+        """Return names of games. Raises InputError if the split's games are missing."""
         if split == BUILT:
             return list(list_games(task))
         folder = "train" if split == DEV else split
@@ -127,10 +127,10 @@ class AlfWorld(Declared):
         return self._kind, self._game
 
     def mark(self) -> None:
-        """A new plan needs nothing of the place where the old one was left."""
+        """Return None: a new plan does not depend on the place where the old one was left."""
 
     def plan(self, mark: None, rest: Sequence[str]) -> list[str]:
-        """A way to win from here, for a player who knows what was seen so far.
+        """Return a plan that wins from here, for a player who knows the observations so far.
 
         Raises SimulatorError if there is none.
         """
@@ -158,7 +158,7 @@ class AlfWorld(Declared):
         return _step(action, reply)
 
     def valid_actions(self) -> list[str]:
-        """All but `help`, which tells nothing of the game."""
+        """Return all commands but `help`, whose answer is the same in every game."""
         return [command for command in self._engine.call("commands") if command != "help"]
 
     def exhausted(self) -> bool:
@@ -168,7 +168,7 @@ class AlfWorld(Declared):
         self._engine.close()
 
     def _load(self, task: str, name: str) -> None:
-        """Starts a game anew, unless it has just been started."""
+        """Restart a game, unless it has just been started."""
         self._kind = task
         if self._first is not None and name == self._game:
             return
@@ -192,7 +192,7 @@ def _data_folder() -> Path:
 
 @cache
 def _original_games(root: Path, split: str) -> tuple[str, ...]:
-    """Names of a split's games. Those that cannot be played are counted on standard error, with one named.
+    """Return names of a split's games. Counts those that cannot be played on standard error, with an example of each.
 
     Raises InputError if there are none.
     """
@@ -214,12 +214,12 @@ def _original_games(root: Path, split: str) -> tuple[str, ...]:
 
 
 def held_out(name: str) -> bool:
-    """Whether a game is to tune on: the same for copies of it in other folders of the download."""
+    """Return True for a dev game; the same for its copies in other folders of the download."""
     return crc32(f"valid_train/{name.partition('/')[2]}".encode()) % HELD_OUT == 0
 
 
 def _fault(name: str, content: bytes) -> str | None:
-    """Why a game is not played. Looks for marks in the text: parsing thousands of games would take minutes."""
+    """Return why a game is not played, or None. Searches the text: parsing thousands of games would take minutes."""
     if "Sliced" in name:
         return "about sliced things"
     if b'"solvable": true' not in content:
@@ -228,7 +228,7 @@ def _fault(name: str, content: bytes) -> str | None:
 
 
 def _read_game(name: str) -> dict[str, Any]:
-    """Raises SimulatorError for a file that is no game, so that the others are still played."""
+    """Read a game. Raises SimulatorError for an invalid file, so that the others are still played."""
     try:
         game = json.loads((_data_folder() / name / "game.tw-pddl").read_bytes())
         return {field: game[field] for field in ("pddl_domain", "grammar", "pddl_problem")}
@@ -237,14 +237,14 @@ def _read_game(name: str) -> dict[str, Any]:
 
 
 class _Engine:
-    """The engine's process. Started at the first call; a call that fails may be followed by others."""
+    """Engine process, started at the first call; a failed call may be followed by others."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Raises SimulatorError if the engine refuses, dies or does not answer in time."""
+        """Call the engine. Raises SimulatorError if it refuses, dies or does not answer in time."""
         process = self._process = self._process or _start_engine()
         assert process.stdin is not None
         try:
@@ -283,7 +283,7 @@ class _Engine:
 
 
 def _start_engine() -> subprocess.Popen[bytes]:
-    """It ends by itself when this process does: its input ends then."""
+    """Start the engine, which ends with this process when its input closes."""
     root = str(Path(__file__).parents[3])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(

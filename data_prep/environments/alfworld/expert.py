@@ -1,8 +1,8 @@
-"""What an ALFWorld game's facts say, and a plan that wins.
+"""Plan that wins an ALFWorld game, from its facts.
 
-The plan is that of a player who searches: it goes through receptacles that could hold what it looks for, in an order
-drawn by chance, opens them, and takes the object where it finds it. It uses nothing it could not have seen by then,
-except that it never gives up.
+The plan is that of a player who searches: it visits receptacles that could hold the object, in random order, opens
+them, and takes the object where it finds it. It uses nothing that a player could not have observed by then, except that
+it never gives up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATE = re.compile(r"\((isHot|isCool|isClean) ")
 
 @dataclass(frozen=True)
 class Goal:
-    """Kinds of things, as players name them. Either `place` or `lamp` is set."""
+    """Goal: kinds of things by their names in the game. Either `place` or `lamp` is set."""
 
     thing: str
     count: int
@@ -34,7 +34,7 @@ class Goal:
 
 
 def parse_goal(problem: str) -> Goal:
-    """The goal of a PDDL problem. Raises SimulatorError if it is none of the six tasks'."""
+    """Parse the goal of a PDDL problem. Raises SimulatorError if it is of none of the six tasks."""
     text = problem.partition("(:goal")[2]
     things = {variable: kind.lower() for variable, kind in _OBJECT.findall(text)}
     lamp = things.pop("ot", None)
@@ -51,12 +51,12 @@ def parse_goal(problem: str) -> Goal:
 
 
 def kind_of(name: str) -> str:
-    """`drawer 4` is a `drawer`."""
+    """Return the kind in a name: `drawer` for `drawer 4`."""
     return name.split()[0]
 
 
 def natural(name: str) -> tuple[str, int]:
-    """Sorts `drawer 10` after `drawer 9`."""
+    """Return a key that sorts `drawer 10` after `drawer 9`."""
     kind, _, number = name.partition(" ")
     return kind, int(number) if number.isdigit() else 0
 
@@ -96,21 +96,21 @@ class Situation:
 
 
 def make_plan(facts: Iterable[Sequence[str]], goal: Goal, seen: Collection[str], seed: str) -> list[str]:
-    """Commands that win from here. `seen` are the receptacles whose contents were shown already.
+    """Return commands that win from here. seen: receptacles whose contents were shown already.
 
-    Raises SimulatorError if what the goal asks for is out of reach.
+    Raises SimulatorError if a thing of the goal is out of reach.
     """
     return _Player(Situation.of(facts), seen, Random(seed)).play(goal)
 
 
 class _Player:
-    """Plays on a copy of the facts and writes down the commands."""
+    """Applies commands to a copy of the facts and records them."""
 
     def __init__(self, world: Situation, seen: Collection[str], rng: Random) -> None:
         self.world, self.seen, self.rng = world, set(seen), rng
         self.commands: list[str] = []
         self.closes = rng.random() < 0.5
-        """Whether it shuts what it opened and found of no use."""
+        """True to close receptacles that turned out useless."""
 
     def play(self, goal: Goal) -> list[str]:
         if goal.lamp is not None:
@@ -134,7 +134,7 @@ class _Player:
                 return self.commands
 
     def _take(self, kind: str, barred: str) -> None:
-        """Has a thing of a kind in hand, from anywhere but `barred`."""
+        """Take a thing of a kind, from anywhere but `barred`."""
         if self.world.held is not None:
             if kind_of(self.world.held) == kind:
                 return
@@ -146,7 +146,7 @@ class _Player:
         self.world.held = thing
 
     def _find(self, kind: str, barred: str) -> tuple[str, str]:
-        """A thing of a kind and where it is: one seen before, or else one searched for."""
+        """Return a thing of a kind and its place: one seen before, or else one found by a search."""
         places = [place for place in self.world.contents if place != barred]
         unseen = [place for place in places if place not in self.seen]
         self.rng.shuffle(unseen)
@@ -163,7 +163,7 @@ class _Player:
         raise SimulatorError(f"not solvable: no {kind} within reach")
 
     def _search(self, place: str) -> None:
-        """Sees what is in a receptacle."""
+        """Look into a receptacle."""
         length = len(self.commands)
         self._reach(place)
         if len(self.commands) == length:  # it stood there already, before another receptacle
@@ -182,7 +182,7 @@ class _Player:
             self.world.facts["opened"].add((place,))
 
     def _treat(self, state: str) -> None:
-        """Makes the thing in hand hot, cool or clean."""
+        """Make the thing in hand hot, cool or clean."""
         verb, kind = APPLIANCES[state]
         appliance = next((place for place in self.world.contents if kind_of(place) == kind), None)
         if appliance is None:

@@ -1,8 +1,8 @@
-"""Which texts of an ALFWorld game show what a place holds: nothing else tells a player who was not there before.
+"""Mark the texts of an ALFWorld game that list contents of a place, the only facts a player must have seen.
 
-Doors are closed and lamps are off at the start of every game, and what an action changes follows from the action, so
-that only lists of contents need to have been seen. A list follows from an earlier one of the same place and the actions
-since then.
+Doors are closed and lamps are off at the start of every game, and the effects of an action follow from it, so that only
+lists of contents need to have been seen. A list follows from an earlier one of the same place and the actions since
+then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTENTS = re.compile(
 
 
 def contents_facts(texts: Sequence[str]) -> list[TextFacts]:
-    """Facts of each text: names of the places and vessels whose contents it lists."""
+    """Return facts of each text: names of the places and vessels whose contents it lists."""
     return [_of(text) for text in texts]
 
 

@@ -1,8 +1,8 @@
-"""ALFWorld games built from what the `alfworld` package carries: floor plans, PDDL domain, grammar and affordances.
+"""Build ALFWorld games from the `alfworld` package's data: floor plans, PDDL domain, grammar and affordances.
 
-A game follows from its name, "built/TASK-PLAN-SEED". Receptacles and where one stands before them come from the floor
-plan; which objects there are, how many, and where they lie is drawn by the seed; so is the goal, among those that the
-things in the room allow. The goal's objects never start in the goal's receptacles, so no game begins won.
+A game follows from its name, "built/TASK-PLAN-SEED". Receptacles and the places to stand come from the floor plan; the
+objects, their number and places are drawn by the seed, and so is the goal, among those that the things in the room
+allow. The goal's objects never start in the goal's receptacles, so no game begins won.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ EXCLUDED_PLANS = frozenset((9, 10, 29, 215, 219, 226, 308, 315, 325, 404, 424, 4
 """Floor plans of ALFWorld's unseen games."""
 
 SEEDS = 99
-"""Games listed of each task and floor plan, to train on; any seed can be built."""
+"""Training games listed for each task and floor plan; any seed can be built."""
 
 DEV_GAMES = 12
-"""Games of a task to tune on, on as many floor plans, of the first seed that is not listed."""
+"""Dev games of a task, on as many floor plans, with the first seed that is not listed."""
 
 APPLIANCES = {  # what makes the goal's state, and what it asks of the object
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
@@ -46,10 +46,10 @@ APPLIANCES = {  # what makes the goal's state, and what it asks of the object
 LAMP = "DeskLamp"
 LAMP_PLACES = ("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable")
 UNPLACED = {"StoveBurner": 4, "GarbageCan": 1, "CoffeeMachine": 1, "Toaster": 1, "TowelHolder": 1, "HandTowelHolder": 1}
-"""Receptacles that floor plans name without a position, and how many a room gets."""
+"""Receptacles without a position in floor plans, and their number in a room."""
 
 COPIES = (1, 1, 2, 2, 3)
-"""Of each kind of object; a task for two needs at least two."""
+"""Copies of each kind of object, to draw from; a task for two needs at least two."""
 
 _NAME = re.compile(r"built/(\w+)-(\d+)-(\d+)")
 
@@ -72,7 +72,7 @@ class Package:
 
 @cache
 def load_package() -> Package:
-    """Raises InputError if the package is not installed."""
+    """Load the package's data. Raises InputError if it is not installed."""
     if (found := find_spec("alfworld")) is None or not found.submodule_search_locations:
         raise InputError("alfworld: the package alfworld is not installed; pip install 'loopwm[alfworld]'")
     home = Path(found.submodule_search_locations[0])
@@ -92,7 +92,7 @@ def load_package() -> Package:
 
 @dataclass(frozen=True)
 class Room:
-    """A floor plan: receptacles (id to kind and place to stand) and the kinds of object it may hold."""
+    """Floor plan: receptacles (id to kind and place to stand) and the kinds of object it may hold."""
 
     kinds: Mapping[str, str]
     places: Mapping[str, str]
@@ -101,7 +101,7 @@ class Room:
 
 @cache
 def load_room(plan: int) -> Room:
-    """Raises InputError for a floor plan that does not exist or is excluded."""
+    """Load a room. Raises InputError for a floor plan that does not exist or is excluded."""
     package = load_package()
     path = package.layouts / f"FloorPlan{plan}-openable.json"
     if plan in EXCLUDED_PLANS or not path.is_file():
@@ -125,14 +125,14 @@ def load_room(plan: int) -> Room:
 
 
 def _pddl_name(name: str) -> str:
-    """The spelling from which the package makes the names that players see."""
+    """Return the form from which the package derives the names shown to players."""
     for character, word in (("|", "_bar_"), ("+", "_plus_"), ("-", "_minus_"), (".", "_dot_")):
         name = name.replace(character, word)
     return name
 
 
 def goals_of(task: str, plan: int) -> list[tuple[str, str]]:
-    """Kind of object, and kind of receptacle (or lamp), of all goals of a task that a floor plan allows."""
+    """Return the kind of object, and of receptacle (or lamp), of all goals of a task that a floor plan allows."""
     package, room = load_package(), load_room(plan)
     present = sorted(set(room.kinds.values()))
     if task == "look_at_obj_in_light":
@@ -155,7 +155,7 @@ def goals_of(task: str, plan: int) -> list[tuple[str, str]]:
 
 @cache
 def list_games(task: str) -> tuple[str, ...]:
-    """Names of games of a task to train on, on all floor plans that allow it."""
+    """Return names of a task's training games on all floor plans that allow it."""
     return tuple(f"built/{task}-{plan}-{seed}" for plan in _plans_of(task) for seed in range(SEEDS))
 
 
@@ -172,7 +172,7 @@ def _plans_of(task: str) -> list[int]:
 
 
 def build_game(name: str) -> dict[str, Any]:
-    """The fields of a `game.tw-pddl`. Raises InputError for a name that is no built game's."""
+    """Return the fields of a `game.tw-pddl`. Raises InputError for an invalid name."""
     if (parts := _NAME.fullmatch(name)) is None or parts[1] not in TASKS:
         raise InputError(f"alfworld: {name!r}: expected built/TASK-PLAN-SEED")
     task, plan = parts[1], int(parts[2])
@@ -191,7 +191,7 @@ def build_game(name: str) -> dict[str, Any]:
 
 
 def _place_objects(task: str, plan: int, goal_thing: str, goal_place: str, rng: Random) -> dict[str, tuple[str, str]]:
-    """Objects by id: their kind and the receptacle they lie in."""
+    """Return objects by id: their kind and the receptacle they lie in."""
     package, room = load_package(), load_room(plan)
     things = {}
     for kind in room.objects:
@@ -213,7 +213,7 @@ def _draw_receptacle(room: Room, kind: str, rng: Random) -> str:
 
 
 def _problem(room: Room, things: Mapping[str, tuple[str, str]], goal: str) -> str:
-    """The PDDL problem. `goal` is the package's text, which closes the problem's parenthesis too, or nearly."""
+    """Return the PDDL problem. goal: the package's text, which closes the problem too, or nearly."""
     package = load_package()
     start = "loc_bar_start"
     objects = {"agent1": "agent", start: "location"}

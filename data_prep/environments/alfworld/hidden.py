@@ -1,4 +1,4 @@
-"""What an ALFWorld game hides, as text: with look and inventory, all that its answers depend on.
+"""Render what an ALFWorld game hides: with look and inventory, it determines all of the game's answers.
 
     The fridge 1 is closed. In it, you see a mug 2, and a mug 1.     each receptacle within reach
     On the drawer 2, you see a pan 1.                                one that does not open
@@ -7,12 +7,12 @@
     The desklamp 1 is off.                                           things to switch
     The mug 1 is hot and clean.                                      things in a special state
 
-Everything stands in the order of the game's own lists: kind ascending, number descending. The third line is there for
-receptacles that are reached from one place, where `look` answers so: the grammar says that a thing lies next to the
-receptacles if it lies at the place and was once taken from one of them, even if it lies in another by now.
+The order is that of the game's own lists: kind ascending, number descending. The third line is for receptacles reached
+from one place, where `look` answers so: by the grammar, a thing lies next to the receptacles if it lies at the place
+and was once taken from one of them, even if it lies in another by now.
 
-Left out is what a thing's or receptacle's kind decides: what can be taken, opens with another word, holds what, gets
-hot, cold, clean or sliced.
+Properties of a kind are left out: what can be taken, opens with another word, holds what, gets hot, cold, clean or
+sliced.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _LINE = re.compile(
 
 
 def listed(name: str) -> tuple[str, int]:
-    """Sorts names as the game's lists do: `drawer 10`, `drawer 9`, `fridge 1`."""
+    """Return a key in the order of the game's lists: `drawer 10`, `drawer 9`, `fridge 1`."""
     kind, number = natural(name)
     return kind, -number
 
 
 def describe(world: Situation) -> str:
-    """The hidden state of one moment."""
+    """Return the hidden state of one moment."""
     parts = (_receptacles, _shared_places, _vessels, _switches, _special_states)
     return "\n".join(line for part in parts for line in part(world))
 
 
 def unreadable_line(hidden_state: str) -> str | None:
-    """The first line that `describe` cannot have written."""
+    """Return the first line that `describe` cannot have written."""
     return next((line for line in hidden_state.split("\n") if not _LINE.fullmatch(line)), None)
 
 
@@ -107,7 +107,7 @@ def _articled(things: Iterable[str]) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """As the game joins a list."""
+    """Join words as the game joins a list."""
     if len(words) < 2:
         return words[0] if words else "nothing"
     return ", ".join(words[:-1]) + f", and {words[-1]}"

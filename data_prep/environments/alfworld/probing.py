@@ -1,4 +1,4 @@
-"""Probes of ALFWorld: what its texts show, and what can be tried with it."""
+"""Probes of ALFWorld: state shown by its texts, and actions to try in it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ TOGETHER = (
     "slice {0} with {1}", "put {0} in/on {1}", "put {0} in {1}",
 )  # fmt: skip
 WORKING = 0.25
-"""Share of tries that are no mistake."""
+"""Share of tries that are valid."""
 
 APPLIANCES = {"heat": "microwave", "clean": "sinkbasin", "cool": "fridge"}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a step shows.
+    """State shown by a step.
 
-    lids: places faced, with open, closed or empty where there is no lid. contents: by place. held: empty for nothing.
+    lids: places faced, with open, closed or empty if there is no lid. contents: by place. held: empty for nothing.
     view: all of it as text.
     """
 
@@ -58,7 +58,7 @@ class Scene:
         return cls(lids, contents, held[0] if held else "", "\n".join((first, *views, step.inventory or "")))
 
     def things(self) -> list[tuple[str, str]]:
-        """(thing, place) of all contents shown."""
+        """Return (thing, place) of all contents shown."""
         return [(thing, place) for place, things in self.contents.items() for thing in things]
 
     def names(self) -> list[str]:
@@ -85,14 +85,14 @@ class AlfWorldProbes(PlaceProbes):
         return self.rng.choice(self.elsewhere)
 
     def _thing(self) -> str:
-        """The thing held as often as one that lies here."""
+        """Return the thing in hand or one that lies here, equally likely."""
         things = [thing for thing, _ in self.scene.things()]
         if self.scene.held and (not things or self.rng.random() < 0.5):
             return self.scene.held
         return pick(things, self.rng, self._near())
 
     def _tries(self, draw: Callable[[], str]) -> list[str]:
-        """Some draws with looks between, and now and then what works: else every answer would be the refusal."""
+        """Return some draws with looks in between, and at times a valid action: else all answers would be refusals."""
         actions = [self._change() if self.rng.random() < WORKING else draw() for _ in range(self.rng.randint(1, 3))]
         return with_looks(actions, self.look, self.rng)
 
@@ -154,7 +154,7 @@ class AlfWorldProbes(PlaceProbes):
         return actions if rng.random() < 0.4 else [*actions, self.look()]
 
     def _change(self) -> str:
-        """Draw an action that most often works, the first time."""
+        """Draw an action that usually works, the first time."""
         scene = self.scene
         options = [self.rng.choice(("look", "inventory")), f"go to {self._away()}", f"examine {self._near()}"]
         options += [f"take {thing} from {place}" for thing, place in scene.things()[:4] if not scene.held]
@@ -164,7 +164,7 @@ class AlfWorldProbes(PlaceProbes):
         return self.rng.choice(options)
 
     def permanence(self) -> list[str]:
-        """Change the state, and look at it, in any of several orders."""
+        """Change the state and look at it, in any of several orders."""
         scene = self.scene
         stories = []
         if scene.things() and not scene.held:
@@ -176,7 +176,7 @@ class AlfWorldProbes(PlaceProbes):
         return self.rng.choice(stories)() if stories else self._gone()
 
     def _looks(self, *more: str) -> list[str]:
-        """One or two looks, those at the changed things among them."""
+        """Return one or two looks, from those at the changed things and others."""
         return self.rng.sample((*more, "inventory", self.rng.choice(("look", more[0]))), self.rng.randint(1, 2))
 
     def _taken(self) -> list[str]:
@@ -212,11 +212,11 @@ class AlfWorldProbes(PlaceProbes):
         return [f"{verb} {place}", f"go to {self._away()}", "look", f"go to {place}", f"examine {place}"]
 
     def _gone(self) -> list[str]:
-        """Go to a place and look about; there is nothing to change here."""
+        """Go to a place and look about, because there is nothing to change here."""
         place = self._away()
         return [f"go to {place}", *self._looks(f"examine {place}")]
 
 
 def draw_probe(kind: str, step: Step, places: Sequence[str], rng: Random) -> list[str]:
-    """Draw the actions of a probe of a kind, at a place that a step shows, in a room of these places."""
+    """Draw the actions of a probe of a kind, at the place that a step shows, in a room of these places."""
     return AlfWorldProbes(step, places, rng).draw(kind)

@@ -2,9 +2,9 @@
 
     {"call": "load", "arguments": [game]}       -> {"result": step}      game: the fields of a `game.tw-pddl`
     {"call": "step", "arguments": ["look"]}     -> {"result": step}      step: observation, won, look, inventory
-    {"call": "commands" | "facts", "arguments": []} -> {"result": [...]}    what makes sense now; [predicate, name, ...]
+    {"call": "commands" | "facts", "arguments": []} -> {"result": [...]}    valid commands; [predicate, name, ...]
 
-A failed call replies {"error": "one line"}. The engine runs apart because it may hang, end the process, print, and
+A failed call replies {"error": "one line"}. The engine runs in its own process because it may hang, exit, print, and
 change `sys.argv`. TextWorld's own environment grounds a game twice at each reset and derives the text of every command
 at each step, from its grammar; here a game is grounded once, and a command's text is filled in.
 """
@@ -19,14 +19,14 @@ from functools import lru_cache
 from typing import Any
 
 GROUNDED_GAMES = 8
-"""Games kept grounded. Each takes some megabytes."""
+"""Games cached grounded, some megabytes each."""
 
 PARSED_TEXTS = 4096
-"""Pieces of grammar kept parsed."""
+"""Pieces of grammar cached parsed."""
 
 
 def make_engine() -> Any:
-    """TextWorld's PDDL environment without the slow parts. Raises ModuleNotFoundError if a package is missing."""
+    """Create TextWorld's PDDL environment without its slow parts. Raises ModuleNotFoundError without the package."""
     import fast_downward
     from alfworld.agents.utils.misc import Demangler
     from textworld.envs import PddlEnv
@@ -65,11 +65,11 @@ def make_engine() -> Any:
             return str(action.command_template.format(**names))
 
         def facts(self) -> list[list[str]]:
-            """All facts, with the names that the player sees."""
+            """Return all facts, with the names shown to players."""
             return sorted([f.name, *(self.names[v.name] for v in f.arguments)] for f in self._pddl_state.facts)
 
         def derive(self, rule: str, **entities: str) -> str:
-            """The grammar's text of a rule, its gaps filled by receptacles' ids."""
+            """Return the grammar's text of a rule, its gaps filled by receptacles' ids."""
             context = {
                 "state": self._pddl_state,
                 "facts": [],
@@ -97,7 +97,7 @@ class Simulator:
         self.room = ""
 
     def load(self, game: dict[str, str]) -> dict[str, Any]:
-        """Starts a game anew and returns its first step. The game that is loaded already needs no second grounding."""
+        """Restart a game and return its first step. A game that is loaded already is not grounded again."""
         if game != self.game:
             self.game = None
             self.engine.load(game)
@@ -107,15 +107,15 @@ class Simulator:
         return self._step(state)
 
     def step(self, command: str) -> dict[str, Any]:
-        """What came of a command. One that makes no sense now changes nothing."""
+        """Return the result of a command. An invalid one changes nothing."""
         return self._step(self.engine.step(command)[0])
 
     def commands(self) -> list[str]:
-        """All commands that make sense now."""
+        """Return all valid commands."""
         return sorted(set(self.engine.state["_valid_commands"]))
 
     def facts(self) -> list[list[str]]:
-        """What is true now, each fact as predicate and names."""
+        """Return all true facts, each as predicate and names."""
         return list(self.engine.facts())
 
     def _step(self, state: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Simulator:
 
 
 def serve() -> None:
-    """Answers requests until standard input ends."""
+    """Answer requests until standard input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the engine prints must not mix with the replies
     simulator: Simulator | None = None

@@ -1,8 +1,8 @@
-"""Texts that ALFWorld games show, rendered from their own grammar without the simulator.
+"""Render texts of ALFWorld games from their own grammar, without the simulator.
 
-A game folder holds `game.tw-pddl`: JSON with `pddl_problem` (objects and where they are) and `grammar` (commands and
-sentences, with gaps like `{r.name}`); and `traj_data.json`, where people describe the task. Only a vocabulary is wanted
-here, so sentences about things as they are at the start of a game suffice.
+A game folder holds `game.tw-pddl`: JSON with `pddl_problem` (objects and their places) and `grammar` (commands and
+sentences, with gaps like `{r.name}`); and `traj_data.json`, where people describe the task. The texts are for a
+vocabulary only, so sentences about the start of a game suffice.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from loopwm.records.errors import InputError
 
 TRAIN_FOLDERS = ("train", "valid_train")
-"""Folders of games that training may see."""
+"""Folders of games that training may use."""
 
 GAME, NOTE = "game", "note"
-"""Texts that a game shows, and people's descriptions of its task."""
+"""Kinds of text: shown by a game, and written by people about its task."""
 
 _FILE = re.compile(rf"(?:^|/)(?:{'|'.join(TRAIN_FOLDERS)})/.*/(game\.tw-pddl|traj_data\.json)$")
 _FACT = re.compile(r"\((receptacleType|objectType|inReceptacle|openable) ([^?\s]+?)(?: ([^?\s]+?))?\)")
@@ -37,7 +37,7 @@ _ABOUT_OBJECTS = (
 
 @dataclass(frozen=True)
 class GameTexts:
-    """What a game says of itself: its sentences and commands, names such as "drawer 4", and where things are."""
+    """Texts of a game: sentences and commands, names such as "drawer 4", and places of things."""
 
     contents: dict[str, tuple[str, ...]]
     openable: frozenset[str]
@@ -46,7 +46,7 @@ class GameTexts:
 
 
 def train_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """(`GAME` or `NOTE`, text) of the games in the train folders of a folder or tar archive.
+    """Yield (`GAME` or `NOTE`, text) of the games in the train folders of a folder or tar archive.
 
     Raises InputError if there is none.
     """
@@ -81,7 +81,7 @@ def _train_files(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def parse_game(record: Mapping[str, Any]) -> GameTexts:
-    """Reads the JSON of a `game.tw-pddl`. Raises KeyError for a missing field."""
+    """Parse the JSON of a `game.tw-pddl`. Raises KeyError for a missing field."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for kind, first, second in _FACT.findall(record["pddl_problem"]):
         facts[kind].append((first, second))
@@ -101,7 +101,7 @@ def parse_game(record: Mapping[str, Any]) -> GameTexts:
 
 
 def _names(typed: list[tuple[str, str]]) -> dict[str, str]:
-    """Numbers the things of a kind as the game does: "drawer 1", "drawer 2", ..."""
+    """Number things by kind as the game does, as in "drawer 1" and "drawer 2"."""
     seen: Counter[str] = Counter()
     names = {}
     for thing, kind in typed:
@@ -112,7 +112,7 @@ def _names(typed: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def game_texts(game: GameTexts) -> Iterator[str]:
-    """Goal, first observation, commands and observations of a game."""
+    """Yield goal, first observation, commands and observations of a game."""
     yield from game.sentences["task"]
     room = "You are in the middle of a room. Looking quickly around you, you see"
     yield f"{room} {_listing(tuple(game.contents))}."
@@ -157,5 +157,5 @@ def _fill(sentence: str, thing: str, place: str, examined: str = "") -> str:
 
 
 def _named(gap: str, thing: str, place: str) -> str:
-    """The grammar's gaps: `r` is a receptacle; `o`, `co`, `ko`, `outero`, ... are objects."""
+    """Fill a gap of the grammar: `r` is a receptacle; `o`, `co`, `ko`, `outero`, ... are objects."""
     return place if gap == "r" else thing

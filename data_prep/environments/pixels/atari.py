@@ -1,7 +1,7 @@
-"""Atari as the 100k benchmark has it: 64 x 64 colour frames, each of four of the game's, the last two merged.
+"""Atari in the setting of the 100k benchmark: 64 x 64 colour frames, each of four of the game's, the last two merged.
 
-Up to 30 no-ops begin an episode, actions are the game's minimal set and are never repeated by chance. An episode ends
-with the game, not with a life; what is left and what is lost of these is told.
+Up to 30 no-ops begin an episode, actions are the game's minimal set and are never repeated at random. An episode ends
+with the game, not with a life; `info` holds the lives left and lost.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PIXELS = 64
 SKIP = 4
 NO_OPS = 30
 LIMIT = 108_000
-"""Frames of the game after which an episode is truncated: half an hour of play."""
+"""Game frames after which an episode is truncated: half an hour of play."""
 
 
 class Atari:
-    """One game. Told of each frame: `lives` that are left, and whether one was `lost` since the frame before."""
+    """One game. Infos: `lives` left, and `lost`, True if one was lost since the previous frame."""
 
     def __init__(self, game: str) -> None:
-        """game: as in Breakout or MsPacman. Raises InputError for an unknown one."""
+        """Start a game, such as Breakout or MsPacman. Raises InputError for an unknown one."""
         try:
             from ale_py import ALEInterface, LoggerMode, roms
         except ModuleNotFoundError as error:

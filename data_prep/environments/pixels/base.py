@@ -1,4 +1,4 @@
-"""What a simulator of frames must do, and the Gymnasium environment around it. Needs gymnasium (extra: pixel)."""
+"""Interface of frame simulators, and their Gymnasium environment. Needs gymnasium (extra: pixel)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from loopwm.records.frames import FrameSpace
 Frame = NDArray[np.uint8]
 
 SEEDS = 2**31
-"""Simulators are seeded below this, which all of them take."""
+"""Bound of seeds that all simulators accept."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an action led to. `info`: what else the simulator tells of the frame, the same names at every frame."""
+    """Result of an action. info: the simulator's other values, with the same names at every frame."""
 
     frame: Frame
     reward: float
@@ -32,12 +32,12 @@ class Outcome:
 
 
 class Simulator(Protocol):
-    """One game. What happens depends on the seed of `begin` and the actions alone."""
+    """One game, decided by the seed of `begin` and the actions."""
 
     space: FrameSpace
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
-        """The first frame of an episode and what is told of it."""
+        """Start an episode; return its first frame and infos."""
         ...
 
     def act(self, action: int) -> Outcome: ...
@@ -46,7 +46,7 @@ class Simulator(Protocol):
 
 
 class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
-    """uint8 frames (H, W, C) and discrete actions. `info` holds what the simulator tells of the frame.
+    """Environment of uint8 frames (H, W, C) and discrete actions, with the simulator's `info`.
 
     `reset(seed=...)` decides everything up to the next reset with a seed.
     """
@@ -62,7 +62,7 @@ class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
         return self._simulator.begin(int(self.np_random.integers(SEEDS)))
 
     def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        """Raises InputError for an action outside the space."""
+        """Take a step. Raises InputError for an action outside the space."""
         if not self.action_space.contains(action):
             raise InputError(f"action: {action!r} is not one of the {self.space.actions} of {self.space.env}")
         outcome = self._simulator.act(int(action))
@@ -77,12 +77,12 @@ def missing(extra: str, error: ModuleNotFoundError) -> InputError:
 
 
 def installed(package: str, *settings: str) -> str:
-    """The version of a package and the settings that change what happens, as FrameSpace wants them."""
+    """Return the version of a package and the settings that change the rules, as FrameSpace needs them."""
     return " ".join((package, version(package), *settings))
 
 
 def resize(frame: Frame, height: int, width: int) -> Frame:
-    """Area average (H, W, C) -> (height, width, C). Needs Pillow."""
+    """Resize by area average, (H, W, C) -> (height, width, C). Needs Pillow."""
     from PIL import Image
 
     return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BOX))

@@ -1,4 +1,4 @@
-"""Environments of frames by name. A simulator's package is imported only when its environment is made."""
+"""Environments of frames by name. A simulator's package is imported only when its environment is created."""
 
 from __future__ import annotations
 
@@ -76,21 +76,21 @@ FAMILIES: dict[str, Callable[..., Simulator]] = {
     "minigrid": _minigrid,
     "vizdoom": _vizdoom,
 }
-"""Environments named FAMILY/GAME. Some have settings, as have single ones: minatar/GAME@sticky=0, crafter@pixels=64."""
+"""Environments named FAMILY/GAME or NAME, some with settings: minatar/GAME@sticky=0, crafter@pixels=64."""
 
 FRAME_ENVIRONMENTS = ("catch", "crafter", "minatar/breakout", "atari/Breakout", "minigrid/MemoryS7", "vizdoom/basic")
 """Examples for messages and help."""
 
 
 def is_frame_environment(name: str) -> bool:
-    """Whether a name is that of an environment of frames, be its simulator installed or not."""
+    """Return True for the name of an environment of frames, even if its simulator is not installed."""
     return name.partition("@")[0] in SINGLE or name.partition("/")[0] in FAMILIES
 
 
 def make_frame_environment(name: str) -> FrameEnvironment:
-    """An environment such as crafter or minatar/breakout.
+    """Create an environment such as crafter or minatar/breakout.
 
-    Raises InputError for an unknown name, or a package that is not installed: the message says what to install.
+    Raises InputError for an unknown name, or a package that is not installed: the message names what to install.
     """
     try:
         from data_prep.environments.pixels.base import FrameEnvironment
@@ -108,7 +108,7 @@ def make_frame_environment(name: str) -> FrameEnvironment:
 
 
 def _settings(known: Collection[str], name: str, text: str) -> dict[str, str]:
-    """KEY=VALUE,KEY=VALUE of these keys."""
+    """Parse KEY=VALUE,KEY=VALUE of these keys."""
     pairs = dict(part.partition("=")[::2] for part in text.split(",") if text)
     for key in pairs:
         if key not in known:
@@ -118,7 +118,7 @@ def _settings(known: Collection[str], name: str, text: str) -> dict[str, str]:
 
 
 def number(family: str, key: str, text: str, choices: tuple[float, ...]) -> float:
-    """A setting that is one of a few numbers."""
+    """Parse a setting that is one of a few numbers."""
     for choice in choices:
         if text == f"{choice:g}":
             return choice
@@ -126,7 +126,7 @@ def number(family: str, key: str, text: str, choices: tuple[float, ...]) -> floa
 
 
 def make_frame_vector(name: str, num_envs: int) -> SyncVectorEnv:
-    """`num_envs` environments as a vector that begins anew in the step in which an episode ends (SAME_STEP).
+    """Create a vector of environments that resets in the step in which an episode ends (SAME_STEP).
 
     Raises InputError as make_frame_environment does.
     """

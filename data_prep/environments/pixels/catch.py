@@ -1,8 +1,8 @@
-"""Catch: a ball falls over a board of 10 x 5, the paddle on the last row is to be under it (bsuite's rules).
+"""Catch: a ball falls over a board of 10 x 5, and the paddle on the last row must catch it (bsuite's rules).
 
 The smallest game with a delayed reward: an episode is nine actions long, and only the last frame pays, 1 or -1. The
-drifting ball moves to the left or right by one with chance 0.3 in each step but stays on the board: a coin, to see
-whether an imagined world is as uncertain as the true one.
+drifting ball moves left or right by one with probability 0.3 in each step but stays on the board: a test of whether an
+imagined world is as uncertain as the true one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from loopwm.records.frames import FrameSpace
 ROWS, COLUMNS = 10, 5
 DRIFT = 0.3
 RULES = "1"
-"""Version of the rules: they have no package."""
+"""Version of the rules, since no package has one."""
 
 
 class Catch:
-    """Actions 0, 1, 2: left, stay, right. The paddle begins in the middle."""
+    """Catch with actions 0, 1, 2: left, stay, right. The paddle begins in the middle."""
 
     def __init__(self, name: str = "catch", drift: float = 0.0) -> None:
-        """drift: the chance that the ball moves aside in a step."""
+        """Create the game. drift: probability of a sideways move of the ball in a step."""
         self.space = FrameSpace(name, f"{RULES} drift={drift:g}", (ROWS, COLUMNS, 1), 3)
         self._drift = drift
 

@@ -1,6 +1,6 @@
-"""Craftax and Craftax-classic, the first being 130 x 110 pixels, the second 63 x 63 as Crafter.
+"""Craftax (130 x 110 pixels) and Craftax-classic (63 x 63, as Crafter).
 
-JAX compiles a step when it is first taken, for a minute or more; on a CPU every later one takes long too.
+JAX compiles the first step, for a minute or more; on a CPU later ones are slow too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loopwm.records.frames import FrameSpace
 
 
 class Craftax:
-    """One world. Told of each frame: `achievements`, which have been reached in the episode so far (bool)."""
+    """One world. Infos: `achievements` reached in the episode so far (bool)."""
 
     def __init__(self, classic: bool) -> None:
         try:

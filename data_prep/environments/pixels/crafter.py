@@ -1,5 +1,4 @@
-"""Crafter, 63 x 63 pixels unless a setting says else: 9 x 9 tiles of 7 x 7, the map in the upper 7 rows, the inventory
-below.
+"""Crafter, 63 x 63 pixels by default: 9 x 9 tiles of 7 x 7, the map in the upper 7 rows, the inventory below.
 
 At night the simulator draws noise over the map from the same random numbers that move its creatures: night frames
 cannot be predicted pixel by pixel.
@@ -15,15 +14,18 @@ from data_prep.environments.pixels.base import Frame, Outcome, installed, missin
 from loopwm.records.frames import FrameSpace
 
 PIXELS = 63
-"""Of each side; at 64, Crafter's own size, a row and a column are left black behind tiles of 7."""
+"""Pixels of each side; at 64, Crafter's own size, a row and a column stay black behind tiles of 7."""
 
 MAP_TILES = np.array((9, 7))
-"""Columns and rows of the map that are seen; the player stands in the middle."""
+"""Columns and rows of the visible map; the player stands in the middle."""
 
 
 class Crafter:
-    """One world. Told of each frame: `creature`, whether a cow, zombie or skeleton is in sight; `achievements`, how
-    often each of the 22 has been reached in the episode so far (uint16, in the simulator's order)."""
+    """One world.
+
+    Infos: `creature`, True with a cow, zombie or skeleton in sight; `achievements`, counts of each of the 22 in the
+    episode so far (uint16, in the simulator's order).
+    """
 
     def __init__(self, pixels: int = PIXELS) -> None:
         try:
@@ -56,7 +58,7 @@ class Crafter:
 
 
 def achievements() -> list[str]:
-    """The names of Crafter's achievements, in the order in which they are told. Raises InputError without Crafter."""
+    """Return the names of Crafter's achievements in order. Raises InputError without Crafter."""
     try:
         from crafter import constants
     except ModuleNotFoundError as error:
@@ -65,7 +67,7 @@ def achievements() -> list[str]:
 
 
 def _make(pixels: int) -> Any:
-    """The simulator, made repeatable: it picks creatures to remove out of sets, whose order is that of addresses."""
+    """Create the simulator, made repeatable: it picks creatures to remove from sets, which are ordered by address."""
     import crafter
 
     class Repeatable(crafter.Env):

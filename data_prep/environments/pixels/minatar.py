@@ -1,8 +1,7 @@
 """MinAtar: 10 x 10 frames, one channel a kind of object, 0 or 255.
 
-Actions are each game's minimal set. As the package has it, an action is replaced by the last one with probability
-0.1 and the games get harder; both are in the version of the space. Without sticky actions an episode has 1,000 steps at
-most.
+Actions are each game's minimal set. As in the package, an action is replaced by the last one with probability 0.1 and
+the games get harder; both are in the version of the space. Without sticky actions an episode has at most 1,000 steps.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from loopwm.records.frames import FrameSpace
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 LIMIT = 1000
-"""Steps after which an episode without sticky actions is truncated, as gymnax has it."""
+"""Steps after which an episode without sticky actions is truncated, as in gymnax."""
 
 
 class MinAtar:
     """One game."""
 
     def __init__(self, game: str, sticky: float = 0.1) -> None:
-        """sticky: chance that the last action is taken again. Raises InputError for an unknown game."""
+        """Create a game. sticky: probability of repeating the last action. Raises InputError for an unknown game."""
         try:
             from minatar import Environment
         except ModuleNotFoundError as error:

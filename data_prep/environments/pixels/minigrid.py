@@ -1,4 +1,4 @@
-"""MiniGrid, 64 x 64 pixels unless a setting says else."""
+"""MiniGrid, 64 x 64 pixels by default."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from loopwm.records.frames import FrameSpace
 
 PIXELS = 64
 TILES = 8
-"""MiniGrid's 7 of each side that are seen, and a border."""
+"""Visible tiles of each side, 7, and a border."""
 
 
 class MiniGrid:
-    """What the agent sees of a grid: 7 x 7 tiles and a black border as wide as one on the right and below, so that
-    tiles keep to multiples of their size. Action 6 does nothing in the Memory environments.
+    """Agent's view of a grid: 7 x 7 tiles and a black border, as wide as one, on the right and below.
+
+    With the border, tiles stay at multiples of their size. Action 6 does nothing in the Memory environments.
 
     Of tasks joined by + the seed of an episode decides which is played: one world model then learns them all.
 
-    Told of each frame: `metric`, 1 where the task is done, which alone is rewarded; of a Memory environment also `cue`,
-    where the object to remember is seen (row and column of its tile, -1 where it is not), and `cue_kind`, 0 for a key
-    and 1 for a ball.
+    Infos: `metric`, 1 if the task is done, which alone is rewarded; of a Memory environment also `cue`, the place of
+    the object to remember (row and column of its tile, -1 out of view), and `cue_kind`, 0 for a key and 1 for a ball.
     """
 
     def __init__(self, task: str, pixels: int = PIXELS) -> None:
-        """task: as in MemoryS7, or MemoryS7+MemoryS9; pixels: of each side, a multiple of 8. Raises InputError for an
-        unknown task."""
+        """Create an environment. task: such as MemoryS7, or MemoryS7+MemoryS9; pixels: of each side, a multiple of 8.
+
+        Raises InputError for an unknown task.
+        """
         try:
             from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
         except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Registers the simulators of frames with Gymnasium, for callers that must not import this package:
+"""Register the simulators of frames with Gymnasium, for callers that must not import this package:
 
 gymnasium.make_vec("data_prep.environments.pixels.registered:loopwm/Frames-v0", num_envs=8, name="minatar/breakout")
 """

@@ -1,5 +1,4 @@
-"""ViZDoom's five scenarios with the rewards, limits and metrics of EDELINE's authors (EDELINE, appendix D.10) in the
-place of their own."""
+"""ViZDoom's five scenarios with the rewards, limits and metrics of EDELINE's authors (EDELINE, appendix D.10)."""
 
 from __future__ import annotations
 
@@ -18,13 +17,16 @@ PIXELS = 64
 SKIP = 4
 """Tics of an action."""
 MEDKIT = 100
-"""What health_gathering counts in its second variable for a medkit, 16 bits after the point."""
+"""Value of a medkit in health_gathering's second variable, 16 bits after the point."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What an episode came to so far. hits: taken; goals: 1 where the scenario ended by itself with the player alive,
-    which in deadly_corridor is the armour's doing; health: in percent."""
+    """Totals of an episode so far.
+
+    hits: taken. goals: 1 if the scenario ended by itself with the player alive, in deadly_corridor at the armour.
+    health: in percent.
+    """
 
     kills: float = 0
     hits: float = 0
@@ -36,8 +38,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Scenario:
-    """As the paper has it (EDELINE, appendix D.10). gym_id: Gymnasium's; limit: steps until an episode is cut off;
-    rewards: of each that a counter grew by; metric: the counter that an episode is judged by at its end."""
+    """Scenario of EDELINE, appendix D.10.
+
+    gym_id: Gymnasium's. limit: steps of an episode. rewards: for each increase of a counter. metric: the counter
+    that judges an episode at its end.
+    """
 
     gym_id: str
     limit: int
@@ -59,14 +64,15 @@ SCENARIOS = {
 
 
 class VizDoom:
-    """A scenario at 64 x 64 pixels, four tics an action, one button at a time or none. The simulator shows no frame at
-    the end of an episode: the one before stands again.
+    """Scenario at 64 x 64 pixels, four tics an action, one button at a time or none.
 
-    Told of each frame: `metric`, what the scenario is judged by, so far.
+    The simulator shows no frame at the end of an episode, so the previous one is repeated.
+
+    Infos: `metric`, the scenario's own, so far.
     """
 
     def __init__(self, name: str) -> None:
-        """Raises InputError for an unknown scenario."""
+        """Start a scenario. Raises InputError for an unknown one."""
         try:
             import vizdoom.gymnasium_wrapper  # noqa: F401 - registers the environments
             from vizdoom import GameVariable, doom_fixed_to_double

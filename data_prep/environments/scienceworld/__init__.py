@@ -1,4 +1,4 @@
-"""ScienceWorld: the simulator, a way back to a path, and our classes inside its JVM."""
+"""ScienceWorld: the simulator, repair of a gold path, and our classes inside its JVM."""
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
 

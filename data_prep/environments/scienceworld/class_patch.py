@@ -1,8 +1,8 @@
-"""Changes compiled Java classes: `add_hash_code` adds a method, `redirect` has a method answered by another class.
+"""Patch compiled Java classes: `add_hash_code` adds a method, `redirect` delegates a method to another class.
 
 ScienceWorld's objects are equal when their `uuid` is, but hash by identity, so the order of its hash sets, and with it
 gold paths and parts of its worlds, changes from run to run. The ids are counted from the start of each world, so with
-this method the order depends on the world alone:
+this method the order depends on the world only:
 
     public int hashCode() { return (int) uuid(); }
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from struct import pack, unpack_from
 
 _ENTRY_BYTES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
-"""Size of a constant by its tag; UTF-8 (tag 1) tells its own."""
+"""Size of a constant by its tag; UTF-8 (tag 1) holds its own."""
 
 _TWO_SLOTS = (5, 6)
 _PUBLIC = 0x0001
@@ -25,7 +25,7 @@ _REFERENCE = r"\[*L[^;]+;"
 
 
 def add_hash_code(class_file: bytes) -> bytes:
-    """The class with a public `hashCode` made of its `long uuid()`. The class must not have one already."""
+    """Return the class with a public `hashCode` made of its `long uuid()`. The class must not have one already."""
     count, pool_end, methods = _layout(class_file)
     (this_class,) = unpack_from(">H", class_file, pool_end + 2)
     method_count = unpack_from(">H", class_file, methods)[0]
@@ -47,9 +47,9 @@ def add_hash_code(class_file: bytes) -> bytes:
 
 
 def redirect(class_file: bytes, method: str, descriptor: str, target: str) -> bytes:
-    """The class with one of its methods handed to the static method of that name and descriptor in the class `target`.
+    """Return the class with a method delegated to the static method of that name and descriptor in the class `target`.
 
-    What Scala puts before the name of a private method, up to the last `$`, is not part of the target's name.
+    A prefix that Scala puts before the name of a private method, up to the last `$`, is dropped from the target's name.
     The method must take and return objects only, and not be static. Raises LookupError if the class has no such method.
     """
     arguments = re.fullmatch(rf"\(((?:{_REFERENCE})*)\){_REFERENCE}", descriptor)
@@ -85,7 +85,7 @@ def _method(name: int, descriptor: int, code: int, uuid: int) -> bytes:
 
 
 def _code(name: int, stack: int, variables: int, body: bytes) -> bytes:
-    """A Code attribute without exception handlers and attributes of its own."""
+    """Return a Code attribute without exception handlers and attributes of its own."""
     return pack(">HIHHI", name, 12 + len(body), stack, variables, len(body)) + body + pack(">HH", 0, 0)
 
 
@@ -94,7 +94,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _layout(data: bytes) -> tuple[int, int, int]:
-    """The constants' count, where they end, and where the methods begin."""
+    """Return the constants' count, their end, and the start of the methods."""
     (count,) = unpack_from(">H", data, 8)
     *_, (_, _, pool_end) = _constants(data, count)
     (interfaces,) = unpack_from(">H", data, pool_end + 6)
@@ -102,7 +102,7 @@ def _layout(data: bytes) -> tuple[int, int, int]:
 
 
 def _constants(data: bytes, count: int) -> Iterator[tuple[int, int, int]]:
-    """Index, begin and end of each constant."""
+    """Yield index, start and end of each constant."""
     index, offset = 1, 10
     while index < count:
         tag = data[offset]
@@ -112,12 +112,12 @@ def _constants(data: bytes, count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _texts(data: bytes, count: int) -> Iterator[tuple[int, bytes]]:
-    """The UTF-8 constants by index."""
+    """Yield the UTF-8 constants by index."""
     return ((index, data[begin + 3 : end]) for index, begin, end in _constants(data, count) if data[begin] == 1)
 
 
 def _find_method(data: bytes, methods: int, texts: dict[int, bytes], method: str, descriptor: str) -> tuple[int, int]:
-    """Where a method begins and ends. Raises LookupError."""
+    """Return start and end of a method. Raises LookupError."""
     (count,) = unpack_from(">H", data, methods)
     offset = methods + 2
     for _ in range(count):
@@ -130,7 +130,7 @@ def _find_method(data: bytes, methods: int, texts: dict[int, bytes], method: str
 
 
 def _skip_members(data: bytes, offset: int) -> int:
-    """Skips a counted list of fields (or methods)."""
+    """Skip a counted list of fields (or methods)."""
     (count,) = unpack_from(">H", data, offset)
     offset += 2
     for _ in range(count):
@@ -139,7 +139,7 @@ def _skip_members(data: bytes, offset: int) -> int:
 
 
 def _skip_member(data: bytes, offset: int) -> int:
-    """Skips a field (or method) with its attributes."""
+    """Skip a field (or method) with its attributes."""
     (attributes,) = unpack_from(">H", data, offset + 6)
     offset += 8
     for _ in range(attributes):

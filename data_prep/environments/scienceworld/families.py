@@ -1,4 +1,4 @@
-"""ScienceWorld's tasks in families, as the paper groups them."""
+"""Families of ScienceWorld's tasks, grouped as in the paper."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Names of ScienceWorld's things: the longest matches of a committed list of its objects, substances and locations
-(`entities.txt`, built by `python -m eval build-entities`)."""
+"""Names of ScienceWorld's things: the longest matches of a committed list.
+
+The list holds its objects, substances and locations (`entities.txt`, built by `python -m eval build-entities`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of ScienceWorld: what its texts show, and what can be tried with it."""
+"""Probes of ScienceWorld: state shown by its texts, and actions to try in it."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ TOGETHER = (
     "put {0} in {1}", "heat {0} with {1}", "clean {0} with {1}", "take {0} from {1}", "cut {0} with {1}",
 )  # fmt: skip
 COMMON = ("pick up {}", "eat {}", "look at {}", "open {}")
-"""What is tried most."""
+"""Most frequent kinds of try."""
 
 GOES = ("go to {}", "go to {}", "go to {}", "open door to {}", "open door to {}", "close door to {}", "enter {}")
 
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing in view.
+    """One thing in view.
 
-    lid: open or closed, switch: on or off; each empty where the text names none. holds: it has or could have contents.
+    lid: open or closed, switch: on or off; each empty if the text names none. holds: True if it could have contents.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a step shows: things of the room, things held, doors with whether they are open."""
+    """State shown by a step: things of the room, things held, doors with True if open."""
 
     room: str
     things: tuple[Thing, ...]
@@ -83,12 +83,12 @@ class Scene:
         return [thing.name for thing in self.things if thing.name not in FURNITURE]
 
     def holders(self) -> list[str]:
-        """Things that something could be put in or on."""
+        """Return things that can hold others."""
         return [t.name for t in (*self.things, *self.held) if t.holds and t.lid != "closed"]
 
 
 def _read(text: str) -> Iterator[Thing]:
-    """The things of an indented listing, contents included."""
+    """Yield the things of an indented listing, contents included."""
     for line in text.splitlines():
         if line.startswith("\t"):
             yield from _read_line(line.strip())
@@ -113,7 +113,7 @@ def _read_line(line: str) -> Iterator[Thing]:
 
 
 def _bare(text: str) -> str:
-    """The name in a listed piece."""
+    """Return the name in a listed piece."""
     return _QUALIFIERS.sub("", _ARTICLE.sub("", text.strip()).removeprefix("containing ")).strip()
 
 
@@ -124,14 +124,14 @@ class ScienceWorldProbes(PlaceProbes):
         self.scene, self.rng = Scene.of(step), rng
 
     def look(self) -> str:
-        """Look about the place, at what is held, or at one thing."""
+        """Look about the place, at the things held, or at one thing."""
         thing = self._near()
         return self.rng.choice(
             ("look around", "look around", "inventory", "inventory", f"look at {thing}", f"look in {self._holder()}")
         )
 
     def _near(self) -> str:
-        """Any name in view; what is held is as likely as what is not."""
+        """Return any name in view; held or not is equally likely."""
         held = [thing.name for thing in self.scene.held]
         if held and self.rng.random() < 0.25:
             return self.rng.choice(held)
@@ -202,7 +202,7 @@ class ScienceWorldProbes(PlaceProbes):
         return actions if rng.random() < 0.4 else [*actions, self.look()]
 
     def _change(self) -> str:
-        """Draw an action that most often works, the first time."""
+        """Draw an action that usually works, the first time."""
         rng, scene = self.rng, self.scene
         lids = [t for t in scene.things if t.lid]
         switches = [t for t in (*scene.things, *scene.held) if t.switch]
@@ -216,7 +216,7 @@ class ScienceWorldProbes(PlaceProbes):
         return rng.choice(options)
 
     def permanence(self) -> list[str]:
-        """Change the state, and look at it, in any of several orders."""
+        """Change the state and look at it, in any of several orders."""
         rng, scene = self.rng, self.scene
         stories = [self._carried, self._carried, self._put_into, self._carried_away, self._door]
         if scene.held:
@@ -230,7 +230,7 @@ class ScienceWorldProbes(PlaceProbes):
         return rng.choice(stories)()
 
     def _looks(self, *more: str) -> list[str]:
-        """One or two looks, those at the changed things among them."""
+        """Return one or two looks, from those at the changed things and others."""
         return self.rng.sample(("look around", "inventory", *more), self.rng.randint(1, 2))
 
     def _carried(self) -> list[str]:
@@ -277,5 +277,5 @@ class ScienceWorldProbes(PlaceProbes):
 
 
 def draw_probe(kind: str, step: Step, rng: Random) -> list[str]:
-    """Draw the actions of a probe of a kind, at a place that a step shows."""
+    """Draw the actions of a probe of a kind, at the place that a step shows."""
     return ScienceWorldProbes(step, rng).draw(kind)

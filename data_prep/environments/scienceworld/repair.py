@@ -1,6 +1,6 @@
-"""What leads a ScienceWorld back to where a gold path was left.
+"""Actions that bring a ScienceWorld back to the place where a gold path was left.
 
-Rooms, places, lids, switches and connections are compared with what they were; what was eaten, mixed or burnt is gone.
+Rooms, places, lids, switches and connections are compared with the earlier ones; things eaten, mixed or burnt are lost.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _PLACE = re.compile(r"^This (?:room|outside location) is called the (.+?)\. ", r
 _DOOR = re.compile(r"^\tA door to the (.+) \(that is (open|closed)\)$", re.MULTILINE)
 
 Doors = Mapping[str, Mapping[str, bool]]
-"""Room, then the room a door leads to: whether it is open."""
+"""By room and the room a door leads to: True if the door is open."""
 
 
 @dataclass(frozen=True)
 class Thing:
-    """Something that can be moved, shut ("open", "closed") or switched ("on", "off"); empty where it cannot."""
+    """Thing that can be moved, shut ("open", "closed") or switched ("on", "off"); empty if it cannot."""
 
     name: str
     container: str
@@ -33,7 +33,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where the agent and the things are. `things` by the simulator's ids."""
+    """Places of the agent and the things. things: by the simulator's ids."""
 
     room: str
     things: Mapping[str, Thing]
@@ -41,7 +41,7 @@ class Arrangement:
 
 
 def parse_doors(rooms: str) -> Doors:
-    """The doors in the looks of rooms."""
+    """Return the doors in the looks of rooms."""
     doors: dict[str, dict[str, bool]] = {}
     _, *parts = _PLACE.split(rooms)
     for room, look in zip(parts[::2], parts[1::2], strict=True):
@@ -50,7 +50,7 @@ def parse_doors(rooms: str) -> Doors:
 
 
 def repair(before: Arrangement, now: Arrangement) -> list[str]:
-    """Actions that bring back what was before, as far as names tell things apart."""
+    """Return actions that restore the earlier arrangement, as far as names identify things."""
     way = _shortest_way(now.doors, now.room, before.room)
     actions = [action for room, target in pairwise(way) for action in _pass(now.doors, room, target)]
     for key, was in before.things.items():
@@ -65,7 +65,7 @@ def repair(before: Arrangement, now: Arrangement) -> list[str]:
 
 
 def _shortest_way(doors: Doors, start: str, goal: str) -> list[str]:
-    """Rooms from start to goal, both included; the goal alone where there is no way."""
+    """Return rooms from start to goal, both included; only the goal if there is no way."""
     came_from = {start: start}
     queue = deque([start])
     while queue and goal not in came_from:
