@@ -101,7 +101,7 @@ def parse_game(record: Mapping[str, Any]) -> GameTexts:
 
 
 def _names(typed: list[tuple[str, str]]) -> dict[str, str]:
-    """Number things by kind as the game does, as in "drawer 1" and "drawer 2"."""
+    """Number the things of a kind as the game does, `drawer 1` first."""
     seen: Counter[str] = Counter()
     names = {}
     for thing, kind in typed:
