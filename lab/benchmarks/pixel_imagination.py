@@ -26,7 +26,7 @@ from loopwm.machine import keep_everything
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
-from loopwm.pixel.storm.system import Dreaming, StormSystem, StormWorld
+from loopwm.pixel.storm.system import StormState, StormSystem, StormWorld
 from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.records.config import read_sections
@@ -62,7 +62,7 @@ def imagine(world: Any, state: Any, steps: int, show: bool) -> None:
         _ = world.show(state) if show else world.features(state)
 
 
-def imagine_uncached(world: StormWorld, begun: Dreaming, seen: Any, steps: int) -> None:
+def imagine_uncached(world: StormWorld, begun: StormState, seen: Any, steps: int) -> None:
     """The same, every step of which runs all frames anew."""
     generator, network = torch.Generator().manual_seed(0), world.network
     obs, action, first = seen
@@ -76,7 +76,7 @@ def imagine_uncached(world: StormWorld, begun: Dreaming, seen: Any, steps: int) 
             h = network.run(e, places, torch.nn.functional.pad(first, (0, e.shape[1] - first.shape[1])), world.depth).h
             network.predict(h[:, -1])  # a step tells reward and end, too
             z = network.expect(h[:, -1], world._choose, generator)
-            state = Dreaming(**{**vars(state), "z": z, "h": h[:, -1]})
+            state = StormState(**{**vars(state), "z": z, "h": h[:, -1]})
 
 
 def train(system: StormSystem, batch: FrameBatch) -> None:

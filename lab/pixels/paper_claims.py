@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loopwm.pixel.storm.model import draw, kl_divergence
+from loopwm.pixel.storm.model import kl_divergence, sample_latents
 from loopwm.pixel.storm.system import StormSystem, evaluating
 from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files, read_episode
@@ -105,7 +105,7 @@ def _latents(
     """What the posterior tells of frames, and what the prior knows of it, teacher-forced."""
     network = system.network
     posterior = torch.cat([network.encode(obs) for obs in play.obs.split(32)])
-    z = draw(posterior, generator)
+    z = sample_latents(posterior, generator)
     places = torch.arange(play.action.shape[1]).expand_as(play.action)
     e = network.mix(z[:, :-1], play.action)
     depth = network.dynamics.check(system.config.default_depth)

@@ -1,1 +1,1 @@
-"""Pixel worlds on the looped core: a folder or module a system, shared parts beside them."""
+"""Pixel world models on the looped core: one folder per system, shared modules beside them."""

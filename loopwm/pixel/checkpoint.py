@@ -1,4 +1,4 @@
-"""A pixel model on disk, of any system: `config.json`, which names the system, and `model.safetensors`."""
+"""Save and load a pixel model of any system: `config.json`, which names the system, and `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from loopwm.records.frames import FrameSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREPARED = "prepared."
-"""Names in the file of weights what no optimiser trained."""
+"""Prefix of tensors that `prepare` produced; no optimiser updates them."""
 
 
 def save_checkpoint(system: PixelSystem, folder: Path) -> None:
-    """The folder appears as a whole or not at all; one that is there is replaced."""
+    """Write a checkpoint folder atomically, replacing an existing one."""
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -34,9 +34,14 @@ def save_checkpoint(system: PixelSystem, folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
-    """The model, in evaluation mode. name: of the system that it must be of, None for any.
+    """Load a model in evaluation mode.
 
-    Raises InputError for what is missing, damaged or of another system.
+    Args:
+        folder: checkpoint folder
+        name: required system, or None for any
+
+    Raises:
+        InputError: the checkpoint is missing, damaged or of another system
     """
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
@@ -44,25 +49,27 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
     try:
         record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if name is not None and record.get("system") != name:
-            raise ValueError(f"system: is {record.get('system')!r}, expected {name!r}")
-        system = _built(record)
+            raise ValueError(f"system: must be {name!r}, got {record.get('system')!r}")
+        system = _build_system(record)
         tensors = load_file(folder / WEIGHTS)
         prepared = {key: tensors.pop(key) for key in [*tensors] if key.startswith(PREPARED)}
         system.take_prepared({key.removeprefix(PREPARED): tensor for key, tensor in prepared.items()})
         system.load_state_dict(tensors)
-    except Exception as error:  # whatever a damaged folder makes the loaders raise is one refusal to the user
+    except Exception as error:  # the loaders raise many types for a damaged folder; users get one
         raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
     return system.eval()
 
 
-def _built(record: dict[str, Any]) -> PixelSystem:
+def _build_system(record: dict[str, Any]) -> PixelSystem:
     kind = system_class(record.get("system", "none"))
     space = typed(FrameSpace, record["space"])
-    return kind(_whole(kind.Model, record, "model"), _whole(kind.Objective, record, "objective"), space)
+    return kind(
+        _complete_section(kind.Model, record, "model"), _complete_section(kind.Objective, record, "objective"), space
+    )
 
 
-def _whole(section: type, record: dict[str, Any], name: str) -> Any:
-    """A section of which no key is missing: defaults may have changed since."""
+def _complete_section(section: type, record: dict[str, Any], name: str) -> Any:
+    """Parse a section that must contain every key, since defaults may have changed after it was written."""
     if missing := {f.name for f in fields(section)} - record[name].keys():
         raise ValueError(f"{name}.{min(missing)}: missing")
     return typed(section, record[name])

@@ -1,9 +1,9 @@
-"""The looped core over frames: each environment step is a frame of N slots that see each other and all frames before.
+"""Looped core over frames: an environment step is a frame of N slots that attend to each other and to earlier frames.
 
-`Dynamics` is what a pixel world needs of its core; `LoopedAttention` carries time in cached keys and values, block
-after block, and is parallel over T; `LoopedRecurrence` carries it in the slots' latents, with constant memory.
+`Dynamics` is the interface. `LoopedAttention` carries time in cached keys and values and is parallel over T;
+`LoopedRecurrence` carries it in the slots' latents, with constant memory.
 
-Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates, S columns of keys, D width.
+Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates, S key columns, D width.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from loopwm.core.injection import identity_
 from loopwm.pixel.positions import Rotary
 
 Depth = int | ExitRule | DepthPlan
-"""A plan is for training: each row loops as deep as it says."""
+"""Depth of a pass. A `DepthPlan` is for training: it sets the loops of each row."""
 
 State = TypeVar("State")
 
 NO_EPISODE = -1
-"""Of frames that stand in a cache for its shape alone."""
+"""Episode number of padding frames in a cache."""
 
 COLUMNS_AT_ONCE = 64
-"""Queries that attend in one call, or those of two frames where these are more: fewer calls, but more masked keys."""
+"""Queries per attention call, or those of two frames if these are more: larger calls are fewer, but mask more keys."""
 
 CARRIED = 3.0
-"""Parts of what was carried to one of what a frame brings, at first: with one it forgets before it has learned to
-remember."""
+"""Initial weight of the carried state against the new frame; with 1 the model forgets before it learns to remember."""
 
 
 @dataclass(frozen=True)
 class LoopedConfig:
-    """Sizes of a looped core over frames, which the systems' configurations begin with. Raises ValueError, naming the
-    field, for sizes that are impossible."""
+    """Sizes of a looped core over frames, the base of the systems' configurations.
+
+    Raises:
+        ValueError: a size is impossible; the message names the field
+    """
 
     dim: int = 512
     heads: int = 8
@@ -65,9 +67,9 @@ class LoopedConfig:
     def __post_init__(self) -> None:
         require_positive_sizes(self, "dim", "heads", "default_depth", "max_loops")
         if self.dim % self.heads:
-            raise ValueError(f"dim: {self.dim} is not divisible by heads, {self.heads}")
+            raise ValueError(f"dim: must be divisible by heads ({self.heads}), got {self.dim}")
         if self.default_depth > self.max_loops:
-            raise ValueError(f"default_depth: {self.default_depth} is above max_loops, {self.max_loops}")
+            raise ValueError(f"default_depth: must be at most max_loops ({self.max_loops}), got {self.default_depth}")
 
     def core(self) -> CoreConfig:
         return CoreConfig(
@@ -85,17 +87,20 @@ class LoopedConfig:
 
 
 def require_positive_sizes(config: object, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is below 1."""
+    """Raise ValueError for the first of these fields that is below 1."""
     for name in names:
         if getattr(config, name) < 1:
-            raise ValueError(f"{name}: {getattr(config, name)} is below 1")
+            raise ValueError(f"{name}: must be at least 1, got {getattr(config, name)}")
 
 
 @dataclass(frozen=True)
 class DynamicsOutput(Generic[State]):
-    """h: (B, T, N, D) coda output; state: where the next call goes on; loops: (B, T) int64, of each frame.
+    """Output of a pass over frames.
 
-    gate: (B, T, N, S) logits of the exit gate after each of the last S loops, of sampled depth alone.
+    h: coda output, (B, T, N, D)
+    state: state after the last frame
+    loops: loops of each frame, int64 (B, T)
+    gate: exit-gate logits after each of the last S loops, (B, T, N, S); sampled depth only
     """
 
     h: Tensor
@@ -107,8 +112,10 @@ class DynamicsOutput(Generic[State]):
 class Dynamics(Protocol[State]):
     """Latent dynamics over frames. `forward` over T steps equals `step` repeated.
 
-    `first` (B, T) bool marks frames that see nothing before them. Raises ValueError for a depth outside
-    1 .. max_loops.
+    `first`, bool (B, T), marks frames that attend to nothing before them.
+
+    Raises:
+        ValueError: the depth is outside 1 .. max_loops
     """
 
     def initial(self, batch: int, device: torch.device) -> State: ...
@@ -116,36 +123,36 @@ class Dynamics(Protocol[State]):
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: State | None = None
     ) -> DynamicsOutput[State]:
-        """x: (B, T, N, D), positions: (B, T, N, P)."""
+        """Run T steps. x: (B, T, N, D), positions: (B, T, N, P)."""
         ...
 
     def step(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: State
     ) -> DynamicsOutput[State]:
-        """x: (B, N, D), positions: (B, N, P), first: (B,); h and loops come without T."""
+        """Run one step. x: (B, N, D), positions: (B, N, P), first: (B,); h and loops have no T."""
         ...
 
 
 @dataclass(frozen=True)
 class FrameCache:
-    """Keys and values of the frames so far, and the episode (B, frames) that each belongs to, counted by row."""
+    """Keys and values of past frames, and the per-row episode number of each frame, (B, frames)."""
 
     columns: CoreState
     episodes: Tensor
 
     def select(self, rows: Tensor) -> FrameCache:
-        """The cache of the given rows (int64 (n,), repeats allowed)."""
+        """Select rows, int64 (n,); repeats are allowed."""
         return FrameCache(self.columns.select(rows), self.episodes[rows])
 
     def join(self, other: FrameCache) -> FrameCache:
-        """One cache of both batches, these rows first. The one of fewer frames gets some before it that nobody sees."""
+        """Concatenate caches along the batch; left-pad the shorter with masked frames."""
         ours, theirs = self._with_slots_of(other), other._with_slots_of(self)
         frames = max(ours.episodes.shape[1], theirs.episodes.shape[1])
         episodes = [F.pad(x.episodes, (frames - x.episodes.shape[1], 0), value=NO_EPISODE) for x in (ours, theirs)]
         return FrameCache(ours.columns.join(theirs.columns), torch.cat(episodes))
 
     def _with_slots_of(self, other: FrameCache) -> FrameCache:
-        """A cache that holds nothing yet gets columns to stand beside those of the other."""
+        """Give an empty cache padding columns of the other's shape, so that the two can be joined."""
         if self.episodes.shape[1] or not other.episodes.shape[1]:
             return self
         batch, frames = len(self.episodes), other.episodes.shape[1]
@@ -154,8 +161,10 @@ class FrameCache:
 
 
 class LoopedAttention(nn.Module):
-    """Block-causal attention over the last `window` frames: a frame sees itself whole, and those before it (TWISTED,
-    figure 7)."""
+    """Block-causal attention over the last `window` frames (TWISTED, figure 7).
+
+    A frame attends to itself and to earlier frames of its episode.
+    """
 
     def __init__(self, config: CoreConfig, rotary: Rotary, window: int) -> None:
         super().__init__()
@@ -164,7 +173,11 @@ class LoopedAttention(nn.Module):
         self.window = window
 
     def check(self, depth: int | ExitRule) -> ExitRule:
-        """The rule that `depth` stands for. Raises ValueError for one that the core does not allow."""
+        """Return the exit rule for `depth`.
+
+        Raises:
+            ValueError: the core does not allow this depth
+        """
         return self.core.check(depth)
 
     def initial(self, batch: int, device: torch.device) -> FrameCache:
@@ -174,13 +187,13 @@ class LoopedAttention(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: FrameCache | None = None
     ) -> DynamicsOutput[FrameCache]:
-        """As in `Dynamics`. Rules that let frames leave one by one go step by step; all else is one parallel pass.
+        """Run T steps. Rules that let frames exit one by one run step by step, all others in one parallel pass.
 
-        A plan is for whole sequences: with it, `state` must be None and what it returns holds nothing.
+        A plan runs whole sequences: `state` must be None, and the returned state is empty.
         """
         if isinstance(depth, DepthPlan):
             if state is not None:
-                raise ValueError("state: depths are sampled for whole sequences")
+                raise ValueError("state: must be None with a depth plan, which runs whole sequences")
             return self._sampled(x, positions, first, depth)
         rule = self.core.check(depth)
         state = self.initial(len(x), x.device) if state is None else state
@@ -188,8 +201,8 @@ class LoopedAttention(nn.Module):
             return scan(self.step, x, positions, first, rule, state)
         episodes = episodes_of(first, state.episodes)
         out, columns = self._run(x, positions, self._mask(episodes, x.shape[1], x.shape[2]), rule, state.columns)
-        kept = self._last_frames(FrameCache(columns, episodes), x.shape[2])
-        return DynamicsOutput(out.h.view_as(x), kept, out.loops[:, None].expand(-1, x.shape[1]))
+        latest = self._last_frames(FrameCache(columns, episodes), x.shape[2])
+        return DynamicsOutput(out.h.view_as(x), latest, out.loops[:, None].expand(-1, x.shape[1]))
 
     def step(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: FrameCache
@@ -199,16 +212,16 @@ class LoopedAttention(nn.Module):
         mask = self._mask(episodes, 1, x.shape[1])
         out, columns = self._run(x[:, None], positions[:, None], mask, rule, state.columns)
         columns.finish(self.core.config.loop_slots, out.loops, rule.limit, x.shape[1])
-        kept = self._last_frames(FrameCache(columns, episodes), x.shape[1])
-        return DynamicsOutput(out.h, kept, out.loops)
+        latest = self._last_frames(FrameCache(columns, episodes), x.shape[1])
+        return DynamicsOutput(out.h, latest, out.loops)
 
     def _sampled(self, x: Tensor, positions: Tensor, first: Tensor, plan: DepthPlan) -> DynamicsOutput[FrameCache]:
-        nothing = self.initial(len(x), x.device)
-        mask = self._mask(episodes_of(first, nothing.episodes), x.shape[1], x.shape[2])
+        empty = self.initial(len(x), x.device)
+        mask = self._mask(episodes_of(first, empty.episodes), x.shape[1], x.shape[2])
         shared = self._inputs(positions, mask)
         out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), plan)
         gate = None if out.gate_logits is None else out.gate_logits.unflatten(1, x.shape[1:3])
-        return DynamicsOutput(out.h.view_as(x), nothing, out.loops[:, None].expand(-1, x.shape[1]), gate)
+        return DynamicsOutput(out.h.view_as(x), empty, out.loops[:, None].expand(-1, x.shape[1]), gate)
 
     def _run(
         self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: CoreState
@@ -229,28 +242,29 @@ class LoopedAttention(nn.Module):
         return AttentionInputs(cos, sin, mask)
 
     def _mask(self, episodes: Tensor, steps: int, slots: int) -> Tensor:
-        """(B, 1, steps * slots, S) bool for the last `steps` of the frames: who sees whom."""
+        """Return the attention mask of the last `steps` frames, bool (B, 1, steps * slots, S)."""
         frames = torch.arange(episodes.shape[1], device=episodes.device)
         queries = frames[-steps:, None]
         near = (frames <= queries) & (frames > queries - self.window)
-        seen = near & (episodes[:, -steps:, None] == episodes[:, None])
-        return seen.repeat_interleave(slots, 1).repeat_interleave(slots, 2)[:, None]
+        # Frames of other episodes are masked; padding frames have NO_EPISODE, which no query has.
+        visible = near & (episodes[:, -steps:, None] == episodes[:, None])
+        return visible.repeat_interleave(slots, 1).repeat_interleave(slots, 2)[:, None]
 
     def _last_frames(self, cache: FrameCache, slots: int) -> FrameCache:
-        """What a frame to come can still see."""
-        kept = min(self.window - 1, cache.episodes.shape[1])
-        return FrameCache(cache.columns.tail(kept * slots), cache.episodes[:, cache.episodes.shape[1] - kept :])
+        """Keep the frames that a later frame can still attend to."""
+        count = min(self.window - 1, cache.episodes.shape[1])
+        return FrameCache(cache.columns.tail(count * slots), cache.episodes[:, cache.episodes.shape[1] - count :])
 
 
 class LoopedRecurrence(nn.Module):
-    """Each frame's slots take the latents of the frame before through a projection that starts as a multiple of the
-    identity (LoopWM, equation 4: h_{k-1}).
+    """Recurrence over frames: a frame's slots receive the latents of the previous frame (LoopWM, equation 4: h_{k-1}).
 
-    Slots see those of their own frame alone: time enters by the carried latents only, so a scan over T takes constant
-    memory, and the gradient of a late loss reaches an early input through them.
+    The latents pass through a linear map that starts as a multiple of the identity. Slots attend within their frame:
+    time enters by the carried latents only, so a scan over T takes constant memory, and the gradient of a late loss
+    reaches an early input through them.
 
-    Departure: LoopWM gives h_{k-1} to the prelude. Here it is added behind it, and what is carried is the state before
-    the coda, so that prelude and coda run over all frames at once and the scan holds the loops alone.
+    Departure: LoopWM gives h_{k-1} to the prelude. Here it is added after the prelude, and the carried state is the one
+    before the coda, so prelude and coda run over all frames at once and the scan contains the loops only.
     """
 
     def __init__(self, config: CoreConfig, rotary: Rotary) -> None:
@@ -272,7 +286,7 @@ class LoopedRecurrence(nn.Module):
         plan = depth if isinstance(depth, DepthPlan) else None
         rule = None if isinstance(depth, DepthPlan) else self.core.check(depth)
         shared = self._shared(positions.flatten(0, 1))
-        attend: Attend = SeesItself() if slots == 1 else _attend  # the slots of one frame
+        attend: Attend = SeesItself() if slots == 1 else _attend  # no mask: slots attend within one frame
         p = self.core.run_prelude(x.flatten(0, 1), shared, attend).unflatten(0, (batch, steps))
         retention, matrix = self.core.injection.retention(), self.core.injection.matrix().to(p.dtype)
         noise = plan.initial_state(slots, x.shape[-1], x.device) if plan else None
@@ -317,7 +331,7 @@ def scan(
     depth: Any,
     state: State,
 ) -> DynamicsOutput[State]:
-    """`step` over T environment steps."""
+    """Run `step` over T environment steps."""
     h, loops = [], []
     for t in range(x.shape[1]):
         out = step(x[:, t], positions[:, t], first[:, t], depth, state)
@@ -328,34 +342,37 @@ def scan(
 
 
 def episodes_of(first: Tensor, before: Tensor) -> Tensor:
-    """The episode that each frame (B, frames) belongs to, those `before` included; never NO_EPISODE, which stands in a
-    cache for its shape alone."""
+    """Return the episode number of each frame, (B, frames), those `before` included; never NO_EPISODE."""
     last = before[:, -1:].clamp(min=0) if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
     return torch.cat((before, last + first.long().cumsum(1)), 1)
 
 
 def _attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-    """Every query sees every key."""
+    """Attend without a mask: every query to every key."""
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True)
 class BlockCausal:
-    """Attention of frames of `slots` queries, the last columns of the keys, under a mask (B, 1, L, S) that hides the
-    frames after a query's own: those are left out, which halves the work. Frames of few slots share a call."""
+    """Attention of frames of `slots` queries whose keys are the last columns, under a mask (B, 1, L, S).
+
+    Keys after a query's own frame are left out rather than masked, which halves the work. Small frames share a call.
+    """
 
     slots: int
 
     def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         dtype = v.dtype
-        if q.device.type == "cpu":  # where half precision makes attention slower
+        if q.device.type == "cpu":  # half-precision attention is slower than float32 on CPUs
             q, k, v = q.float(), k.float(), v.float()
         length, before, width = q.shape[2], k.shape[2] - q.shape[2], self.slots * max(2, COLUMNS_AT_ONCE // self.slots)
         parts = []
         with torch.autocast("cpu", enabled=False):
             for start in range(0, length, width):
                 stop = min(start + width, length)
-                seen = before + stop
-                rows = mask[:, :, start:stop, :seen]
-                parts.append(F.scaled_dot_product_attention(q[:, :, start:stop], k[:, :, :seen], v[:, :, :seen], rows))
+                visible = before + stop
+                rows = mask[:, :, start:stop, :visible]
+                parts.append(
+                    F.scaled_dot_product_attention(q[:, :, start:stop], k[:, :, :visible], v[:, :, :visible], rows)
+                )
         return torch.cat(parts, 2).transpose(1, 2).flatten(2).to(dtype)

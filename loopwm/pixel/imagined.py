@@ -1,6 +1,6 @@
-"""A vector environment whose step is a world model, and the one loop in which policies play it or the real one.
+"""Vector environment that steps a world model, and the rollout loop for policies in imagined or real environments.
 
-B worlds, T steps; H, W, C: shape of a frame.
+Shapes: B worlds, T steps; H, W, C frame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Step = tuple[Array, Array, Array, Array, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Imagined(Generic[S]):
-    """reward: float (B,); terminated: bool (B,); state: that of the worlds after the step."""
+    """Result of an imagined step. reward: float (B,); terminated: bool (B,); state: state after the step."""
 
     reward: Tensor
     terminated: Tensor
@@ -36,54 +36,67 @@ class Imagined(Generic[S]):
 
 
 class FrameWorld(Protocol[S]):
-    """A world model as an environment sees it. Chance comes from the generators alone, states are not changed.
+    """World model as an environment uses it. Randomness comes from the generators only; states are immutable.
 
-    Frames are made only for those who look: `show`. Worlds that keep what they know as a vector are `LatentWorld`.
+    `show` decodes frames on demand. Worlds whose state contains a feature vector are `LatentWorld`.
     """
 
     space: FrameSpace
 
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> S:
-        """The state after what was seen: obs uint8 (B, T, H, W, C), the last of them now; action int64 (B, T - 1);
-        first bool (B, T), True where an episode begins."""
+        """Return the state after a context of frames.
+
+        Args:
+            obs: frames uint8 (B, T, H, W, C), the last one current
+            action: int64 (B, T - 1)
+            first: bool (B, T), True where an episode begins
+            generator: source of randomness
+        """
         ...
 
     def observe(self, state: S, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator) -> S:
-        """The state after one more real frame: action int64 (B,) led to obs uint8 (B, H, W, C), or, where first bool
-        (B,) is True, an episode begins with it. Repeated, it equals `start` on the whole."""
+        """Return the state after one more real frame; repeated, it equals `start` on the whole context.
+
+        Args:
+            state: state before the frame
+            action: int64 (B,), the action that led to `obs`
+            obs: frames uint8 (B, H, W, C)
+            first: bool (B,), True where an episode begins with `obs` instead
+            generator: source of randomness
+        """
         ...
 
     def step(self, state: S, action: Tensor, generator: torch.Generator) -> Imagined[S]:
-        """action: int64 (B,)."""
+        """Imagine one step. action: int64 (B,)."""
         ...
 
     def show(self, state: S) -> Tensor:
-        """The frames that the worlds are at: uint8 (B, H, W, C)."""
+        """Decode the current frames, uint8 (B, H, W, C)."""
         ...
 
     def replace(self, state: S, rows: Tensor, fresh: S) -> S:
-        """The state with its rows int64 (R,) taken from `fresh`, a state of R worlds in that order."""
+        """Return the state with rows int64 (R,) taken from `fresh`, a state of R worlds in that order."""
         ...
 
 
 class LatentWorld(FrameWorld[S], Protocol[S]):
-    """A world whose state policies can act on without a frame."""
+    """World with a feature vector that policies can act on without a frame."""
 
     width: int
-    """F."""
+    """Feature width F."""
 
     def features(self, state: S) -> Tensor:
-        """(B, F)."""
+        """Return the features (B, F)."""
         ...
 
 
 class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
-    """The vector interface of the real environment; a world that ends begins anew in the same step (SAME_STEP), as
-    gymnasium's SyncVectorEnv does it, with `final_obs` and `final_info`.
+    """Vector environment of imagined worlds.
 
-    Worlds start where segments of `context` frames out of the replay end, and are truncated after `horizon` steps.
-    `info` shows what went before a start: context_obs (context, H, W, C), whose last frame is the one observed,
-    context_action (context - 1,) and context_first (context,), with gymnasium's masks for the rest.
+    A world that ends restarts in the same step (SAME_STEP), as in gymnasium's SyncVectorEnv, with `final_obs` and
+    `final_info`. Worlds start at the end of replay segments of `context` frames and are truncated after `horizon`
+    steps. `info` contains the context of each start: context_obs (context, H, W, C), whose last frame is the
+    observation, context_action (context - 1,) and context_first (context,), with gymnasium's masks.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - the base class declares it so
@@ -97,10 +110,14 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         horizon: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Raises InputError for a replay of another environment, and for a count below 1."""
+        """Create the environment.
+
+        Raises:
+            InputError: the replay is of another environment, or a count is below 1
+        """
         for name, value in (("num_envs", num_envs), ("context", context), ("horizon", horizon)):
             if value < 1:
-                raise InputError(f"{name}: {value} is below 1")
+                raise InputError(f"{name}: must be at least 1, got {value}")
         world.space.require(replay.space, "replay")
         self.num_envs, self.space = num_envs, world.space
         self.single_observation_space = spaces.Box(0, 255, world.space.frame_shape, np.uint8)
@@ -114,7 +131,11 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         self._age = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Raises InputError if the replay has no `context` consecutive steps."""
+        """Start all worlds anew.
+
+        Raises:
+            InputError: the replay has no `context` consecutive steps
+        """
         super().reset(seed=seed)
         if seed is not None or self._state is None:
             self._generator.manual_seed(int(self.np_random.integers(2**62)))
@@ -125,28 +146,32 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         return obs, infos
 
     def step(self, actions: Array) -> Step:
-        """actions: (B,). Raises InputError for an action outside the space, or before the first reset."""
+        """Step all worlds. actions: (B,).
+
+        Raises:
+            InputError: an action is outside the space, or `reset` was not called
+        """
         actions = np.asarray(actions, dtype=np.int64)
         if self._state is None:
             raise InputError("step: call reset first")
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.space.actions:
             raise InputError(
-                f"actions: expected {self.num_envs} of 0 to {self.space.actions - 1}, got {actions.tolist()}"
+                f"actions: must be {self.num_envs} of 0 to {self.space.actions - 1}, got {actions.tolist()}"
             )
-        found = self._world.step(self._state, torch.from_numpy(actions).to(self._device), self._generator)
-        self._state = found.state
-        obs, reward = self._world.show(found.state).cpu().numpy().copy(), found.reward.double().cpu().numpy()
-        terminated = found.terminated.cpu().numpy()
+        outcome = self._world.step(self._state, torch.from_numpy(actions).to(self._device), self._generator)
+        self._state = outcome.state
+        obs, reward = self._world.show(outcome.state).cpu().numpy().copy(), outcome.reward.double().cpu().numpy()
+        terminated = outcome.terminated.cpu().numpy()
         self._age += 1
         truncated = ~terminated & (self._age >= self._horizon)
         infos: dict[str, Any] = {}
         over = np.flatnonzero(terminated | truncated)
         if len(over):
-            self._begin_anew(over, obs, infos)
+            self._restart(over, obs, infos)
         return obs, reward, terminated, truncated, infos
 
-    def _begin_anew(self, rows: NDArray[np.int64], obs: Array, infos: dict[str, Any]) -> None:
-        """Puts fresh worlds into `rows`, and their frames into obs (B, H, W, C)."""
+    def _restart(self, rows: NDArray[np.int64], obs: Array, infos: dict[str, Any]) -> None:
+        """Restart the worlds of `rows` and write their frames into obs (B, H, W, C)."""
         assert self._state is not None
         for row in rows:
             self._add_info(infos, {"final_obs": obs[row].copy(), "final_info": {}}, row)
@@ -157,22 +182,27 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         self._age[rows] = 0
 
     def _begin(self, rows: NDArray[np.int64], infos: dict[str, Any]) -> tuple[Array, S]:
-        """Fresh worlds: the frames they are at, and their state."""
-        seen = self._replay.sample(len(rows), self._context, self.np_random)
-        actions = seen.action[:, :-1]
+        """Start worlds from replay segments; return their current frames and state."""
+        segments = self._replay.sample(len(rows), self._context, self.np_random)
+        actions = segments.action[:, :-1]
         for i, row in enumerate(rows):
-            context = {"context_obs": seen.obs[i], "context_action": actions[i], "context_first": seen.first[i]}
+            context = {"context_obs": segments.obs[i], "context_action": actions[i], "context_first": segments.first[i]}
             self._add_info(infos, context, row)
-        obs, action, first = (torch.from_numpy(x).to(self._device) for x in (seen.obs, actions, seen.first))
-        return seen.obs[:, -1], self._world.start(obs, action, first, self._generator)
+        obs, action, first = (torch.from_numpy(x).to(self._device) for x in (segments.obs, actions, segments.first))
+        return segments.obs[:, -1], self._world.start(obs, action, first, self._generator)
 
 
 class Policy(Protocol):
-    """Plays a vector of environments, and keeps its own memory of each if it needs one."""
+    """Policy for a vector of environments, with its own memory if it needs one."""
 
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
-        """Actions int64 (B,) for obs uint8 (B, H, W, C); first: bool (B,), True where an episode begins; info: what the
-        environments say with these observations."""
+        """Return actions int64 (B,).
+
+        Args:
+            obs: frames uint8 (B, H, W, C)
+            first: bool (B,), True where an episode begins
+            info: the environments' info of these observations
+        """
         ...
 
 
@@ -196,14 +226,14 @@ class EnvState:
 
     @classmethod
     def reset(cls, env: VectorEnv[Any, Any, Any], seed: int | None) -> EnvState:
-        """Resets all; without a seed, environments go on with the randomness they have."""
+        """Reset all environments; without a seed they keep their random state."""
         obs, info = env.reset(seed=seed)
         return cls(obs, np.ones(env.num_envs, dtype=bool), info)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of an episode: in which environment, after which step of the rollout, and its info."""
+    """End of an episode: environment index, step of the rollout, and the environment's info."""
 
     env: int
     step: int
@@ -222,15 +252,17 @@ class Rollout:
 def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state: EnvState) -> Rollout:
     """Play `steps` steps from a reset or from the state in which another rollout ended.
 
-    Raises ValueError for environments whose autoreset mode is not SAME_STEP.
+    Raises:
+        ValueError: the autoreset mode of `env` is not SAME_STEP
     """
     if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
-        raise ValueError(f"env: autoreset mode {env.metadata.get('autoreset_mode')}, expected SAME_STEP")
+        raise ValueError(f"env: autoreset mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
     rows, endings = [], []
     for step in range(steps):
         action = policy(env_state.obs, env_state.first, env_state.info)
         obs, reward, terminated, truncated, info = env.step(action)
         over = terminated | truncated
+        # SAME_STEP returns the next episode's first frame; the action itself led to `final_obs`.
         next_obs = obs.copy()
         for i in np.flatnonzero(over):
             next_obs[i] = info["final_obs"][i]
@@ -244,5 +276,5 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state
 
 
 def _of_row(info: dict[str, Any], row: int) -> dict[str, Any]:
-    """The info of one environment in that of a vector."""
+    """Return one environment's info out of a vector's info."""
     return {name: info[name][row] for name in info if not name.startswith("_") and info[f"_{name}"][row]}

@@ -1,4 +1,4 @@
-"""A pixel world model as a program of the trainer: recorded frames in, what its system predicts of them learned."""
+"""Training program of pixel world models: samples segments of recorded frames and computes the system's loss."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from loopwm.pixel.training_config import PixelTrainingConfig
 from loopwm.records.errors import InputError
 
 EVALUATION = 2**31
-"""Keeps the draws of evaluation segments apart from those of training steps."""
+"""Step number of evaluation segments, outside the range of training steps, so that their seeds differ."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Segments, the indices of their rows in the global batch, and the seed of all chance in their loss."""
+    """Segments, the indices of their rows in the global batch, and the seed of all randomness in their loss."""
 
     frames: FrameBatch
     rows: range
@@ -37,22 +37,26 @@ class Rows:
 
 
 def seeded(device: torch.device, *seed: int) -> torch.Generator:
-    """A generator whose numbers follow from several seeds."""
+    """Create a generator seeded by several numbers."""
     return torch.Generator(device).manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
 
 
 @dataclass(frozen=True)
 class NoCursor:
-    """Batches are drawn by step: there is nothing to resume from."""
+    """Empty loader state: batches are a function of the step, so there is nothing to resume."""
 
 
 class PixelProgram:
-    """Any pixel system as a `Program`; its objective is the system itself."""
+    """Any pixel system as a `Program`; the objective is the system itself."""
 
     cursor_type = NoCursor
 
     def __init__(self, config: PixelTrainingConfig) -> None:
-        """Raises InputError naming the section and key that do not fit."""
+        """Load the data and create the system.
+
+        Raises:
+            InputError: a section does not fit; the message names its key
+        """
         self.config = config
         self.micro_batches = config.batch.micro_batches
         self.train = _replay(config.data.train, "data.train")
@@ -62,7 +66,7 @@ class PixelProgram:
         torch.manual_seed(config.run.seed)
         self.objective = make_system(config.system, config.model, config.objective, self.train.space)
         if config.batch.steps < self.objective.shortest:
-            raise InputError(f"batch.steps: {config.batch.steps} are fewer than {self.objective.shortest}")
+            raise InputError(f"batch.steps: must be at least {self.objective.shortest}, got {config.batch.steps}")
         self.preparation = self.objective.prepare(torch.from_numpy(e.obs) for e in self.train.episodes())
 
     def size(self) -> str:
@@ -81,10 +85,12 @@ class PixelProgram:
         return [self._batch(self.dev, EVALUATION, i * rows) for i in range(self.config.run.eval_batches)]
 
     def _batch(self, replay: Replay, step: int, first_row: int) -> Rows:
-        """Segments drawn by (seed, step, row)."""
+        """Sample segments by (seed, step, row)."""
         batch, seed = self.config.batch, (self.config.run.seed, step, first_row)
-        drawn = rewarded(replay.sample(batch.rows, batch.steps, np.random.default_rng(seed)), self.config.data.rewards)
-        return Rows(FrameBatch.of(drawn), range(first_row, first_row + batch.rows), seed)
+        segments = rewarded(
+            replay.sample(batch.rows, batch.steps, np.random.default_rng(seed)), self.config.data.rewards
+        )
+        return Rows(FrameBatch.of(segments), range(first_row, first_row + batch.rows), seed)
 
     def normaliser(self, batches: Sequence[Rows]) -> float:
         return len(batches)
@@ -98,7 +104,7 @@ class PixelProgram:
         return loss / normaliser, measured
 
     def evaluation(self, objective: nn.Module, batch: Rows) -> Mapping[str, Tensor]:
-        """Evaluates at the default depth."""
+        """Evaluate at the default depth."""
         _, measured = objective(batch.frames, self.config.model.default_depth, batch.generator())
         return dict(measured)
 

@@ -1,4 +1,4 @@
-"""Pixel systems and learners by name. No torch: the front door reads it before anything is loaded."""
+"""Registry of pixel systems and learners. Imports no torch, so that commands can read it before they load anything."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ SYSTEMS = {
     "storm": "loopwm.pixel.storm.system:StormSystem",
     "twisted": "loopwm.pixel.twisted.system:TwistedSystem",
 }
-"""By the name that configurations and checkpoints give: module and class, a `PixelSystem`."""
+"""Name in configurations and checkpoints -> module and class of a `PixelSystem`."""
 
 AGENTS = {f"{name}-agent": name for name in SYSTEMS}
-"""Systems by the names of the agents that learn in them."""
+"""Agent name -> name of the system that the agent learns in."""
 
 LEARNERS = {
     "actor-critic": "loopwm.pixel.agents.actor_critic_learner:ActorCriticAgent",
     "ppo": "loopwm.pixel.agents.ppo_learner:PPOLearner",
 }
-"""By the configuration's `learner`: module and class, a `Learner`."""
+"""Value of the key `learner` -> module and class of a `Learner`."""
 
 
 def named(registry: Mapping[str, str], name: str, key: str) -> Any:
-    """The class that a registry has by this name. Raises InputError naming the key for one that is not registered."""
+    """Import the class registered under `name`.
+
+    Raises:
+        InputError: `name` is not registered; the message names `key`
+    """
     if name not in registry:
-        raise InputError(f"{key}: {name!r} is not one of {', '.join(registry)}")
+        raise InputError(f"{key}: must be one of {', '.join(registry)}, got {name!r}")
     module, _, attribute = registry[name].partition(":")
     return getattr(import_module(module), attribute)

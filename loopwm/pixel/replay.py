@@ -1,7 +1,9 @@
-"""Frame replay: what was played, kept up to a capacity, sampled as segments of consecutive steps.
+"""Frame replay buffer, sampled as segments of consecutive steps.
 
-Steps belong to streams; a stream is what one environment of a vector played, episode after episode. A segment lies in
-one stream and may cross from one episode into the next. B segments, T steps each; H, W, C: shape of a frame.
+Steps belong to streams: a stream contains the steps of one environment of a vector, episode after episode. A segment
+lies in one stream and may cross from one episode into the next.
+
+Shapes: B segments, T steps each; H, W, C frame.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ from loopwm.records.frames import (
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Steps as they were played.
+    """Consecutive steps of B streams.
 
-    obs, next_obs: uint8 (B, T, H, W, C), next_obs[t] being what the action led to, an episode's last frame included
-    (obs[t + 1] is then the first of the next episode); action: int64 (B, T); reward: float32 (B, T); terminated,
-    truncated, first, lost: bool (B, T), first True where an episode begins, lost where a life is, which ends none.
+    obs: frames before the action, uint8 (B, T, H, W, C)
+    next_obs: frames after it, an episode's last frame included (obs[t + 1] is then the first of the next episode)
+    action: int64 (B, T)
+    reward: float32 (B, T)
+    terminated, truncated: bool (B, T)
+    first: bool (B, T), True where an episode begins
+    lost: bool (B, T), True where a life is lost without ending the episode
     """
 
     obs: NDArray[np.uint8]
@@ -51,9 +57,9 @@ class Segments:
 
 
 def as_learned(segments: Segments) -> Segments:
-    """The same steps for returns and for heads of ends, to which a lost life is an end (STORM, table 9).
+    """Mark lost lives as terminated, for returns and termination heads (STORM, table 9).
 
-    `first` stays: what a world and a policy remember goes on.
+    `first` stays: the memory of world and policy continues after a lost life.
     """
     return replace(segments, terminated=segments.terminated | segments.lost)
 
@@ -65,13 +71,13 @@ T = TypeVar("T", Segments, FrameEpisode)
 
 
 def rewarded(steps: T, unit: RewardUnit) -> T:
-    """The same steps with rewards in this unit."""
+    """Convert rewards to this unit."""
     return steps if unit == "raw" else replace(steps, reward=np.sign(steps.reward))
 
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """An episode as it was added, or a part of one. `fresh`: it begins with an episode's first step."""
+    """Episode, or a part of one. fresh: True if it begins with an episode's first step."""
 
     episode: FrameEpisode
     stream: int
@@ -79,7 +85,7 @@ class _Piece:
     fresh: bool
 
     def cut(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
-        """The steps from start to stop, in the order of Segments' fields."""
+        """Return the steps from start to stop, in the order of Segments' fields."""
         episode, first = self.episode, np.zeros(stop - start, dtype=bool)
         first[0] = self.fresh and start == 0
         steps = slice(start, stop)
@@ -90,9 +96,9 @@ class _Piece:
 
 @dataclass
 class _Stream:
-    """Pieces in order. Step numbers count from the stream's beginning and stay when old pieces are dropped.
+    """Pieces in order. Step numbers count from the stream's beginning; dropping old pieces does not change them.
 
-    open_at: the last frame (H, W, C) of an episode that goes on, None where the next one begins.
+    open_at: last frame (H, W, C) of an unfinished episode, None if the next piece begins an episode.
     """
 
     pieces: deque[_Piece] = field(default_factory=deque)
@@ -114,11 +120,11 @@ class _Stream:
         self.starts.popleft()
 
     def ages(self) -> NDArray[np.int64]:
-        """Of each step the number of the addition that brought it."""
+        """Return the insertion number of each step."""
         return np.repeat([piece.number for piece in self.pieces], [len(piece.episode) for piece in self.pieces])
 
     def cuts(self, start: int, length: int) -> Iterator[tuple[NDArray[Any], ...]]:
-        """`length` steps from the `start`-th that is kept, piece by piece."""
+        """Yield `length` steps from the `start`-th retained one, piece by piece."""
         start += self.starts[0]
         index, stop = bisect_right(self.starts, start) - 1, start + length
         while start < stop:
@@ -129,24 +135,38 @@ class _Stream:
 
 
 class Replay:
-    """The newest steps of one environment. Sampling depends on the generator alone: there is no cursor to keep."""
+    """Buffer of the newest steps of one environment.
+
+    Sampling depends on the generator only, so there is no loader state.
+    """
 
     def __init__(self, space: FrameSpace, capacity: int) -> None:
-        """capacity: in transitions. Raises InputError if it is below 1."""
+        """Create an empty buffer.
+
+        Args:
+            space: frames and actions of the environment
+            capacity: transitions
+
+        Raises:
+            InputError: the capacity is below 1
+        """
         if capacity < 1:
-            raise InputError(f"capacity: {capacity} is below 1")
+            raise InputError(f"capacity: must be at least 1, got {capacity}")
         self.space, self.capacity = space, capacity
         self._streams: dict[int, _Stream] = {}
         self._pieces: deque[_Piece] = deque()
         self._steps, self._added = 0, 0
         self._written: tuple[Path, set[int]] | None = None
-        self._aged: tuple[int, int, NDArray[np.int64]] | None = None
-        """Of so many additions and a length: see `_by_age`."""
+        self._starts_by_age: tuple[int, int, NDArray[np.int64]] | None = None
+        """Insertion count, segment length and the result of `_by_age` for them."""
 
     @classmethod
     def from_folder(cls, folder: Path, capacity: int | None = None) -> Replay:
-        """All episodes of a folder in the order of their names, as one stream; the newest of them if there is a
-        capacity. Raises InputError for a folder without episodes, or with those of several environments."""
+        """Load all episodes of a folder in name order as one stream; with a capacity, the newest of them.
+
+        Raises:
+            InputError: the folder has no episodes, or episodes of several environments
+        """
         files = episode_files(folder)
         replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)) if capacity is None else capacity)
         for path in files:
@@ -157,21 +177,24 @@ class Replay:
         return replay
 
     def __len__(self) -> int:
-        """Transitions."""
+        """Return the number of transitions."""
         return self._steps
 
     def add(self, episode: FrameEpisode, stream: int = 0) -> None:
-        """Appends an episode to a stream, and drops the oldest of all beyond the capacity.
+        """Append an episode to a stream, and drop the oldest episodes beyond the capacity.
 
-        An episode that ended open is continued by the next of its stream. Raises InputError for an episode of another
-        environment, longer than the capacity, or that does not begin with the frame at which the stream is open.
+        The next episode of the stream continues one that ended open.
+
+        Raises:
+            InputError: the episode is of another environment, longer than the capacity, or does not begin with the last
+                frame of the stream's open episode
         """
         self.space.require(episode.space, "episode")
         if len(episode) > self.capacity:
-            raise InputError(f"episode: its {len(episode)} steps are more than the capacity {self.capacity}")
+            raise InputError(f"episode: must have at most {self.capacity} steps (capacity), got {len(episode)}")
         open_at = self._streams[stream].open_at if stream in self._streams else None
         if open_at is not None and not np.array_equal(open_at, episode.obs[0]):
-            raise InputError(f"episode: does not continue stream {stream}, which is open at another frame")
+            raise InputError(f"episode: must begin with the last frame of stream {stream}'s open episode")
         self._append(_Piece(episode, stream, self._added, fresh=open_at is None))
         while self._steps > self.capacity:
             oldest = self._pieces.popleft()
@@ -179,9 +202,15 @@ class Replay:
             self._steps -= len(oldest.episode)
 
     def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
-        """Adds steps that were played, row b to stream b; a stream whose row begins with an episode is open no more.
+        """Append segments, row b to stream b; a row that begins with an episode closes its stream's open one.
 
-        policy, seed: who played, and the seed of the run. Raises InputError as `add` does.
+        Args:
+            segments: steps of one rollout
+            policy: name of the policy
+            seed: seed of the run
+
+        Raises:
+            InputError: as `add`
         """
         for stream, row in enumerate(zip(*(getattr(segments, f.name) for f in fields(Segments)), strict=True)):
             *_, terminated, truncated, first, _ = row
@@ -199,39 +228,46 @@ class Replay:
         self._added = piece.number + 1
 
     def episodes(self) -> list[FrameEpisode]:
-        """What is kept, oldest first."""
+        """Return the retained episodes, oldest first."""
         return [piece.episode for piece in self._pieces]
 
     def sample(self, batch: int, length: int, generator: np.random.Generator, shares: Sequence[float] = ()) -> Segments:
-        """`batch` segments of `length` consecutive steps; their starts are drawn uniformly from all that are possible,
-        with replacement. Raises InputError if no stream is that long.
+        """Sample `batch` segments of `length` consecutive steps, with replacement, uniformly over all possible starts.
 
-        shares: of as many parts of them as there are shares, equally many starts in each and the oldest first, how much
-        is drawn from each."""
+        Args:
+            batch: segments
+            length: steps of each
+            generator: source of randomness
+            shares: probability of each of equally large parts of the starts, oldest first; empty for uniform
+
+        Raises:
+            InputError: no stream has `length` steps
+        """
         streams = [self._streams[name] for name in sorted(self._streams)]
         ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])
         if length < 1 or not streams or ends[-1] == 0:
             longest = max(map(len, streams), default=0)
-            raise InputError(f"length: {length} consecutive steps cannot be had, the longest stream has {longest}")
-        drawn = generator.integers(ends[-1], size=batch)
+            raise InputError(f"length: must be 1 to {longest} steps (longest stream), got {length}")
+        index = generator.integers(ends[-1], size=batch)
         if shares:
-            drawn = self._by_age(streams, length)[_in_parts(drawn / ends[-1], int(ends[-1]), shares, generator)]
-        owners = np.searchsorted(ends, drawn, side="right")
-        starts = drawn - np.concatenate(([0], ends))[owners]
+            index = self._by_age(streams, length)[_in_parts(index / ends[-1], int(ends[-1]), shares, generator)]
+        owners = np.searchsorted(ends, index, side="right")
+        starts = index - np.concatenate(([0], ends))[owners]
         rows = [_row(streams[owner], int(start), length) for owner, start in zip(owners, starts, strict=True)]
         return Segments(*map(np.stack, zip(*rows, strict=True)))
 
     def _by_age(self, streams: Sequence[_Stream], length: int) -> NDArray[np.int64]:
-        """The possible starts, as `sample` numbers them, in the order in which they were added."""
-        if self._aged is None or self._aged[:2] != (self._added, length):
+        """Return the possible starts, as `sample` numbers them, in insertion order."""
+        if self._starts_by_age is None or self._starts_by_age[:2] != (self._added, length):
             ages = [stream.ages()[: max(0, len(stream) - length + 1)] for stream in streams]
-            self._aged = self._added, length, np.argsort(np.concatenate(ages), kind="stable")
-        return self._aged[2]
+            self._starts_by_age = self._added, length, np.argsort(np.concatenate(ages), kind="stable")
+        return self._starts_by_age[2]
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Writes what the folder does not hold yet, a file for each added episode, and returns what `load` needs
-        besides: plain data for a checkpoint. Files are never deleted here, since an earlier checkpoint may need them:
-        see `prune`."""
+        """Write new episodes, one file each, and return the rest of the state for `load`: plain data for a checkpoint.
+
+        Deletes no files, since an earlier checkpoint may need them: see `prune`.
+        """
         if self._written is None or self._written[0] != folder:
             self._written = (folder, set())
         written = self._written[1]
@@ -245,8 +281,11 @@ class Replay:
 
     @classmethod
     def load(cls, folder: Path, state: dict[str, Any]) -> Replay:
-        """The replay as it was when `save` returned `state`. Raises InputError naming a file that is missing or
-        damaged."""
+        """Restore the replay from the state that `save` returned.
+
+        Raises:
+            InputError: a file is missing or damaged; the message names it
+        """
         space = FrameSpace(**{**state["space"], "frame_shape": tuple(state["space"]["frame_shape"])})
         replay = cls(space, state["capacity"])
         for number, stream, fresh in state["pieces"]:
@@ -260,7 +299,7 @@ class Replay:
 
 
 def prune(folder: Path, states: Collection[dict[str, Any]]) -> None:
-    """Deletes the files that none of the states (of `save`) needs."""
+    """Delete the files that none of the states (of `save`) needs."""
     needed = {_file_name(number) for state in states for number, _, _ in state["pieces"]}
     for path in folder.glob("*.npz"):
         if path.name not in needed:
@@ -274,7 +313,7 @@ def _file_name(number: int) -> str:
 def _episode(
     space: FrameSpace, row: tuple[NDArray[Any], ...], steps: NDArray[np.int64], policy: str, seed: int
 ) -> FrameEpisode:
-    """Consecutive steps of a row of segments, whose fields come in the order of Segments."""
+    """Cut consecutive steps out of a row of segments, whose fields come in the order of Segments."""
     obs, next_obs, *results, _, lost = row
     frames = np.concatenate((obs[steps], next_obs[steps[-1:]]))
     action, reward, terminated, truncated = (column[steps] for column in results)
@@ -283,11 +322,11 @@ def _episode(
 
 
 def _in_parts(
-    drawn: NDArray[np.float64], count: int, shares: Sequence[float], generator: np.random.Generator
+    position: NDArray[np.float64], count: int, shares: Sequence[float], generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Of `count` things numbers drawn part by part; drawn: where in its part each is, in 0 to 1."""
-    part = generator.choice(len(shares), size=len(drawn), p=shares)
-    return ((part + drawn) / len(shares) * count).astype(np.int64)
+    """Choose a part by `shares`, then the element of `count` at `position` in it, 0 to 1."""
+    part = generator.choice(len(shares), size=len(position), p=shares)
+    return ((part + position) / len(shares) * count).astype(np.int64)
 
 
 def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:

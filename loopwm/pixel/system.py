@@ -1,7 +1,7 @@
-"""What a pixel system is: a model of frames that can be prepared, trained, kept on disk and imagined in.
+"""Interface of pixel systems: models of frames that can be prepared, trained, saved and imagined in.
 
 A new system is one module with a subclass of `PixelSystem`, one line of `SYSTEMS` in `loopwm.pixel.registry`,
-configurations and tests. Training, agents, checkpoints and measurements know systems by this alone.
+configurations and tests. Training, agents, checkpoints and measurements use this interface only.
 
 Shape suffixes: B rows, T environment steps, H/W/C frame.
 """
@@ -24,19 +24,21 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
 Diagnostics = Mapping[str, Tensor]
-"""Sum and count (2,) each, so that they add up over batches and processes."""
+"""Sum and count (2,) of each metric, which add up over batches and processes."""
 
 Prepared = dict[str, Tensor]
 
 
 def mean_of(mean: Tensor, count: int) -> Tensor:
-    """A mean as sum and count."""
+    """Return a mean as sum and count."""
     return torch.stack((mean.detach() * count, mean.new_tensor(count)))
 
 
 class FrameBatch(NamedTuple):
-    """Consecutive steps of replayed play, as in `Segments`: obs and next_obs uint8 (B, T, H, W, C), all else (B, T).
-    A lost life is an end here."""
+    """Consecutive replayed steps, as in `Segments`; a lost life counts as terminated.
+
+    obs and next_obs: uint8 (B, T, H, W, C); all others: (B, T)
+    """
 
     obs: Tensor
     next_obs: Tensor
@@ -56,14 +58,14 @@ class FrameBatch(NamedTuple):
 
 
 class PixelSystem(nn.Module):
-    """A world model of frames. Its parameters are what is trained; what `prepare` makes of play is kept beside them.
+    """World model of frames. Its parameters are trained; the tensors of `prepare` are saved beside them.
 
     Constructors take (config: Model, objective: Objective, space: FrameSpace), and raise ValueError naming the key of
     `Model` that does not fit the space.
     """
 
     name: ClassVar[str]
-    """As in the registry."""
+    """Name in the registry."""
     Model: ClassVar[type]
     """Section `model`: a dataclass of sizes, with mu_rec, default_depth and max_loops."""
     Objective: ClassVar[type]
@@ -71,52 +73,76 @@ class PixelSystem(nn.Module):
     Sampling: ClassVar[type]
     """Section `sampling`: a dataclass of how the world is stepped in imagination."""
     shortest: int = 1
-    """Steps that a segment must have to be learned from."""
+    """Minimum segment length, in steps."""
     width: int = 0
-    """F, of the features of its world if that is a `LatentWorld`, else 0."""
+    """Feature width F if the world is a `LatentWorld`, else 0."""
 
     def __init__(self, config: Any, objective: Any, space: FrameSpace) -> None:
         super().__init__()
         self.config, self.objective, self.space = config, objective, space
 
     def prepare(self, frames: Iterable[Tensor]) -> dict[str, float]:
-        """Takes new frames, uint8 (..., H, W, C) each, before they are trained on; what is to be told of that."""
+        """Process new frames before training on them, for instance to grow a codebook.
+
+        Args:
+            frames: uint8 (..., H, W, C) each
+
+        Returns:
+            Numbers to log.
+        """
         return {}
 
     def prepared(self) -> Prepared:
-        """What `prepare` made: a checkpoint keeps it beside the weights."""
+        """Return the tensors of `prepare`, which a checkpoint contains beside the weights."""
         return {}
 
     def take_prepared(self, prepared: Prepared) -> None:
-        """Takes what `prepared` gave. Raises ValueError for that of other settings."""
+        """Restore the tensors of `prepared`.
+
+        Raises:
+            ValueError: they belong to other settings
+        """
         if prepared:
-            raise ValueError(f"{min(prepared)}: {self.name} is not prepared")
+            raise ValueError(f"{min(prepared)}: must be absent, since {self.name} prepares nothing")
 
     def plan(self, seed: int, step: int, rows: range) -> DepthPlan:
-        """Depths of the rows with these indices in the global batch of an optimiser step."""
+        """Sample the depths of rows with these indices in the global batch of an optimiser step."""
         return DepthPlan.sample(seed, step, rows, self.config.mu_rec, self.config.max_loops)
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
-        """The loss and measurements, `loss` among them. depth: a plan in training. All chance is the generator's,
-        which lives on the batch's device."""
+        """Return the loss and metrics, `loss` among them.
+
+        Args:
+            batch: segments
+            depth: a plan in training
+            generator: source of all randomness, on the batch's device
+        """
         raise NotImplementedError
 
     def forward(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
-        """The loss, where wrappers of several processes look for it."""
+        """Return `loss`: wrappers for several processes call `forward`."""
         return self.loss(batch, depth, generator)
 
     def world(self, sampling: Any = None) -> FrameWorld[Any]:
-        """The model as a world; sampling: an instance of `Sampling`, None for its defaults."""
+        """Return the model as a world. sampling: an instance of `Sampling`, None for its defaults."""
         raise NotImplementedError
 
 
 def system_class(name: str) -> type[PixelSystem]:
-    """Raises InputError for a system that is not registered."""
+    """Return the class of a system.
+
+    Raises:
+        InputError: the system is not registered
+    """
     return cast("type[PixelSystem]", named(SYSTEMS, name, "system"))
 
 
 def make_system(name: str, config: Any, objective: Any, space: FrameSpace) -> PixelSystem:
-    """A fresh model. Raises InputError naming the key that does not fit the space."""
+    """Create an untrained model.
+
+    Raises:
+        InputError: a key does not fit the space; the message names it
+    """
     try:
         return system_class(name)(config, objective, space)
     except ValueError as error:
@@ -127,6 +153,6 @@ C = TypeVar("C")
 
 
 def with_sections(base: type[C], sections: Mapping[str, type]) -> type[C]:
-    """The configuration `base` with sections of these types, which systems and learners bring along."""
+    """Extend the configuration `base` by sections of these types, which systems and learners define."""
     added = [(name, kind, field(default_factory=kind)) for name, kind in sections.items()]
     return cast("type[C]", make_dataclass(base.__name__, added, bases=(base,), frozen=True))

@@ -19,12 +19,12 @@ class FramesConfig:
     train: str = ""
     dev: str = ""
     rewards: RewardUnit = "raw"
-    """What is learned of them: the recorded reward, or its sign."""
+    """Reward to learn: the recorded reward, or its sign."""
 
 
 @dataclass(frozen=True)
 class SegmentConfig:
-    """A global batch is `micro_batches` times `rows` segments of `steps` frames."""
+    """Size of a global batch: `micro_batches` times `rows` segments of `steps` frames."""
 
     rows: int = 8
     steps: int = 20
@@ -34,7 +34,7 @@ class SegmentConfig:
 @dataclass(frozen=True)
 class BackwardConfig:
     backward_loops: int = 0
-    """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
+    """mu_bwd, the number of last loops that carry gradients; 0: ceil(mu_rec / 2)."""
 
 
 POSITIVE = {
@@ -47,7 +47,11 @@ POSITIVE = {
 
 @dataclass(frozen=True)
 class PixelTrainingConfig:
-    """Raises InputError for values out of range."""
+    """Configuration of a world-model training run.
+
+    Raises:
+        InputError: a value is out of range
+    """
 
     system: str = "twisted"
     model: Any = None
@@ -60,11 +64,15 @@ class PixelTrainingConfig:
 
     def __post_init__(self) -> None:
         if not self.data.train:
-            raise InputError("data.train: a folder of recorded episodes is needed")
+            raise InputError("data.train: must be a folder of recorded episodes, got none")
         require_positive(self, POSITIVE)
 
 
 def training_config(sections: dict[str, Any]) -> PixelTrainingConfig:
-    """Raises InputError naming the key at fault."""
+    """Build the configuration with the sections of its system.
+
+    Raises:
+        InputError: a key is unknown or invalid; the message names it
+    """
     kind = system_class(sections.get("system", PixelTrainingConfig.system))
     return typed(with_sections(PixelTrainingConfig, {"model": kind.Model, "objective": kind.Objective}), sections)

@@ -184,14 +184,14 @@ def test_a_seed_decides_everything_and_another_decides_otherwise() -> None:
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(InputError, match="replay: env is 'other', expected 'game'"):
         ImaginedVectorEnv(GameWorld(), make_replay(replace(GAME, env="other")), ENVS, CONTEXT, HORIZON)
-    with pytest.raises(InputError, match="horizon: 0 is below 1"):
+    with pytest.raises(InputError, match="horizon: must be at least 1, got 0"):
         ImaginedVectorEnv(GameWorld(), make_replay(), ENVS, CONTEXT, 0)
     env = make_env()
     with pytest.raises(InputError, match="call reset first"):
         env.step(np.zeros(ENVS, np.int64))
     env.reset(seed=0)
     for actions in ([0, 1, 2, 3, 0], [0, -1, 0, 0, 0], [0, 1]):
-        with pytest.raises(InputError, match=r"^actions: expected 5 of 0 to 2, got \["):
+        with pytest.raises(InputError, match=r"^actions: must be 5 of 0 to 2, got \["):
             env.step(np.array(actions))
 
 
@@ -260,7 +260,7 @@ def test_a_policy_with_memory_sees_the_context_of_every_start() -> None:
 def test_other_autoreset_modes_are_refused() -> None:
     env = SyncVectorEnv([lambda: RealGame(range(9))])
     begun = EnvState.reset(env, seed=0)
-    with pytest.raises(ValueError, match="expected SAME_STEP"):
+    with pytest.raises(ValueError, match="must be SAME_STEP"):
         rollout(env, RandomPolicy(3, np.random.default_rng(0)), 1, begun)
 
 

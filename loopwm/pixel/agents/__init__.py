@@ -1,1 +1,1 @@
-"""Agents that learn in a world: PPO, actor-critic, and the check of the world."""
+"""Agents trained in a world model: PPO, actor-critic, and the validation gate of the world."""

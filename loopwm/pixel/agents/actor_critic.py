@@ -1,13 +1,13 @@
-"""An actor and a critic on vectors or frames, with a memory or without, taught by REINFORCE with a baseline.
+"""Actor-critic on vectors or frames, with or without memory, trained by REINFORCE with a baseline.
 
     G_t = r_t + gamma (1 - d_t) [(1 - lambda) V(s_{t+1}) + lambda G_{t+1}]
     actor:  - (G_t - V(s_t)) / S log pi(a_t | s_t) - eta H(pi(. | s_t))
     critic: loss(V(s_t), G_t) + loss(V(s_t), V_slow(s_t))            the slow critic regularises, it does not bootstrap
 
 (STORM, section 3.2; EDELINE has the same without S and V_slow, and with squared errors.) d_t: the step ended the
-episode. Steps behind an end count nowhere.
+episode. Steps after an end are masked.
 
-Shape suffixes: B rows, T steps, A actions, F width of a feature, Y of a memory, K of what a critic puts out.
+Shape suffixes: B rows, T steps, A actions, F feature width, Y memory width, K critic outputs.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class ActorCriticConfig:
-    """Defaults are STORM's (table 9). Raises ValueError for values out of range."""
+    """Hyperparameters; defaults are STORM's (table 9). Raises ValueError for values out of range."""
 
     hidden: int = 512
     hidden_layers: int = 2
-    """Of the actor, and of the critic."""
+    """Hidden layers of actor and critic each."""
     memory: int = 0
     """Width of an LSTM between encoder and heads; 0 for none."""
     channels: tuple[int, ...] = ()
-    """Of a convolutional encoder of frames, each block of which halves them; none for vectors."""
+    """Channels of a convolutional encoder of frames, each block of which halves them; none for vectors."""
     from_play: bool = False
-    """Learns from real play too."""
+    """Learn from real play too."""
     gamma: float = 0.985
     td_lambda: float = 0.95
     entropy_coef: float = 3e-4
     critic: Literal["two-hot", "squared"] = "two-hot"
     returns: Literal["paper", "published"] = "paper"
-    """published: mixed with V(s_t), as the authors' code has it, in the place of V(s_{t+1}): to compare with."""
+    """published: V(s_t) instead of V(s_{t+1}), as in the authors' code, for comparison."""
     percentiles: tuple[float, ...] = (5.0, 95.0)
-    """Between which the returns' range scales advantages; none for no scale."""
+    """Percentiles whose distance scales advantages; none for no scaling."""
     scale_decay: float = 0.99
     slow_decay: float = 0.98
-    """Of the slow critic's weights; 0 for no slow critic."""
+    """Decay of the slow critic's weights; 0 for no slow critic."""
     learning_rate: float = 3e-5
     clip_norm: float = 100.0
 
     def __post_init__(self) -> None:
         for name in ("hidden", "hidden_layers", "learning_rate", "clip_norm"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is not above zero")
+                raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
         for name in ("gamma", "td_lambda", "scale_decay", "slow_decay"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is outside 0 to 1")
+                raise ValueError(f"{name}: must be between 0 and 1, got {getattr(self, name)}")
         for name in ("memory", "entropy_coef"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}: {getattr(self, name)} is below zero")
+                raise ValueError(f"{name}: must be at least 0, got {getattr(self, name)}")
         low_high = self.percentiles
         if low_high and not (len(low_high) == 2 and 0 <= low_high[0] < low_high[1] <= 100):
-            raise ValueError(f"percentiles: {low_high}, expected two, rising, within 0 to 100, or none")
+            raise ValueError(f"percentiles: must be two rising numbers within 0 to 100, or none, got {low_high}")
 
 
 class PolicyOutput(NamedTuple):
-    """logits: (B, T, A) of actions, critic: (B, T, K) before it is read, memory: (B, Y) after the last step."""
+    """Output. logits: (B, T, A) of actions; critic: (B, T, K) raw; memory: (B, Y) after the last step."""
 
     logits: Tensor
     critic: Tensor
@@ -77,7 +77,7 @@ class PolicyOutput(NamedTuple):
 
 
 class _Reading(Protocol):
-    """What a critic's numbers mean: `size` K of them, a value in units of reward, a loss against values."""
+    """Decoding of K critic outputs: a value in units of reward, and a loss against values."""
 
     size: int
 
@@ -110,7 +110,7 @@ READINGS: dict[str, _Reading] = {"two-hot": _TwoHot(), "squared": _Squared()}
 
 
 class FrameEncoder(nn.Module):
-    """uint8 frames (B, T, H, W, C) to vectors (B, T, F)."""
+    """Convolutional encoder of uint8 frames (B, T, H, W, C) to vectors (B, T, F)."""
 
     def __init__(self, frame_shape: tuple[int, int, int], channels: tuple[int, ...]) -> None:
         super().__init__()
@@ -122,13 +122,15 @@ class FrameEncoder(nn.Module):
         self.blocks, self.features = nn.Sequential(*blocks), inputs * height * width
 
     def forward(self, frames: Tensor) -> Tensor:
-        # Contiguous: group norm's backward pass crashes on permuted frames of one channel (torch 2.13).
+        # Copy: group norm's backward pass crashes on permuted frames of one channel (torch 2.13).
         x = frames.flatten(0, 1).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
         return self.blocks(x).flatten(1).unflatten(0, frames.shape[:2])
 
 
 def mlp(inputs: int, hidden: int, hidden_layers: int, outputs: int) -> nn.Sequential:
-    """Linear, LayerNorm, ReLU, and so on, then a linear layer of zeros: at first it says nothing (STORM, table 8)."""
+    """Create Linear, LayerNorm and ReLU blocks and a linear layer of zeros: initial outputs are uniform (STORM, table
+    8).
+    """
     layers: list[nn.Module] = []
     for width in [inputs] + [hidden] * (hidden_layers - 1):
         layers += [nn.Linear(width, hidden, bias=False), nn.LayerNorm(hidden), nn.ReLU()]
@@ -139,8 +141,10 @@ def mlp(inputs: int, hidden: int, hidden_layers: int, outputs: int) -> nn.Sequen
 
 
 def _lstm(inputs: int, width: int) -> nn.LSTMCell:
-    """It begins by keeping: at PyTorch's own start a forget gate is about a half, and a cue of ten steps ago a
-    thousandth of what it was, with its gradient (Jozefowicz et al. 2015, who add 1)."""
+    """Create an LSTM cell whose forget gates start open.
+
+    PyTorch's are about a half: a cue of ten steps ago and its gradient shrink to a thousandth (Jozefowicz et al. 2015).
+    """
     cell = nn.LSTMCell(inputs, width)
     with torch.no_grad():
         cell.bias_hh[width : 2 * width] += 2.0
@@ -151,10 +155,13 @@ class ActorCriticNetwork(nn.Module):
     """Encoder, LSTM, and two heads."""
 
     def __init__(self, config: ActorCriticConfig, input_shape: tuple[int, ...], actions: int) -> None:
-        """input_shape: (F,) of vectors, or (H, W, C) of frames, which need `channels`. Raises ValueError for others."""
+        """Create the network.
+
+        input_shape: (F,) of vectors, or (H, W, C) of frames, which need `channels`; others raise ValueError
+        """
         super().__init__()
         if (len(input_shape) == 3) != bool(config.channels):
-            raise ValueError(f"channels: {config.channels} do not fit inputs of shape {input_shape}")
+            raise ValueError(f"channels: must be set for frames only, got {config.channels} for inputs {input_shape}")
         self.config, self.reading = config, READINGS[config.critic]
         self.encoder: nn.Module = nn.Identity()
         features = input_shape[0]
@@ -167,51 +174,58 @@ class ActorCriticNetwork(nn.Module):
         self.critic = mlp(width, config.hidden, config.hidden_layers, self.reading.size)
 
     def initial(self, batch: int, device: torch.device) -> Tensor:
-        """Empty memory (B, Y): Y is 2 `memory`, hidden and cell state side by side."""
+        """Return an empty memory (B, Y): Y is 2 `memory`, hidden and cell state side by side."""
         return torch.zeros(batch, 2 * self.config.memory, device=device)
 
     def forward(self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None) -> PolicyOutput:
-        """inputs: (B, T, F) or (B, T, H, W, C); first: bool (B, T), before which the memory is `fresh` (B, T, Y), None
-        for empty; memory: (B, Y) before the first step."""
+        """Run T steps.
+
+        inputs: (B, T, F) or (B, T, H, W, C)
+        first: bool (B, T), True where the memory is reset to `fresh`, (B, T, Y), None for empty
+        memory: (B, Y) before the first step
+        """
         features, memory = self.remember(inputs, first, memory, fresh)
         return PolicyOutput(self.actor(features), self.critic(features), memory)
 
     def remember(
         self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the heads read, (B, T, F), and the memory (B, Y) after the last step."""
-        seen = self.encoder(inputs)
+        """Return the heads' input, (B, T, F), and the memory (B, Y) after the last step."""
+        encoded = self.encoder(inputs)
         if self.memory is None:
-            return seen, memory
+            return encoded, memory
         if fresh is None:
             fresh = memory.new_zeros(1, 1, 1).expand(*first.shape, memory.shape[-1])
-        remembered = []
-        for t in range(seen.shape[1]):
+        outputs = []
+        for t in range(encoded.shape[1]):
             hidden, cell = torch.where(first[:, t, None], fresh[:, t], memory).chunk(2, -1)
-            hidden, cell = self.memory(seen[:, t], (hidden, cell))
-            remembered.append(hidden)
+            hidden, cell = self.memory(encoded[:, t], (hidden, cell))
+            outputs.append(hidden)
             memory = torch.cat((hidden, cell), -1)
-        return torch.stack(remembered, 1), memory
+        return torch.stack(outputs, 1), memory
 
     def step(self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None) -> PolicyOutput:
-        """One step: inputs (B, ...), first (B,), fresh (B, Y); what comes is without T."""
+        """Run one step: inputs (B, ...), first (B,), fresh (B, Y); outputs have no T."""
         out = self(inputs[:, None], first[:, None], memory, None if fresh is None else fresh[:, None])
         return PolicyOutput(out.logits[:, 0], out.critic[:, 0], out.memory)
 
     def value(self, critic: Tensor) -> Tensor:
-        """V in units of reward, (...) of (..., K)."""
+        """Return V in units of reward: (..., K) -> (...)."""
         return self.reading.value(critic)
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What a policy did in T steps, with what it saw after the last. before: (B, K, ...) and before_first: bool (B, K),
-    what it saw earlier, which is read again for what it remembers of it; memory: (B, Y) before all of that; inputs:
-    (B, T + 1, ...); first: bool (B, T + 1); fresh: (B, T + 1, Y), the memory that an episode begins with, where one
-    does; all else (B, T).
+    """Experience of a policy in T steps, and its input after the last.
 
-    valid: False where a row is past its end. final_value: where truncated, V of what the step led to, since the input
-    after it is another episode's; not read elsewhere.
+    before, before_first: earlier inputs (B, K, ...) and bool (B, K), which are run again to train the memory on them
+    memory: (B, Y) before all inputs
+    inputs: (B, T + 1, ...)
+    first: bool (B, T + 1)
+    fresh: memory at an episode's beginning, (B, T + 1, Y)
+    final_value: V after a truncated step, whose next input is another episode's; ignored elsewhere
+    valid: False after a row's first end
+    all others: (B, T)
     """
 
     before: Tensor
@@ -234,28 +248,28 @@ class Experience:
 def lambda_returns(
     reward: Tensor, terminated: Tensor, truncated: Tensor, next_value: Tensor, gamma: float, td_lambda: float
 ) -> Tensor:
-    """G_t (B, T) of steps (B, T); next_value: V of what each step led to.
+    """Compute G_t (B, T) of steps (B, T). next_value: V after each step.
 
-    A terminated step is worth its reward; a truncated one, and the last, bootstraps from next_value alone (STORM,
-    section 3.2; the published code takes V(s_t) for V(s_{t+1})).
+    A terminated step is worth its reward; a truncated one, and the last, bootstraps from next_value only (STORM,
+    section 3.2; the published code uses V(s_t) for V(s_{t+1})).
     """
-    after, found = next_value[:, -1], []
+    after, returns = next_value[:, -1], []
     for t in reversed(range(reward.shape[1])):
         mixed = torch.where(truncated[:, t], next_value[:, t], torch.lerp(next_value[:, t], after, td_lambda))
         after = reward[:, t] + gamma * torch.where(terminated[:, t], 0.0, mixed)
-        found.append(after)
-    return torch.stack(found[::-1], 1)
+        returns.append(after)
+    return torch.stack(returns[::-1], 1)
 
 
-def before_the_end(terminated: Tensor) -> Tensor:
-    """bool (B, T): no earlier step of the row (B, T) ended it."""
+def valid_mask(terminated: Tensor) -> Tensor:
+    """Return the valid mask (B, T): False after the first terminated step of a row."""
     return (terminated.long().cumsum(1) - terminated.long()) == 0
 
 
 class PercentileScale:
-    """The moving range of returns between two percentiles, at least 1 (DreamerV3; STORM, section 3.2).
+    """Moving range of returns between two percentiles, at least 1 (DreamerV3; STORM, section 3.2).
 
-    The first batch counts whole.
+    The first batch has full weight.
     """
 
     def __init__(self, percentiles: tuple[float, ...], decay: float) -> None:
@@ -264,7 +278,7 @@ class PercentileScale:
         self.high: float | None = None
 
     def update(self, returns: Tensor) -> float:
-        """Takes returns (n,) in; the range, 1 without percentiles."""
+        """Update with returns (n,); return the range, 1 without percentiles."""
         if not self.percentiles:
             return 1.0
         at = torch.tensor(self.percentiles, device=returns.device) / 100
@@ -277,7 +291,7 @@ class PercentileScale:
 
 
 class ActorCriticLearner:
-    """A network with its optimiser, slow critic and scale of returns. Each batch of experience is for one step."""
+    """Network with optimiser, slow critic and return scale. Each batch of experience is used for one step."""
 
     def __init__(self, network: ActorCriticNetwork, config: ActorCriticConfig) -> None:
         self.network, self.config = network, config
@@ -286,7 +300,7 @@ class ActorCriticLearner:
         self.scale = PercentileScale(config.percentiles, config.scale_decay)
 
     def update(self, data: Experience) -> dict[str, float]:
-        """One optimiser step; diagnostics."""
+        """Take one optimiser step; return diagnostics."""
         loss, diagnostics = self.loss(data)
         self.optimizer.zero_grad()
         loss.backward()
@@ -297,13 +311,14 @@ class ActorCriticLearner:
         return {"loss": loss.item(), "grad_norm": norm.item()} | diagnostics
 
     def loss(self, data: Experience) -> tuple[Tensor, dict[str, float]]:
-        """The loss, each term the mean over valid steps, and diagnostics. Moves the scale of returns on."""
+        """Compute the loss, averaged over valid steps, and diagnostics; update the return scale."""
         c, network, steps = self.config, self.network, data.action.shape[1]
         memory = data.memory
         if network.config.memory and data.before.shape[1]:
             _, memory = network.remember(data.before, data.before_first, memory)
         features, _ = network.remember(data.inputs, data.first, memory, data.fresh)
         critic, features = network.critic(features), features[:, :steps]
+        # The baseline must not carry the critic's gradient into the actor's loss.
         value = network.value(critic).detach()
         next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
         if c.returns == "published":
@@ -348,35 +363,35 @@ class ActorCriticLearner:
 def dream(
     world: LatentWorld[S], network: ActorCriticNetwork, state: S, steps: int, generator: torch.Generator
 ) -> Experience:
-    """Plays `steps` steps of imagination on from a state; no frame is shown and nothing leaves the device.
+    """Imagine `steps` steps from a state, on the device and without decoding frames.
 
-    The rows go on behind their ends, where they are not valid.
+    Rows continue after their ends, where they are invalid.
     """
     inputs = [world.features(state)]
-    memory = begun = network.initial(len(inputs[0]), inputs[0].device)
+    memory = empty = network.initial(len(inputs[0]), inputs[0].device)
     carried = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
     columns = []
     for _ in range(steps):
         out = network.step(inputs[-1], carried, memory)
         memory = out.memory
         action = torch.multinomial(out.logits.float().softmax(-1), 1, generator=generator)[:, 0]
-        found = world.step(state, action, generator)
-        state = found.state
+        outcome = world.step(state, action, generator)
+        state = outcome.state
         inputs.append(world.features(state))
-        columns.append((action, found.reward, found.terminated))
+        columns.append((action, outcome.reward, outcome.terminated))
     action, reward, terminated = (torch.stack(column, 1) for column in zip(*columns, strict=True))
-    seen = torch.stack(inputs, 1)
+    features = torch.stack(inputs, 1)
     return Experience(
-        before=seen[:, :0],
+        before=features[:, :0],
         before_first=carried[:, None].expand(-1, 0),
-        memory=begun,
-        inputs=seen,
+        memory=empty,
+        inputs=features,
         first=carried[:, None].expand(-1, steps + 1),
-        fresh=begun[:, None].expand(-1, steps + 1, -1),
+        fresh=empty[:, None].expand(-1, steps + 1, -1),
         action=action,
         reward=reward,
         terminated=terminated,
         truncated=torch.zeros_like(terminated),
         final_value=torch.zeros_like(reward),
-        valid=before_the_end(terminated),
+        valid=valid_mask(terminated),
     )

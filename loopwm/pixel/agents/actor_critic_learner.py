@@ -1,9 +1,9 @@
-"""The actor-critic as a learner: it acts on frames, or on what a latent world makes of them, which it carries along.
+"""Actor-critic learner: acts on frames, or on the features of a latent world that it carries along.
 
-Where the world is a `LatentWorld` and the policy reads vectors, imagination draws no frame and never leaves the device.
-Else it plays imagined frames as it plays real ones.
+Where the world is a `LatentWorld` and the policy reads vectors, imagination decodes no frame and stays on the device.
+Otherwise the policy plays imagined frames like real ones.
 
-Shape suffixes: B environments, T steps, F width of a feature, Y of a memory, H/W/C frame.
+Shape suffixes: B environments, T steps, F feature width, Y memory, H/W/C frame.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loopwm.pixel.agents.actor_critic import (
     Experience,
     dream,
 )
-from loopwm.pixel.agents.learner import Chance, Dream, Numbers, a_step
+from loopwm.pixel.agents.learner import Chance, Dream, Numbers, step_means
 from loopwm.pixel.imagined import EnvState, FrameWorld, LatentWorld, Rollout, rollout
 from loopwm.pixel.replay import as_learned
 from loopwm.records.errors import InputError
@@ -34,43 +34,49 @@ from loopwm.records.frames import FrameSpace
 Array = NDArray[Any]
 
 
-class Sight(Protocol):
-    """Turns the frames of a vector of environments into what a policy reads, and may remember what went before."""
+class InputReader(Protocol):
+    """Policy input from the frames of a vector of environments; may carry state."""
 
-    def see(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
-        """(B, ...) of obs (B, H, W, C), to which action (B,) led, None before the first; first: bool (B,)."""
+    def read(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+        """Return the input (B, ...).
+
+        Args:
+            action: (B,), the action that led to obs, None before the first
+            obs: frames (B, H, W, C)
+            first: bool (B,), True where an episode begins
+        """
         ...
 
-    def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
-        """As `see`, of a frame on which an episode is cut off; nothing is remembered of it."""
+    def read_final(self, action: Tensor, obs: Tensor) -> Tensor:
+        """Return the input of a frame that truncates an episode, without a change of state."""
         ...
 
     def read_frames(self, obs: Tensor) -> Tensor | None:
-        """(B, T, ...) of frames (B, T, H, W, C) of other episodes, where no memory is needed to read them."""
+        """Return the inputs (B, T, ...) of other episodes' frames (B, T, H, W, C), None if they need state."""
         ...
 
 
-class FrameSight:
-    """The frame itself."""
+class FrameReader:
+    """The frame itself as input."""
 
-    def see(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+    def read(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
         return obs
 
-    def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
+    def read_final(self, action: Tensor, obs: Tensor) -> Tensor:
         return obs
 
     def read_frames(self, obs: Tensor) -> Tensor | None:
         return obs
 
 
-class LatentSight:
-    """The features of a world that is carried along."""
+class LatentReader:
+    """Features of a world model that is carried along."""
 
     def __init__(self, world: LatentWorld[Any], generator: torch.Generator) -> None:
         self._world, self._generator = world, generator
         self._state: Any = None
 
-    def see(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+    def read(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
         if action is None:
             nothing = torch.zeros(len(obs), 0, dtype=torch.long, device=obs.device)
             self._state = self._world.start(obs[:, None], nothing, first[:, None], self._generator)
@@ -78,7 +84,7 @@ class LatentSight:
             self._state = self._world.observe(self._state, action, obs, first, self._generator)
         return self._world.features(self._state)
 
-    def glimpse(self, action: Tensor, obs: Tensor) -> Tensor:
+    def read_final(self, action: Tensor, obs: Tensor) -> Tensor:
         carried = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
         return self._world.features(self._world.observe(self._state, action, obs, carried, self._generator))
 
@@ -87,49 +93,53 @@ class LatentSight:
 
 
 class ActorCriticPlayer:
-    """As `Policy`."""
+    """Actor-critic as `Policy`."""
 
-    def __init__(self, network: ActorCriticNetwork, sight: Sight, count: int, generator: torch.Generator) -> None:
-        self.network, self._sight, self._generator = network, sight, generator
+    def __init__(
+        self, network: ActorCriticNetwork, reader: InputReader, count: int, generator: torch.Generator
+    ) -> None:
+        self.network, self._reader, self._generator = network, reader, generator
         self.device = next(network.parameters()).device
         self.memory = network.initial(count, self.device)
         self.action: Tensor | None = None
         self.before: tuple[Tensor, Tensor] | None = None
-        """What was looked back at, (B, K, ...), and where episodes began, bool (B, K)."""
+        """Context inputs (B, K, ...), and True where an episode begins, bool (B, K)."""
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
         return self.act(*self.look(obs, first, info))
 
     def look(self, obs: Array, first: Array, info: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """What the policy reads, (B, ...), where an episode begins, bool (B,), and the memory that it begins with,
-        (B, Y). Once for each frame: worlds take every look for a step."""
+        """Return the input (B, ...), bool (B,), True where an episode begins, and the memory (B, Y) it begins with.
+
+        Call once per frame: worlds advance at every call.
+        """
         if self.action is None and "context_obs" in info:
             return *self._look_back(info), self.network.initial(len(obs), self.device)
-        began = torch.from_numpy(first).to(self.device)
-        seen = self._sight.see(self.action, torch.from_numpy(obs).to(self.device), began)
-        return seen, began, self._fresh(first, info)
+        begins = torch.from_numpy(first).to(self.device)
+        inputs = self._reader.read(self.action, torch.from_numpy(obs).to(self.device), begins)
+        return inputs, begins, self._fresh(first, info)
 
     def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
-        """(B, Y): empty, but after the frames before where a world begins in the middle of an episode."""
+        """Return the memory (B, Y) of episodes that begin: empty, or after the context frames of an imagined world."""
         fresh, rows = self.network.initial(len(first), self.device), np.flatnonzero(first)
         if not (len(rows) and "context_obs" in info and self.network.config.memory):
             return fresh
-        frames, began = (torch.from_numpy(info[f"context_{name}"][rows]).to(self.device) for name in ("obs", "first"))
-        before = self._sight.read_frames(frames[:, :-1])
+        frames, begins = (torch.from_numpy(info[f"context_{name}"][rows]).to(self.device) for name in ("obs", "first"))
+        before = self._reader.read_frames(frames[:, :-1])
         if before is not None and before.shape[1]:
-            _, warmed = self.network.remember(before, began[:, :-1], self.network.initial(len(rows), self.device))
-            fresh[torch.from_numpy(rows).to(self.device)] = warmed.masked_fill(began[:, -1:], 0)
+            _, warmed = self.network.remember(before, begins[:, :-1], self.network.initial(len(rows), self.device))
+            fresh[torch.from_numpy(rows).to(self.device)] = warmed.masked_fill(begins[:, -1:], 0)
         return fresh
 
     def _look_back(self, info: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """As `look`, where imagined worlds begin in the middle of an episode: first at the frames before."""
+        """Run the context frames of imagined worlds, which begin in the middle of an episode; see `look`."""
         obs, action, first = (
             torch.from_numpy(info[f"context_{name}"]).to(self.device) for name in ("obs", "action", "first")
         )
-        inputs = [self._sight.see(None, obs[:, 0], first[:, 0])]
+        inputs = [self._reader.read(None, obs[:, 0], first[:, 0])]
         for t in range(1, first.shape[1]):
-            inputs.append(self._sight.see(action[:, t - 1], obs[:, t], first[:, t]))
+            inputs.append(self._reader.read(action[:, t - 1], obs[:, t], first[:, t]))
         self.before = torch.stack(inputs, 1)[:, :-1], first[:, :-1]
         _, self.memory = self.network.remember(*self.before, self.memory)
         return inputs[-1], first[:, -1]
@@ -143,8 +153,10 @@ class ActorCriticPlayer:
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read before a step, the memory then and that of episodes which begin, and V of the frame that the step
-    before was cut off at, (B,)."""
+    """Input of a step, memory before it, and memory of an episode that begins.
+
+    cut_value: V of the frame that truncated the step before, (B,)
+    """
 
     inputs: Tensor
     first: Tensor
@@ -154,10 +166,12 @@ class _Read:
 
 
 class RecordingPlayer(ActorCriticPlayer):
-    """Keeps what there is to learn."""
+    """Actor-critic policy that records experience."""
 
-    def __init__(self, network: ActorCriticNetwork, sight: Sight, count: int, generator: torch.Generator) -> None:
-        super().__init__(network, sight, count, generator)
+    def __init__(
+        self, network: ActorCriticNetwork, reader: InputReader, count: int, generator: torch.Generator
+    ) -> None:
+        super().__init__(network, reader, count, generator)
         self._ahead: _Read | None = None
         self._read: list[_Read] = []
 
@@ -169,8 +183,8 @@ class RecordingPlayer(ActorCriticPlayer):
 
     def _reading(self, obs: Array, first: Array, info: dict[str, Any]) -> _Read:
         cut_value = self._cut_value(obs, info)
-        inputs, began, fresh = self.look(obs, first, info)
-        return _Read(inputs, began, self.memory, fresh, cut_value)
+        inputs, begins, fresh = self.look(obs, first, info)
+        return _Read(inputs, begins, self.memory, fresh, cut_value)
 
     def _cut_value(self, obs: Array, info: dict[str, Any]) -> Tensor:
         if self.action is None or "final_obs" not in info:
@@ -178,7 +192,7 @@ class RecordingPlayer(ActorCriticPlayer):
         last = obs.copy()
         for row in np.flatnonzero(info["_final_obs"]):
             last[row] = info["final_obs"][row]
-        inputs = self._sight.glimpse(self.action, torch.from_numpy(last).to(self.device))
+        inputs = self._reader.read_final(self.action, torch.from_numpy(last).to(self.device))
         going = torch.zeros(len(obs), dtype=torch.bool, device=self.device)
         return self.network.value(self.network.step(inputs, going, self.memory).critic)
 
@@ -186,17 +200,17 @@ class RecordingPlayer(ActorCriticPlayer):
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> tuple[Experience, Rollout]:
         """Play on from a state of the environments; return what to learn from and the rollout."""
         self.before = None
-        found = rollout(env, self, steps, env_state)
-        now = found.env_state
+        result = rollout(env, self, steps, env_state)
+        now = result.env_state
         self._ahead = self._reading(now.obs, now.first, now.info)
         read, self._read = [*self._read, self._ahead], []
         inputs, first, fresh = (
             torch.stack([getattr(r, name) for r in read], 1) for name in ("inputs", "first", "fresh")
         )
         names = ("action", "reward", "terminated", "truncated")
-        learned = as_learned(found.segments)
-        results = {name: torch.from_numpy(getattr(learned, name)).to(self.device) for name in names}
-        # What was looked back at is learned from: an action may pay for what was seen long before imagination began.
+        segments = as_learned(result.segments)
+        results = {name: torch.from_numpy(getattr(segments, name)).to(self.device) for name in names}
+        # Train on context frames too: an action may pay for something shown long before imagination began.
         memory, before = read[0].memory, (inputs[:, :0], first[:, :0])
         if self.before is not None:
             memory, before = self.network.initial(len(inputs), self.device), self.before
@@ -209,20 +223,24 @@ class RecordingPlayer(ActorCriticPlayer):
             **results,
             final_value=torch.stack([r.cut_value for r in read[1:]], 1),
             valid=torch.ones_like(results["terminated"]),
-        ), found
+        ), result
 
 
 class ActorCriticAgent:
-    """As `Learner`. It reads frames where its configuration has `channels`, else the features of the world."""
+    """Actor-critic as `Learner`. Reads frames if `channels` is set, else the world's features."""
 
     sections: ClassVar[Mapping[str, type]] = {"actor_critic": ActorCriticConfig}
 
     def __init__(self, config: Any, space: FrameSpace, width: int) -> None:
-        """Raises InputError for an agent that has neither frames nor features to read."""
+        """Create network and optimiser.
+
+        Raises:
+            InputError: the agent has neither frames nor features to read
+        """
         settings: ActorCriticConfig = config.actor_critic
         self._reads_frames = bool(settings.channels)
         if not (self._reads_frames or width):
-            raise InputError("actor_critic.channels: this agent's world has no features, so it must read frames")
+            raise InputError("actor_critic.channels: must be set, since this agent's world has no features")
         shape = space.frame_shape if self._reads_frames else (width,)
         self.network = ActorCriticNetwork(settings, shape, space.actions)
         self.learner = ActorCriticLearner(self.network, settings)
@@ -230,48 +248,48 @@ class ActorCriticAgent:
         self._player: ActorCriticPlayer | None = None
         self._played: Experience | None = None
 
-    def _sight(self, world: FrameWorld[Any] | None, generator: torch.Generator) -> Sight:
+    def _reader(self, world: FrameWorld[Any] | None, generator: torch.Generator) -> InputReader:
         if self._reads_frames:
-            return FrameSight()
+            return FrameReader()
         if world is None:
-            raise InputError("actor_critic.channels: without a world an agent must read frames")
-        return LatentSight(cast("LatentWorld[Any]", world), generator)
+            raise InputError("actor_critic.channels: must be set for an agent without a world")
+        return LatentReader(cast("LatentWorld[Any]", world), generator)
 
     def _generator(self, chance: Chance) -> torch.Generator:
-        """Fresh, where the network is."""
+        """Create a generator on the network's device."""
         device = next(self.network.parameters()).device
         return torch.Generator(device).manual_seed(int(chance.rng.integers(2**62)))
 
     def player(self, count: int, generator: torch.Generator, world: FrameWorld[Any] | None) -> ActorCriticPlayer:
-        return ActorCriticPlayer(self.network, self._sight(world, generator), count, generator)
+        return ActorCriticPlayer(self.network, self._reader(world, generator), count, generator)
 
     def begin(self, count: int, chance: Chance, world: FrameWorld[Any] | None) -> None:
         generator = self._generator(chance)
         kind = RecordingPlayer if self._from_play else ActorCriticPlayer
-        self._player = kind(self.network, self._sight(world, generator), count, generator)
+        self._player = kind(self.network, self._reader(world, generator), count, generator)
 
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         if isinstance(self._player, RecordingPlayer):
-            self._played, found = self._player.play(env, steps, env_state)
-            return found
+            self._played, result = self._player.play(env, steps, env_state)
+            return result
         assert self._player is not None
         return rollout(env, self._player, steps, env_state)
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
-        """One step: what was played is on policy once. Nothing for an agent that learns in imagination alone."""
+        """Take one step, since play is on-policy once. Return {} for an agent that learns in imagination only."""
         return {} if self._played is None else self.learner.update(self._played)
 
     def learn_from_imagination(self, dream_of: Dream, settings: Any, chance: Chance) -> Numbers:
         generator = self._generator(chance)
         if self._reads_frames:
-            begun = EnvState.reset(dream_of.env, int(chance.rng.integers(2**31)))
-            player = RecordingPlayer(self.network, FrameSight(), dream_of.env.num_envs, generator)
-            data, found = player.play(dream_of.env, settings.steps, begun)
-            return self.learner.update(data) | a_step(found)
+            env_state = EnvState.reset(dream_of.env, int(chance.rng.integers(2**31)))
+            player = RecordingPlayer(self.network, FrameReader(), dream_of.env.num_envs, generator)
+            data, result = player.play(dream_of.env, settings.steps, env_state)
+            return self.learner.update(data) | step_means(result)
         world = cast("LatentWorld[Any]", dream_of.world)
-        seen = dream_of.replay.sample(settings.count, settings.burn_in, chance.rng)
+        segments = dream_of.replay.sample(settings.count, settings.burn_in, chance.rng)
         obs, action, first = (
-            torch.from_numpy(x).to(generator.device) for x in (seen.obs, seen.action[:, :-1], seen.first)
+            torch.from_numpy(x).to(generator.device) for x in (segments.obs, segments.action[:, :-1], segments.first)
         )
         data = dream(world, self.network, world.start(obs, action, first, generator), settings.steps, generator)
         steps = data.valid.sum()

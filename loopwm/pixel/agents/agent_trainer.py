@@ -1,18 +1,18 @@
-"""An agent that learns in a world model's imagination: the loop of five steps (TWISTED, appendix B.1), for any system
-and any learner.
+"""Trainer of agents in a world model's imagination (TWISTED, appendix B.1), for any system and learner.
 
-    1. the learner plays in the real environments; the play goes into the replay
-    2. it learns from that
-    3. the system is prepared for the new frames (TWISTED: the codebook grows)
-    4. the world model is updated on segments of the replay
-    5. after T_warmup, and when the world can be trusted, the learner is updated on worlds imagined from places of the
-       replay, or, with an oracle, on more of the simulator itself
+Each iteration has five steps:
+    1. play the learner in the real environments and append the play to the replay
+    2. update the learner on that play
+    3. prepare the system for the new frames (TWISTED: the codebook grows)
+    4. update the world model on segments of the replay
+    5. after T_warmup, and once the validation gate is open, update the learner on worlds imagined from the replay, or,
+    with an oracle, on the simulator itself
 
-Departure: the paper grows the codebook by frames sampled from the replay, here each new frame is looked at once.
+Departure: the paper grows the codebook by frames sampled from the replay; here each new frame is added once.
 
-A run folder holds config.yaml, provenance.json, metrics.jsonl (a line an iteration), the replay, and checkpoints of
-everything that goes on: learner, model, what was prepared, optimisers and random states. A resumed run goes on with
-freshly begun real episodes, since simulators cannot be saved; all else is as it was.
+A run folder contains config.yaml, provenance.json, metrics.jsonl (a line per iteration), the replay, and checkpoints of
+learner, model, prepared tensors, optimisers and random states. A resumed run continues from these with new real
+episodes, since simulators cannot be saved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from loopwm.machine import use_device
 from loopwm.pixel.agents.config import AgentConfig
-from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, a_step
+from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, step_means
 from loopwm.pixel.agents.simulator_world import Oracle, in_unit
 from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
@@ -46,29 +46,29 @@ from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from loopwm.records.run_folder import RunFolder, where_from
 
 STATE, LEARNER, HELD_OUT = "state.pt", "learner.pt", "held-out"
-KEPT = 2
-"""Checkpoints."""
+KEEP_CHECKPOINTS = 2
+"""Checkpoints to keep."""
 
 
 class WorldLearner:
-    """The world model and its optimiser. Steps are counted, so that depths and noise resume."""
+    """World model and optimiser. Counts updates, so that depths and noise resume."""
 
     def __init__(self, config: AgentConfig, space: FrameSpace, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.system = begun(config, space).to(device)
+        self.system = initial_system(config, space).to(device)
         if config.world.steps < self.system.shortest:
-            raise InputError(f"world.steps: {config.world.steps} are fewer than {self.system.shortest}")
+            raise InputError(f"world.steps: must be at least {self.system.shortest}, got {config.world.steps}")
         self.optimizer = torch.optim.AdamW(
             self.system.parameters(), lr=config.world.learning_rate, weight_decay=config.world.weight_decay
         )
         self.updates = 0
 
-    def prepare(self, found: Rollout) -> Numbers:
-        s = found.segments
+    def prepare(self, result: Rollout) -> Numbers:
+        s = result.segments
         return self.system.prepare(torch.from_numpy(frames).to(self.device) for frames in (s.obs, s.next_obs))
 
     def update(self, replay: Replay, rng: np.random.Generator) -> Numbers:
-        """Freshly drawn segments, an optimiser step for each part of them."""
+        """Sample segments and take one optimiser step per minibatch."""
         world, seed = self.config.world, self.config.run.seed
         totals: Numbers = {}
         bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)
@@ -103,10 +103,11 @@ class WorldLearner:
         self.updates = state["updates"]
 
 
-def begun(config: AgentConfig, space: FrameSpace) -> PixelSystem:
-    """The system untrained, or as `world.start_from` has it.
+def initial_system(config: AgentConfig, space: FrameSpace) -> PixelSystem:
+    """Create the system, untrained or from `world.start_from`.
 
-    Raises InputError for a checkpoint of another system, model, objective or space.
+    Raises:
+        InputError: the checkpoint is of another system, model, objective or space
     """
     fresh = make_system(config.of_system, config.model, config.objective, space)
     if not config.world.start_from:
@@ -123,15 +124,19 @@ def begun(config: AgentConfig, space: FrameSpace) -> PixelSystem:
 
 
 def require_same(section: str, ours: Any, theirs: Any, folder: Path) -> None:
-    """Raises InputError naming the first key of two sections of configuration that differs."""
+    """Compare two configuration sections.
+
+    Raises:
+        InputError: a key differs; the message names the first one
+    """
     for field in fields(ours):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:
-            raise InputError(f"{section}.{field.name}: {here!r}, but {folder}, world.start_from, has {there!r}")
+            raise InputError(f"{section}.{field.name}: must be {there!r} as in world.start_from {folder}, got {here!r}")
 
 
 class AgentTrainer:
-    """The five steps, again and again, in a run folder."""
+    """Training loop in a run folder."""
 
     def __init__(
         self,
@@ -141,12 +146,22 @@ class AgentTrainer:
         folder: Path,
         oracle: VectorEnv[Any, Any, Any] | None = None,
     ) -> None:
-        """env: `config.real.count` real environments of this space; oracle: `config.imagination.count` more, to imagine
-        in in the place of a world. Raises InputError for a folder of another configuration."""
+        """Create or resume a run.
+
+        Args:
+            config: configuration
+            env: `config.real.count` real environments
+            space: frames and actions of the environments
+            folder: run folder
+            oracle: `config.imagination.count` more environments that replace imagined worlds
+
+        Raises:
+            InputError: the folder belongs to another configuration
+        """
         unit = config.real.rewards
         self.oracle = None if oracle is None else Oracle(in_unit(oracle, unit), config.imagination.burn_in)
         self.config, self.env, self.folder = config, in_unit(env, unit), folder
-        self.files = RunFolder(folder, "iteration", KEPT)
+        self.files = RunFolder(folder, "iteration", KEEP_CHECKPOINTS)
         torch.manual_seed(config.run.seed)
         self.chance, self.device = Chance.of(config.run.seed), use_device(config.run.device, "run.device")
         self.world = WorldLearner(config, space, self.device) if config.has_world else None
@@ -164,12 +179,12 @@ class AgentTrainer:
         self._returns = np.zeros(config.real.count)
 
     def _begin(self) -> EnvState:
-        """Fresh real episodes, seeded by the run and how far it is."""
+        """Begin new real episodes, seeded by the run and its iteration."""
         seed = int(np.random.default_rng((self.config.run.seed, self.iteration)).integers(2**31))
         return EnvState.reset(self.env, seed)
 
     def run(self, max_minutes: float | None = None) -> None:
-        """Plays until config.real.total interactions, or until `max_minutes` have passed, then saves and exports."""
+        """Train until config.real.total interactions or `max_minutes`, then save and export."""
         started, real = time.monotonic(), self.config.real
         with tqdm(total=real.total, initial=self.interactions, unit="interaction") as bar:
             while self.interactions < real.total:
@@ -194,7 +209,7 @@ class AgentTrainer:
             record |= _means("world", [self.world.update(self.replay, self.chance.rng) for _ in updates])
             record["world_seconds"] = time.monotonic() - started
         if self.config.imagination.updates and self.interactions > self.config.imagination.warmup:
-            record |= self._look_at_the_world()
+            record |= self._validate_world()
             if self.gate_open:
                 started = time.monotonic()
                 record |= _means("imagined", self._learn_from_imagination())
@@ -203,20 +218,20 @@ class AgentTrainer:
         return record
 
     def _learn_from_real_play(self) -> Numbers:
-        """Steps 1 to 3."""
+        """Run steps 1 to 3."""
         real = self.config.real
-        found = self.learner.play(self.env, real.steps, self.env_state)
-        self.env_state = found.env_state
-        self.interactions += found.segments.action.size
-        self._keep(found.segments)
-        record = self._tell_episodes(found)
+        result = self.learner.play(self.env, real.steps, self.env_state)
+        self.env_state = result.env_state
+        self.interactions += result.segments.action.size
+        self._append_play(result.segments)
+        record = self._episode_returns(result)
         update = self.learner.learn_from_play(real.epochs, real.minibatches, self.chance)
-        record |= _means("real", [update | a_step(found)])
-        return record if self.world is None else record | self.world.prepare(found)
+        record |= _means("real", [update | step_means(result)])
+        return record if self.world is None else record | self.world.prepare(result)
 
-    def _tell_episodes(self, found: Rollout) -> Numbers:
-        """Returns of the episodes that ended, and how many there were."""
-        s, ended = found.segments, []
+    def _episode_returns(self, result: Rollout) -> Numbers:
+        """Return the number of finished episodes and their mean return."""
+        s, ended = result.segments, []
         for t in range(s.action.shape[1]):
             self._returns += s.reward[:, t]
             over = s.terminated[:, t] | s.truncated[:, t]
@@ -226,39 +241,39 @@ class AgentTrainer:
         record: Numbers = {"interactions": self.interactions, "episodes": self.episodes}
         return record | ({"return": float(np.mean(ended))} if ended else {})
 
-    def _keep(self, played: Segments) -> None:
-        """Into the replay; where trust is asked, the play of the last environment aside."""
+    def _append_play(self, segments: Segments) -> None:
+        """Append play to the replay; with a validation gate, the last environment's play to the held-out replay."""
         if not self.has_gate:
-            self.replay.add_segments(played, "agent", self.config.run.seed)
+            self.replay.add_segments(segments, "agent", self.config.run.seed)
             return
-        rows = len(played.action) - 1
-        self.replay.add_segments(played.rows(slice(rows)), "agent", self.config.run.seed)
-        self.held_out.add_segments(played.rows(slice(rows, None)), "agent", self.config.run.seed)
+        rows = len(segments.action) - 1
+        self.replay.add_segments(segments.rows(slice(rows)), "agent", self.config.run.seed)
+        self.held_out.add_segments(segments.rows(slice(rows, None)), "agent", self.config.run.seed)
 
-    def _look_at_the_world(self) -> Numbers:
-        """Whether the world may be learned in from now on, where that is asked; once trusted, it stays so."""
+    def _validate_world(self) -> Numbers:
+        """Validate the world every few iterations and open the gate once it passes; the gate stays open."""
         c, gate = self.config.imagination, self.config.imagination.validation_gate
         if not self.has_gate or self.world is None or self.iteration % gate.every:
             return {}
-        made = (gate.rollouts, c.burn_in, gate.steps, self.chance.rng, self.device)
-        found = open_loop_rollouts(self.world.world(), self.held_out, *made).overall()
-        self.gate_open = self.gate_open or gate.passed(found["ends"], found["objects"])
-        return {f"gate_{name}": number for name, number in found.items()} | {"gate_open": float(self.gate_open)}
+        settings = (gate.rollouts, c.burn_in, gate.steps, self.chance.rng, self.device)
+        figures = open_loop_rollouts(self.world.world(), self.held_out, *settings).overall()
+        self.gate_open = self.gate_open or gate.passed(figures["ends"], figures["objects"])
+        return {f"gate_{name}": number for name, number in figures.items()} | {"gate_open": float(self.gate_open)}
 
     def _learn_from_imagination(self) -> list[Numbers]:
-        """Step 5: each update is on fresh worlds."""
+        """Run step 5; each update uses new worlds."""
         c = self.config.imagination
         if self.oracle is not None:
             dream = Dream(self.oracle, None, self.replay)
             return [self.learner.learn_from_imagination(dream, c, self.chance) for _ in range(c.updates)]
         assert self.world is not None
         world = self.world.world()
-        # One step more than is played: worlds that go on need not be begun anew at the end.
+        # One step beyond the rollout, so that unfinished worlds are not restarted at its end.
         env = ImaginedVectorEnv(world, self.replay, c.count, c.burn_in, horizon=c.steps + 1, device=self.device)
         dream = Dream(env, world, self.replay)
         return [self.learner.learn_from_imagination(dream, c, self.chance) for _ in range(c.updates)]
 
-    # -- what lies on disk ---------------------------------------------------------------------------------------
+    # -- files -----------------------------------------------------------------------------------------------------
 
     def _prepare_folder(self) -> None:
         self.files.check(self.config)
@@ -282,6 +297,7 @@ class AgentTrainer:
             "world": self.world.state_dict() if self.world else None,
             "replay": self.replay.save(self.folder / "replay"),
             "held_out": self.held_out.save(self.folder / HELD_OUT),
+            # The key is that of checkpoints of release 0.1, so their runs resume.
             "trusted": self.gate_open,
             "rng": self.chance.rng.bit_generator.state,
             "generator": self.chance.generator.get_state(),
@@ -289,7 +305,7 @@ class AgentTrainer:
         }
 
     def _resume(self) -> None:
-        """Continues from the newest checkpoint; metrics written after it are dropped."""
+        """Resume from the newest checkpoint; drop later metrics."""
         if checkpoints := self.files.checkpoints():
             state = torch.load(checkpoints[-1] / STATE, map_location="cpu", weights_only=False)
             self.learner.load_state_dict(state["learner"])
@@ -302,25 +318,30 @@ class AgentTrainer:
             self.chance.generator.set_state(state["generator"])
             self.iteration, self.interactions, self.episodes = state["counts"]
         elif self.config.world.demonstrations:
-            self._take_demonstrations(Path(self.config.world.demonstrations))
+            self._add_demonstrations(Path(self.config.world.demonstrations))
         self.files.go_on_from(self.iteration)
 
-    def _take_demonstrations(self, folder: Path) -> None:
-        """One behind the other, in streams behind those of real play: a fresh one where an episode did not end (STORM,
-        table 10). Raises InputError for a file of another environment, and for more than the replay keeps."""
+    def _add_demonstrations(self, folder: Path) -> None:
+        """Append demonstrations in streams after those of real play.
+
+        An episode that did not end is the last of its stream (STORM, table 10).
+
+        Raises:
+            InputError: a file is of another environment, or the replay is too small
+        """
         stream = self.config.real.count
         for path in episode_files(folder):
             episode = read_episode(path)
             self.replay.space.require(episode.space, str(path))
             if len(self.replay) + len(episode) > self.config.world.replay:
-                raise InputError(f"world.replay: {self.config.world.replay} transitions do not hold those of {folder}")
+                raise InputError(f"world.replay: {self.config.world.replay} transitions are too few for {folder}")
             self.replay.add(rewarded(episode, self.config.real.rewards), stream)
             stream += int(episode.open)
             if self.world is not None:
                 self.world.system.prepare([torch.from_numpy(episode.obs).to(self.device)])
 
     def _export(self) -> None:
-        """`learner.pt`, and the world model in `model`."""
+        """Export the learner as `learner.pt` and the world model as `model`."""
         with atomic_write(self.folder / LEARNER) as file:
             torch.save(self.learner.state_dict(), file)
         if self.world is not None:
@@ -328,7 +349,7 @@ class AgentTrainer:
 
 
 def _means(prefix: str, records: list[Numbers]) -> Numbers:
-    """Means of the numbers of several updates, named `prefix_NAME`."""
+    """Average the numbers of several updates, named `prefix_NAME`."""
     names = records[0] if records else ()
     return {f"{prefix}_{name}": sum(record[name] for record in records) / len(records) for name in names}
 

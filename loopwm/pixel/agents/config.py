@@ -1,6 +1,6 @@
-"""Typed configuration of an agent that learns in a world model's imagination (TWISTED, tables 7, 8, 11 and 12).
+"""Typed configuration of an agent trained in a world model (TWISTED, tables 7, 8, 11 and 12).
 
-The sections `model`, `objective` and `sampling` are its system's; others, as `policy`, its learner's.
+The sections `model`, `objective` and `sampling` are its system's; others, such as `policy`, its learner's.
 """
 
 from __future__ import annotations
@@ -19,68 +19,70 @@ from loopwm.records.errors import InputError
 
 @dataclass(frozen=True)
 class RealConfig:
-    """Play in the real environment."""
+    """Settings of real play."""
 
     environment: str = "crafter"
     count: int = 48
-    """Environments at once."""
+    """Parallel environments."""
     steps: int = 96
-    """Of each environment in an iteration."""
+    """Steps of each environment per iteration."""
     total: int = 1_000_000
-    """T_total: interactions until the run ends."""
+    """T_total: interactions of the run."""
     epochs: int = 4
     minibatches: int = 8
     rewards: RewardUnit = "raw"
-    """What learner, world and the log of returns are given: the simulator's reward, or its sign."""
+    """Reward for learner, world and the log of returns: the simulator's, or its sign."""
 
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """The world model's training in an iteration."""
+    """World-model training per iteration."""
 
     updates: int = 500
-    """U_WM; 0 learns no model: the learner has its real play alone, or the world that is begun with as it is."""
+    """U_WM; 0 trains no model: the learner uses real play only, or the unchanged model of `start_from`."""
     start_from: str = ""
-    """A checkpoint of this system, model and objective that the world begins with, if any."""
+    """Checkpoint of this system, model and objective to start from, if any."""
     rows: int = 48
     steps: int = 20
-    """T_WM."""
+    """T_WM, steps of a segment."""
     minibatches: int = 3
-    """Optimiser steps of an update, each on a part of the rows."""
+    """Optimiser steps per update, each on a part of the rows."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     clip_norm: float = 0.5
     replay: int = 128_000
-    """Transitions kept."""
+    """Capacity of the replay in transitions."""
     recency: tuple[float, ...] = ()
-    """Shares of the rows by age: of as many equal parts of the replay as there are, the oldest first; none: evenly.
-    EDELINE's published code has 0.1, 0.1, 0.1, 0.7."""
+    """Shares of the rows by age, for equally large parts of the replay, oldest first; empty: uniform.
+
+    EDELINE's published code has 0.1, 0.1, 0.1, 0.7.
+    """
     demonstrations: str = ""
-    """A folder of recorded episodes that the replay begins with (STORM, table 10), if any."""
+    """Folder of recorded episodes at the beginning of the replay (STORM, table 10), if any."""
     warmup: int = 0
-    """Interactions before the first update: as long as the replay has no segment of `steps`, nothing can be learned."""
+    """Interactions before the first update: the replay must contain a segment of `steps`."""
 
 
 @dataclass(frozen=True)
 class ImaginationConfig:
-    """The learner's training in imagined worlds in an iteration."""
+    """Learner training in imagined worlds per iteration."""
 
     updates: int = 300
-    """U_imag."""
+    """U_imag, updates per iteration."""
     warmup: int = 50_000
-    """T_warmup: interactions before the first of them."""
+    """T_warmup: interactions before the first update."""
     count: int = 48
-    """Worlds at once."""
+    """Parallel worlds."""
     steps: int = 20
     burn_in: int = 5
-    """T_burn: real frames that the policy's memory is warmed up on."""
+    """T_burn: real frames that warm up the policy's memory."""
     epochs: int = 1
     minibatches: int = 1
     entropy_coef: float = 0.01
     world: Literal["learned", "oracle"] = "learned"
-    """oracle: the simulator itself, to tell a bad world from a bad learner."""
+    """oracle: the simulator itself, which separates a bad world from a bad learner."""
     validation_gate: ValidationGateConfig = field(default_factory=ValidationGateConfig)
-    """What the world must reach on held-out play before the first update: that of the last real environment."""
+    """Thresholds on held-out play (that of the last real environment) before the first update."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class AgentRunConfig:
     save_every: int = 5
     """Iterations between checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU if there is one."""
+    """auto: a GPU if available."""
 
 
 POSITIVE = {
@@ -103,7 +105,11 @@ POSITIVE = {
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Raises InputError for values out of range."""
+    """Configuration of an agent's run.
+
+    Raises:
+        InputError: a value is out of range
+    """
 
     system: str = "twisted-agent"
     learner: str = "ppo"
@@ -119,15 +125,15 @@ class AgentConfig:
         require_positive(self, POSITIVE)
         shares = self.world.recency
         if shares and (min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
-            raise InputError(f"world.recency: {shares}, expected shares that sum to 1")
+            raise InputError(f"world.recency: must be shares that sum to 1, got {shares}")
         rows_of = {"real": self.real.count, "world": self.world.rows, "imagination": self.imagination.count}
         for section, rows in rows_of.items():
             parts = getattr(self, section).minibatches
             if parts > rows:
-                raise InputError(f"{section}.minibatches: {parts} are more than {rows} rows")
+                raise InputError(f"{section}.minibatches: must be at most {rows} rows, got {parts}")
         c = self.imagination
         if c.updates and c.world == "learned" and not self.has_world:
-            raise InputError("imagination.updates: there is no world without world.updates or world.start_from")
+            raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
         if c.validation_gate.enabled and c.world == "learned" and self.real.count < 2:
             cause = "the gate holds one real environment out"
             raise InputError(
@@ -136,7 +142,7 @@ class AgentConfig:
 
     @property
     def of_system(self) -> str:
-        """The system's name."""
+        """Name of the system."""
         return AGENTS[self.system]
 
     @property
@@ -145,10 +151,14 @@ class AgentConfig:
 
 
 def agent_config(sections: dict[str, Any]) -> AgentConfig:
-    """Raises InputError naming the key at fault."""
+    """Build the configuration with the sections of its system and learner.
+
+    Raises:
+        InputError: a key is unknown or invalid; the message names it
+    """
     name = sections.get("system", AgentConfig.system)
     if name not in AGENTS:
-        raise InputError(f"system: {name!r} is not one of {', '.join(AGENTS)}")
+        raise InputError(f"system: must be one of {', '.join(AGENTS)}, got {name!r}")
     kind, learner = system_class(AGENTS[name]), named(LEARNERS, sections.get("learner", AgentConfig.learner), "learner")
     of_system = {"model": kind.Model, "objective": kind.Objective, "sampling": kind.Sampling}
     return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), _current_keys(sections))

@@ -1,8 +1,8 @@
-"""What an agent is to the loop that trains it: something that plays, and learns from real play and from imagination.
+"""Learner interface: an agent that plays, and learns from real and from imagined play.
 
-A learner is a class of this protocol and one line of `LEARNERS` in `loopwm.pixel.registry`; the sections of
-configuration that it needs come with it. It is made as Learner(config, space, width): width is that of a latent world's
-features, 0 for a world that shows frames.
+A learner is a class of this protocol and one line of `LEARNERS` in `loopwm.pixel.registry`; it brings its sections of
+the configuration. The trainer constructs it as Learner(config, space, width): width is that of a latent world's
+features, 0 for a world of frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Numbers = dict[str, float]
 
 @dataclass
 class Chance:
-    """All randomness of an agent's run; it is saved and comes back."""
+    """Random state of an agent's run, saved in checkpoints."""
 
     rng: np.random.Generator
     generator: torch.Generator
@@ -35,8 +35,12 @@ class Chance:
 
 @dataclass(frozen=True)
 class Dream:
-    """Where a learner imagines. env: a vector of imagined worlds, or, for an oracle, of the simulator itself;
-    world: what is behind them, None for an oracle; replay: places to begin from."""
+    """Imagination of a learner.
+
+    env: vector of imagined worlds, or of the simulator for an oracle
+    world: the world model, None for an oracle
+    replay: source of start positions
+    """
 
     env: VectorEnv[Any, Any, Any]
     world: FrameWorld[Any] | None
@@ -45,27 +49,35 @@ class Dream:
 
 class Learner(Protocol):
     sections: ClassVar[Mapping[str, type]]
-    """Of the configuration, by name: dataclasses."""
+    """Sections of the configuration by name: dataclasses."""
 
     def player(self, count: int, generator: torch.Generator, world: FrameWorld[Any] | None) -> Policy:
-        """Plays `count` real environments, to be measured. world: for those that carry it along."""
+        """Return a policy for `count` real environments. world: for policies that act on its features."""
         ...
 
     def begin(self, count: int, chance: Chance, world: FrameWorld[Any] | None) -> None:
-        """`count` real environments begin anew: memories are empty."""
+        """Begin play in `count` real environments with empty memories."""
         ...
 
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
-        """Plays on in the real environments, and keeps what is to be learned from that."""
+        """Continue play in the real environments, and record the experience."""
         ...
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
-        """Learns from what was played last; empty for learners that only imagine."""
+        """Learn from the last play; return diagnostics, empty for learners that only imagine."""
         ...
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
-        """One update on imagined play. settings: the section `imagination`. Diagnostics, with the mean `reward` of an
-        imagined step and the share of steps that `ends`."""
+        """Update once on imagined play.
+
+        Args:
+            dream: imagination
+            settings: section `imagination`
+            chance: random state
+
+        Returns:
+            Diagnostics, with the mean `reward` of an imagined step and the share of steps that `ends`.
+        """
         ...
 
     def to(self, device: torch.device) -> None: ...
@@ -75,8 +87,10 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-def a_step(found: Rollout) -> Numbers:
-    """Reward of a step in the mean, and how many end an episode or a life: where imagination differs from the real
-    environment, policies learn what does not hold."""
-    s = as_learned(found.segments)
+def step_means(result: Rollout) -> Numbers:
+    """Return the mean reward per step and the share of steps that end an episode or a life.
+
+    Where these differ between imagination and the real environment, policies learn behaviour that does not transfer.
+    """
+    s = as_learned(result.segments)
     return {"reward": float(s.reward.mean()), "ends": float(s.terminated.mean())}

@@ -3,8 +3,8 @@
     A_t = delta_t + (1 - over_t) gamma lambda A_{t+1}        delta_t = r_t + (1 - done_t) gamma v_{t+1} - v_t
     q_t = A_t + v_t                                          over_t: the episode ends, done_t: it is terminated
 
-Advantages are standardised over a batch, those of imagined play by the real play's deviation: where a world has
-nothing to tell, noise would be scaled up to the size of a signal. The critic predicts targets standardised by moving
+Advantages are standardised over a batch, those of imagined play by the real play's standard deviation: in a world
+without signal, noise would be scaled up to the size of a signal. The critic predicts targets standardised by moving
 statistics; its values are de-standardised before they enter A_t. A truncated episode bootstraps from its last frame, a
 terminated one does not.
 
@@ -28,7 +28,7 @@ MIN_DEVIATION = 1e-6
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Defaults are the paper's for Craftax-classic (TWISTED, table 8)."""
+    """Hyperparameters; defaults are the paper's for Craftax-classic (TWISTED, table 8)."""
 
     gamma: float = 0.925
     td_lambda: float = 0.625
@@ -36,23 +36,26 @@ class PPOConfig:
     value_coef: float = 2.0
     entropy_coef: float = 0.01
     target_discount: float = 0.95
-    """alpha, how much of the moving mean and deviation of targets stays at each batch."""
+    """alpha, decay of the moving mean and standard deviation of targets per batch."""
     learning_rate: float = 4.5e-4
     clip_norm: float = 0.5
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name}: {getattr(self, field.name)} is below zero")
+                raise ValueError(f"{field.name}: must be at least 0, got {getattr(self, field.name)}")
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What a policy did. obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first step; fresh: (B, T, Y) the memory
-    that an episode begins with, where one does; all else (B, T).
+    """Steps of a policy.
 
-    value, next_value: standardised, of the frame before and after each step, the last of a truncated episode included;
-    log_p: of the action under the policy that took it.
+    obs: uint8 (B, T, H, W, C)
+    memory: (B, Y) before the first step
+    fresh: memory at an episode's beginning, (B, T, Y)
+    value, next_value: standardised, of the frame before and after each step; a truncated episode's last frame included
+    log_p: log-probability of the action under the policy that took it
+    all others: (B, T)
     """
 
     obs: Tensor
@@ -72,14 +75,14 @@ class Trajectories:
 
 
 class TargetScale:
-    """Moving mean and deviation of value targets: the critic's unit (TWISTED, appendix B.3.2)."""
+    """Moving mean and standard deviation of value targets: the critic's unit (TWISTED, appendix B.3.2)."""
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
         self.mean, self.deviation, self.weight = 0.0, 0.0, 0.0
 
     def update(self, targets: Tensor) -> None:
-        """Takes a batch of targets in. What was before the first has no weight."""
+        """Update the statistics with a batch of targets. The initial values have no weight."""
         keep = self.discount
         self.mean = keep * self.mean + (1 - keep) * targets.mean().item()
         self.deviation = keep * self.deviation + (1 - keep) * targets.std(correction=0).item()
@@ -106,23 +109,32 @@ class TargetScale:
 
 
 def advantages(data: Trajectories, scale: TargetScale, config: PPOConfig) -> tuple[Tensor, Tensor]:
-    """A_t and q_t, both (B, T), in units of reward (TWISTED, appendix B.3.2)."""
+    """Compute A_t and q_t, both (B, T), in units of reward (TWISTED, appendix B.3.2)."""
     value, next_value = scale.restore(data.value), scale.restore(data.next_value)
     going = 1 - data.terminated.float()
     delta = data.reward + going * config.gamma * next_value - value
     within = 1 - (data.terminated | data.truncated).float()
-    found, after = torch.zeros_like(delta), torch.zeros_like(delta[:, 0])
+    gae, after = torch.zeros_like(delta), torch.zeros_like(delta[:, 0])
     for t in reversed(range(delta.shape[1])):
         after = delta[:, t] + within[:, t] * config.gamma * config.td_lambda * after
-        found[:, t] = after
-    return found, found + value
+        gae[:, t] = after
+    return gae, gae + value
 
 
 def ppo_loss(
     policy: ActorCritic, data: Trajectories, advantage: Tensor, target: Tensor, config: PPOConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped objective, squared error of standardised values and entropy, each the mean over steps (TWISTED,
-    appendix B.3.2). advantage and target: (B, T), standardised."""
+    """Compute the clipped objective, squared error of standardised values and entropy, averaged over steps.
+
+    Args:
+        policy: network to train
+        data: steps of the policy
+        advantage: standardised, (B, T)
+        target: standardised, (B, T)
+        config: coefficients
+
+    Source: TWISTED, appendix B.3.2.
+    """
     out = policy(data.obs, data.first, data.memory, data.fresh)
     log_p = F.log_softmax(out.logits.float(), -1)
     ratio = (log_p.gather(-1, data.action[..., None])[..., 0] - data.log_p).exp()
@@ -137,7 +149,7 @@ def ppo_loss(
 
 
 class PPO:
-    """A policy with its optimiser and the scale of its targets."""
+    """Policy with its optimiser and the scale of its targets."""
 
     def __init__(self, policy: ActorCritic, config: PPOConfig) -> None:
         self.policy, self.config = policy, config
@@ -152,16 +164,27 @@ class PPO:
         generator: torch.Generator,
         deviation: float | None = None,
     ) -> dict[str, float]:
-        """`epochs` passes over the environments of a rollout in `minibatches` parts; diagnostics, means over parts, and
-        the deviation of advantages. deviation: what they are divided by, None for their own.
+        """Run `epochs` passes over the environments of a rollout in `minibatches` parts.
 
-        Raises ValueError for more parts than environments.
+        Args:
+            data: steps of the policy
+            epochs: passes
+            minibatches: parts of a pass
+            generator: source of the order
+            deviation: divisor of advantages, None for their own standard deviation
+
+        Returns:
+            Diagnostics averaged over parts, and the standard deviation of advantages.
+
+        Raises:
+            ValueError: there are more parts than environments
         """
         if not 1 <= minibatches <= len(data.obs):
-            raise ValueError(f"minibatches: {minibatches} of {len(data.obs)} environments")
+            raise ValueError(f"minibatches: must be between 1 and {len(data.obs)} environments, got {minibatches}")
         advantage, target = advantages(data, self.scale, self.config)
         own = advantage.std(correction=0).item()
         advantage = (advantage - advantage.mean()) / max(own if deviation is None else deviation, MIN_DEVIATION)
+        # Update before standardising: the critic learns targets in the unit in which its next values are restored.
         self.scale.update(target)
         target = self.scale.standardise(target)
         totals: dict[str, float] = {"advantage_deviation": own}

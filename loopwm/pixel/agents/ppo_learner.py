@@ -1,4 +1,4 @@
-"""The recurrent policy that learns by PPO, from real play and from imagined frames."""
+"""PPO learner: a recurrent policy that learns from real play and from imagined frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from loopwm.pixel.agents.collector import RolloutCollector, play
-from loopwm.pixel.agents.learner import Chance, Dream, Numbers, a_step
+from loopwm.pixel.agents.learner import Chance, Dream, Numbers, step_means
 from loopwm.pixel.agents.ppo import PPO, PPOConfig, Trajectories
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
 from loopwm.pixel.imagined import EnvState, FrameWorld, Rollout
@@ -18,7 +18,7 @@ from loopwm.records.frames import FrameSpace
 
 
 class PPOLearner:
-    """As `Learner`. Imagined play has its own coefficient of entropy."""
+    """PPO as `Learner`. Imagined play has its own entropy coefficient."""
 
     sections: ClassVar[Mapping[str, type]] = {"policy": PolicyConfig, "ppo": PPOConfig}
 
@@ -26,7 +26,7 @@ class PPOLearner:
         self.policy = ActorCritic(config.policy, space.frame_shape, space.actions)
         self.ppo = PPO(self.policy, config.ppo)
         self.deviation: float | None = None
-        """Of the advantages of the last real play: imagined ones are in its unit."""
+        """Standard deviation of the last real play's advantages, the unit of imagined ones."""
         self._player: RolloutCollector | None = None
         self._played: Trajectories | None = None
 
@@ -38,8 +38,8 @@ class PPOLearner:
 
     def play(self, env: VectorEnv[Any, Any, Any], steps: int, env_state: EnvState) -> Rollout:
         assert self._player is not None
-        self._played, found = play(env, self._player, steps, env_state)
-        return found
+        self._played, result = play(env, self._player, steps, env_state)
+        return result
 
     def learn_from_play(self, epochs: int, minibatches: int, chance: Chance) -> Numbers:
         assert self._played is not None
@@ -48,15 +48,15 @@ class PPOLearner:
         return diagnostics
 
     def learn_from_imagination(self, dream: Dream, settings: Any, chance: Chance) -> Numbers:
-        """One rollout of fresh worlds and an update on it."""
-        begun = EnvState.reset(dream.env, int(chance.rng.integers(2**31)))
-        data, found = play(
-            dream.env, RolloutCollector(self.policy, settings.count, chance.generator), settings.steps, begun
+        """Update once on a rollout of fresh worlds."""
+        env_state = EnvState.reset(dream.env, int(chance.rng.integers(2**31)))
+        data, result = play(
+            dream.env, RolloutCollector(self.policy, settings.count, chance.generator), settings.steps, env_state
         )
         real, self.ppo.config = self.ppo.config, replace(self.ppo.config, entropy_coef=settings.entropy_coef)
         update = self.ppo.update(data, settings.epochs, settings.minibatches, chance.generator, self.deviation)
         self.ppo.config = real
-        return update | a_step(found)
+        return update | step_means(result)
 
     def to(self, device: torch.device) -> None:
         self.policy.to(device)

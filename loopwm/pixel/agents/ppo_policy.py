@@ -1,4 +1,4 @@
-"""An actor and a critic over frames with a recurrent memory (TWISTED, appendix B.3.1).
+"""Recurrent actor-critic network over frames (TWISTED, appendix B.3.1).
 
 Shape suffixes: B environments, T steps, H/W/C frame, Z encoded frame, Y memory.
 """
@@ -16,38 +16,38 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Sizes; defaults are the paper's for Craftax-classic. MinAtar takes layer norm, Swish, shared heads."""
+    """Sizes; defaults are the paper's for Craftax-classic. MinAtar uses layer norm, Swish and shared heads."""
 
     channels: tuple[int, ...] = (64, 64, 128)
-    """Of each convolutional block, which halves the frame."""
+    """Channels of each convolutional block, which halves the frame."""
     memory: int = 256
-    """Width of what the GRU reads and keeps."""
+    """Width of the GRU's input and state."""
     hidden: int = 2048
     """Width of a head."""
     norm: Literal["instance", "layer"] = "instance"
     activation: Literal["relu", "silu"] = "relu"
     shared_heads: bool = False
-    """Actor and critic differ in their last layer alone."""
+    """Share all but the last layer of actor and critic."""
 
     def __post_init__(self) -> None:
         for name in ("memory", "hidden"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if not self.channels or min(self.channels) < 1:
-            raise ValueError(f"channels: {self.channels}, expected at least one number above zero")
+            raise ValueError(f"channels: must be at least one number above zero, got {self.channels}")
 
     def activate(self) -> nn.Module:
         return nn.ReLU() if self.activation == "relu" else nn.SiLU()
 
     def normalise(self, channels: int) -> nn.Module:
-        """A norm of (B, channels, H, W); layer norm is over channels, height and width."""
+        """Create a norm of (B, channels, H, W); layer norm is over channels, height and width."""
         if self.norm == "instance":
             return nn.InstanceNorm2d(channels, affine=True)
         return nn.GroupNorm(1, channels)
 
 
 class ActorCriticOutput(NamedTuple):
-    """logits: (B, T, A) of actions, value: (B, T) standardised, memory: (B, Y) after the last step."""
+    """Output. logits: (B, T, A) of actions; value: (B, T) standardised; memory: (B, Y) after the last step."""
 
     logits: Tensor
     value: Tensor
@@ -55,7 +55,7 @@ class ActorCriticOutput(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """Encoder, GRU, and two heads that read [z, y]."""
+    """Encoder, GRU, and two heads on [z, y]."""
 
     def __init__(self, config: PolicyConfig, frame_shape: tuple[int, int, int], actions: int) -> None:
         super().__init__()
@@ -78,26 +78,32 @@ class ActorCritic(nn.Module):
             nn.init.zeros_(head.bias)
 
     def initial(self, batch: int, device: torch.device) -> Tensor:
-        """Empty memory (B, Y)."""
+        """Return an empty memory (B, Y)."""
         return torch.zeros(batch, self.config.memory, device=device)
 
     def forward(self, obs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor) -> ActorCriticOutput:
-        """obs: uint8 (B, T, H, W, C); memory: (B, Y) before the first frame. Where first, bool (B, T), that before
-        the frame is that of fresh, (B, T, Y)."""
-        # A copy: the backward pass of group norm crashes on a permuted input that needs no gradient (torch 2.13), and
-        # frames of one channel count as contiguous however they are permuted.
+        """Run T steps.
+
+        Args:
+            obs: frames uint8 (B, T, H, W, C)
+            first: bool (B, T), True where the memory is reset to `fresh`
+            memory: (B, Y) before the first frame
+            fresh: memory at an episode's beginning, (B, T, Y)
+        """
+        # Copy: group norm's backward pass crashes on a permuted input without gradient (torch 2.13), and frames of one
+        # channel count as contiguous in any permutation.
         frames = (obs.flatten(0, 1).permute(0, 3, 1, 2).float() / 255).clone(memory_format=torch.contiguous_format)
         z = self.encoder(frames).flatten(1).unflatten(0, obs.shape[:2])
-        seen, remembered = self.to_memory(z), []
+        inputs, memories = self.to_memory(z), []
         for t in range(obs.shape[1]):
-            memory = self.memory(seen[:, t], torch.where(first[:, t, None], fresh[:, t], memory))
-            remembered.append(memory)
-        features = torch.cat((z, torch.stack(remembered, 1)), -1)
+            memory = self.memory(inputs[:, t], torch.where(first[:, t, None], fresh[:, t], memory))
+            memories.append(memory)
+        features = torch.cat((z, torch.stack(memories, 1)), -1)
         actor_features, critic_features = (trunk(features) for trunk in (self.trunks[0], self.trunks[-1]))
         return ActorCriticOutput(self.actor(actor_features), self.critic(critic_features)[..., 0], memory)
 
     def step(self, obs: Tensor, memory: Tensor) -> ActorCriticOutput:
-        """One frame, obs (B, H, W, C): logits (B, A), value (B,), memory (B, Y) after it."""
+        """Run one frame, obs (B, H, W, C): logits (B, A), value (B,), memory (B, Y) after it."""
         carried = torch.zeros(len(obs), 1, dtype=torch.bool, device=obs.device)
         out = self(obs[:, None], carried, memory, memory[:, None])
         return ActorCriticOutput(out.logits[:, 0], out.value[:, 0], out.memory)
@@ -136,7 +142,7 @@ class _Residual(nn.Module):
 
 
 def _trunk(config: PolicyConfig, inputs: int) -> nn.Sequential:
-    """What a head does before its last layer."""
+    """Create the layers of a head before its last one."""
     return nn.Sequential(
         config.activate(),
         nn.LayerNorm(inputs),
@@ -148,7 +154,7 @@ def _trunk(config: PolicyConfig, inputs: int) -> nn.Sequential:
 
 
 def sample_action(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Actions int64 (B,) of logits (B, A), and their log-probabilities (B,)."""
+    """Sample actions int64 (B,) from logits (B, A); return them with their log-probabilities (B,)."""
     log_p = F.log_softmax(logits.float(), -1)
     action = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
     return action, log_p.gather(1, action[:, None])[:, 0]

@@ -1,7 +1,6 @@
-"""Whether a world may be learned in: imagined rollouts beside the play that they were begun in, by their age.
+"""Validation gate on world-model quality: open-loop error by rollout step on held-out play.
 
-From places of held-out play, the actions that were really taken are imagined in open loop. What is compared stops at a
-row's own first end, real or imagined.
+Rollouts start from held-out play and imagine the recorded actions. A row counts up to its first end, real or imagined.
 
 Shape suffixes: B rollouts, T ages, H/W/C frame.
 """
@@ -22,25 +21,29 @@ from loopwm.pixel.replay import Replay, as_learned
 
 @dataclass(frozen=True)
 class ValidationGateConfig:
-    """What a world must reach before the first imagined update; 0 asks nothing. Raises ValueError out of range."""
+    """Thresholds that a world must reach before the first imagined update; 0 disables one.
+
+    Raises:
+        ValueError: a value is out of range
+    """
 
     ends: float = 0.0
-    """Largest error of the share of steps that end an episode, relative to the real share."""
+    """Maximum error of the share of steps that end an episode, relative to the real share."""
     objects: float = 0.0
-    """Least share of imagined frames that are whole."""
+    """Minimum share of imagined frames that are whole."""
     rollouts: int = 128
     steps: int = 8
     every: int = 10
-    """Iterations between looks."""
+    """Iterations between validations."""
 
     def __post_init__(self) -> None:
         if self.ends < 0:
-            raise ValueError(f"ends: {self.ends} is below zero")
+            raise ValueError(f"ends: must be at least 0, got {self.ends}")
         if not 0 <= self.objects <= 1:
-            raise ValueError(f"objects: {self.objects} is outside 0 to 1")
+            raise ValueError(f"objects: must be between 0 and 1, got {self.objects}")
         for name in ("rollouts", "steps", "every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is below 1")
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
     def passed(self, ends: float, objects: float) -> bool:
         return (not self.ends or ends <= self.ends) and objects >= self.objects
@@ -52,20 +55,24 @@ class ValidationGateConfig:
 
 @dataclass(frozen=True)
 class OpenLoopRollouts:
-    """Real and imagined, each (B, T): reward, end, whole, and valid, False behind a row's first end. Truncation, which
-    no world imagines, is no end, but nothing lives behind it."""
+    """Real and imagined columns, each (B, T): reward, end, whole, and valid, False after a row's first end.
+
+    Worlds imagine no truncation, so it does not count as an end, but steps after it are invalid.
+    """
 
     real: dict[str, NDArray[Any]]
     imagined: dict[str, NDArray[Any]]
 
     def by_age(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Means (T,) over the rows that live, real and imagined; frames of ends do not count as whole or not."""
+        """Return real and imagined means (T,) over valid rows; final frames count neither as whole nor as broken."""
         return _means(self.real, name, 0), _means(self.imagined, name, 0)
 
     def overall(self) -> dict[str, float]:
-        """`ends`: relative error of their share; `objects`: share of imagined frames that are whole; rewards of a step.
+        """Return summary figures.
 
-        Where nothing really ended, one end in all steps stands for the real share.
+        Returns:
+            `ends`: relative error of the share of ends; `objects`: share of whole imagined frames; mean rewards per
+            step. Without a real end, one end in all steps is the real share.
         """
         real, imagined = _means(self.real, "end"), _means(self.imagined, "end")
         least = 1 / self.real["valid"].sum()
@@ -84,15 +91,17 @@ def _means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) ->
 
 
 def lit_pixels(frames: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Pixels above zero in each channel: (..., H, W, C) -> (..., C)."""
+    """Count pixels above zero in each channel: (..., H, W, C) -> (..., C)."""
     return np.count_nonzero(frames, axis=(-3, -2))
 
 
 def whole(frames: NDArray[np.uint8], real: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Whether frames (B, T, H, W, C) show, in every channel, no fewer and no more pixels than real frames (N, H, W, C)
-    ever do: where the real ones have one ball, two balls or none are not whole."""
-    seen, counts = lit_pixels(real), lit_pixels(frames)
-    return ((seen.min(0) <= counts) & (counts <= seen.max(0))).all(-1)
+    """Return True for frames (B, T, H, W, C) with a pixel count per channel that real frames (N, H, W, C) have.
+
+    Where real frames have one ball, frames with two balls or none are not whole.
+    """
+    reference, counts = lit_pixels(real), lit_pixels(frames)
+    return ((reference.min(0) <= counts) & (counts <= reference.max(0))).all(-1)
 
 
 def open_loop_rollouts(
@@ -104,23 +113,35 @@ def open_loop_rollouts(
     rng: np.random.Generator,
     device: torch.device,
 ) -> OpenLoopRollouts:
-    """`count` rollouts of `steps` actions from places after `context` frames. Raises InputError if no play is that
-    long."""
-    seen = as_learned(held_out.sample(count, context + steps, rng))
+    """Imagine `count` rollouts of `steps` actions after `context` frames of held-out play.
+
+    Args:
+        world: world to validate
+        held_out: replay that the world was not trained on
+        count: rollouts
+        context: frames before a rollout
+        steps: actions of a rollout
+        rng: source of the places
+        device: device of the world
+
+    Raises:
+        InputError: the held-out play is too short
+    """
+    segments = as_learned(held_out.sample(count, context + steps, rng))
     generator = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
-    obs, action, first = (torch.from_numpy(x).to(device) for x in (seen.obs, seen.action, seen.first))
+    obs, action, first = (torch.from_numpy(x).to(device) for x in (segments.obs, segments.action, segments.first))
     state = world.start(obs[:, :context], action[:, : context - 1], first[:, :context], generator)
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for t in range(context - 1, context - 1 + steps):
-        found = world.step(state, action[:, t], generator)
-        state = found.state
-        columns.append((found.reward, found.terminated, world.show(state)))
+        outcome = world.step(state, action[:, t], generator)
+        state = outcome.state
+        columns.append((outcome.reward, outcome.terminated, world.show(state)))
     reward, end, frames = (np.asarray(torch.stack(column, 1).cpu()) for column in zip(*columns, strict=True))
     ages = slice(context - 1, context - 1 + steps)
-    # The frames that episodes end with are not what a world is trained on.
-    inside = seen.obs.reshape(-1, *seen.obs.shape[2:])
-    terminated, over = seen.terminated[:, ages], seen.terminated[:, ages] | seen.truncated[:, ages]
-    real = {"reward": seen.reward[:, ages], "end": terminated, "whole": np.ones_like(over), "valid": _valid(over)}
+    # Worlds are not trained on final frames, so these do not set the range of pixel counts.
+    inside = segments.obs.reshape(-1, *segments.obs.shape[2:])
+    terminated, over = segments.terminated[:, ages], segments.terminated[:, ages] | segments.truncated[:, ages]
+    real = {"reward": segments.reward[:, ages], "end": terminated, "whole": np.ones_like(over), "valid": _valid(over)}
     imagined = {"reward": reward, "end": end, "whole": whole(frames, inside), "valid": _valid(end)}
     return OpenLoopRollouts(real, imagined)
 

@@ -1,8 +1,7 @@
-"""What a world remembers of its frames, by one key: recurrent modules behind one interface, a vector a step in and out.
+"""Recurrent memory of a world: several modules behind one interface, one vector per step in and out.
 
-The looped core as recurrence or attention, GRU, LSTM and selective state spaces (Mamba) keep the promises of
-`Dynamics`: stepping equals the whole, `first` begins anew, nothing leaks from later steps. `frames` above zero makes
-any of them forget what is older.
+The looped core as recurrence or attention, GRU, LSTM and Mamba satisfy `Dynamics`: stepping equals the parallel pass,
+`first` resets, no later step is visible. `frames` above zero limits any of them to a window.
 
 Shape suffixes: B batch, T environment steps, D width, S vectors of a state.
 """
@@ -36,28 +35,36 @@ Kind = Literal["recurrence", "attention", "gru", "lstm", "mamba"]
 
 @dataclass(frozen=True)
 class MemoryConfig(LoopedConfig):
-    """Sizes. Those of the loop are for the two looped kinds alone; mamba has a layer for each of theirs."""
+    """Sizes of the memory.
+
+    The loop's sizes apply to the two looped kinds only; mamba has one layer for each of theirs.
+    """
 
     kind: Kind = "recurrence"
     max_loops: int = 2
     window: int = 96
-    """Frames that attention sees."""
+    """Attention window in frames."""
     frames: int = 0
-    """Steps that are remembered at all; 0: no limit."""
+    """Window of any kind, in steps; 0: no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive_sizes(self, "window")
         if self.frames < 0:
-            raise ValueError(f"frames: {self.frames} is below zero")
+            raise ValueError(f"frames: must be at least 0, got {self.frames}")
         if self.dim // self.heads % 2:
-            raise ValueError(f"dim: {self.dim} does not give {self.heads} heads an even width")
+            raise ValueError(f"dim: must give each of {self.heads} heads an even width, got {self.dim}")
 
 
 @dataclass(frozen=True)
 class MemoryState:
-    """inner: the module's own state; steps: int64 (B,), how many it has seen; recent: the vectors that a memory which
-    forgets still knows, each with 1 where it begins an episode: (B, frames - 1, D + 1); else (B, 0, D + 1)."""
+    """State of a memory.
+
+    inner: state of the module
+    steps: steps so far, int64 (B,)
+    recent: inputs of a windowed memory, each with 1 where it begins an episode, (B, frames - 1, D + 1); else (B, 0, D +
+    1)
+    """
 
     inner: FrameCache | Tensor
     steps: Tensor
@@ -68,21 +75,21 @@ class MemoryState:
         return MemoryState(inner, self.steps[rows], self.recent[rows])
 
     def replace(self, rows: Tensor, fresh: MemoryState) -> MemoryState:
-        """The same with its rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
+        """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
         batch = len(self.steps)
         order = torch.arange(batch, device=rows.device)
         order[rows] = batch + torch.arange(len(rows), device=rows.device)
         joined = MemoryState(
             _join(self.inner, fresh.inner),
             torch.cat((self.steps, fresh.steps)),
-            torch.cat(_as_long(self.recent, fresh.recent)),
+            torch.cat(_pad_to_equal(self.recent, fresh.recent)),
         )
         return joined.select(order)
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """h: (B, T, D); state: where the next call goes on; loops: int64 (B, T), ones for what does not loop."""
+class MemoryOutput:
+    """Output of a memory. h: (B, T, D); state: after the last step; loops: int64 (B, T), 1 without a loop."""
 
     h: Tensor
     state: MemoryState
@@ -90,7 +97,7 @@ class Remembered:
 
 
 class Memory(nn.Module):
-    """h_t = f(h_{t-1}, x_t) (EDELINE, section 5.1.1), by the module of its configuration."""
+    """Recurrent embedding h_t = f(h_{t-1}, x_t) (EDELINE, section 5.1.1) by the configured module."""
 
     def __init__(self, config: MemoryConfig) -> None:
         super().__init__()
@@ -103,8 +110,15 @@ class Memory(nn.Module):
             self.module.initial(batch, device), steps, torch.zeros(batch, 0, self.config.dim + 1, device=device)
         )
 
-    def forward(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None = None) -> Remembered:
-        """x: (B, T, D), first: bool (B, T). With a plan, `state` must be None and what is returned holds nothing."""
+    def forward(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None = None) -> MemoryOutput:
+        """Run T steps. With a plan, `state` must be None and the returned state is empty.
+
+        Args:
+            x: inputs (B, T, D)
+            first: bool (B, T), True where an episode begins
+            depth: loops of the looped kinds
+            state: state before the first step
+        """
         if self.config.frames:
             return self._windows(x, first, depth, state)
         at = self.initial(len(x), x.device) if state is None else state
@@ -112,22 +126,22 @@ class Memory(nn.Module):
         positions = (at.steps[:, None] + steps)[:, :, None, None]
         inner = None if state is None else state.inner
         out: DynamicsOutput[FrameCache | Tensor] = self.module(x[:, :, None], positions, first, depth, inner)  # type: ignore[operator]
-        return Remembered(out.h[:, :, 0], MemoryState(out.state, at.steps + x.shape[1], at.recent), out.loops)
+        return MemoryOutput(out.h[:, :, 0], MemoryState(out.state, at.steps + x.shape[1], at.recent), out.loops)
 
-    def step(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState) -> Remembered:
-        """x: (B, D), first: bool (B,); h and loops come without T."""
+    def step(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState) -> MemoryOutput:
+        """Run one step. x: (B, D), first: bool (B,); h and loops have no T."""
         out = self(x[:, None], first[:, None], depth, state)
-        return Remembered(out.h[:, 0], out.state, out.loops[:, 0])
+        return MemoryOutput(out.h[:, 0], out.state, out.loops[:, 0])
 
-    def _windows(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None) -> Remembered:
-        """Every step's h out of the last `frames` steps alone, each time from nothing."""
+    def _windows(self, x: Tensor, first: Tensor, depth: Depth, state: MemoryState | None) -> MemoryOutput:
+        """Run the module on the window before every step, each time from an empty state."""
         batch, steps, _ = x.shape
         width = self.config.frames
         at = self.initial(batch, x.device) if state is None else state
-        told = torch.cat((at.recent, torch.cat((x, first[..., None].to(x.dtype)), -1)), 1)
-        missing = width - 1 + steps - told.shape[1]
-        padded = F.pad(told, (0, 0, missing, 0))
-        # An absent step is one of an episode before: the window's own begins at its first real step.
+        inputs = torch.cat((at.recent, torch.cat((x, first[..., None].to(x.dtype)), -1)), 1)
+        missing = width - 1 + steps - inputs.shape[1]
+        padded = F.pad(inputs, (0, 0, missing, 0))
+        # Mark padding as episodes of its own, so that the window's episode begins at its first real step.
         padded[:, missing, -1] = 1
         windows = padded.unfold(1, width, 1).permute(0, 1, 3, 2).flatten(0, 1)
         rows, begins = windows[..., :-1], windows[..., -1] > 0
@@ -137,8 +151,8 @@ class Memory(nn.Module):
         positions = torch.arange(width, device=x.device).expand(len(rows), width)[:, :, None, None]
         out = self.module(rows[:, :, None], positions, begins, depth)  # type: ignore[operator]
         h, loops = out.h[:, -1, 0].unflatten(0, (batch, steps)), out.loops[:, -1].unflatten(0, (batch, steps))
-        kept = padded[:, padded.shape[1] - (width - 1) :]
-        return Remembered(h, MemoryState(at.inner, at.steps + steps, kept), loops)
+        recent = padded[:, padded.shape[1] - (width - 1) :]
+        return MemoryOutput(h, MemoryState(at.inner, at.steps + steps, recent), loops)
 
 
 def _module(config: MemoryConfig) -> Dynamics[FrameCache] | Dynamics[Tensor]:
@@ -157,8 +171,7 @@ def _module(config: MemoryConfig) -> Dynamics[FrameCache] | Dynamics[Tensor]:
 
 
 class Gated(nn.Module):
-    """A GRU or an LSTM as `Dynamics` of frames of one slot; depth decides nothing. Its state is (B, S, D): h, and the
-    cell of an LSTM."""
+    """GRU or LSTM as `Dynamics` of one-slot frames; depth has no effect. State: (B, S, D), h and an LSTM's cell."""
 
     def __init__(self, cell: nn.GRU | nn.LSTM, vectors: int) -> None:
         super().__init__()
@@ -170,7 +183,10 @@ class Gated(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor | None = None
     ) -> DynamicsOutput[Tensor]:
-        """As in `Dynamics`. One call from each step at which an episode begins in some row to the next."""
+        """Run T steps; see `Dynamics`.
+
+        Splits the sequence where an episode begins in any row, since cuDNN cannot reset single rows.
+        """
         state = self.initial(len(x), x.device) if state is None else state
         begins = first.any(0)
         begins[0] = True
@@ -190,20 +206,20 @@ class Gated(nn.Module):
 
 
 def _repeated(plan: DepthPlan, times: int) -> DepthPlan:
-    """Each row's depth for as many rows."""
+    """Repeat each row's depth `times` times."""
     loops, seeds = (tuple(x for x in values for _ in range(times)) for values in (plan.loops, plan.noise_seeds))
     return DepthPlan(loops, plan.mu_bwd, seeds)
 
 
-def _as_long(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-    """Both (.., S, D) with zeros before the shorter one."""
+def _pad_to_equal(ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    """Left-pad the shorter of two (.., S, D) tensors with zeros."""
     length = max(ours.shape[1], theirs.shape[1])
     return (F.pad(ours, (0, 0, length - ours.shape[1], 0)), F.pad(theirs, (0, 0, length - theirs.shape[1], 0)))
 
 
 def _join(ours: FrameCache | Tensor, theirs: FrameCache | Tensor) -> FrameCache | Tensor:
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
-        return torch.cat(_as_long(ours, theirs))
+        return torch.cat(_pad_to_equal(ours, theirs))
     assert isinstance(ours, FrameCache)
     assert isinstance(theirs, FrameCache)
     return ours.join(theirs)

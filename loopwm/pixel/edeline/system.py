@@ -1,14 +1,14 @@
-"""EDELINE on the looped core: memory that outlives the last frames, diffusion that draws the next one.
+"""EDELINE on the looped core: a recurrent memory and a diffusion model of the next frame.
 
     x_t                 = encoder(o_t) and the action a_t, as one vector
     h_t                 = f(h_{t-1}, x_t)                           the recurrent embedding (memory.py)
-    o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that takes noise away in a few steps
+    o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that denoises in a few steps
     r_t, d_t            ~ p(. | h_t)
 
-Departures from the paper: the looped core, a GRU or an LSTM beside Mamba; equation 5 is unbounded below, so
+Departures from the paper: the looped core, a GRU or an LSTM as alternatives to Mamba; equation 5 is unbounded below, so
 harmonisers are log(1 + exp(s)); memory and noise level are separate keys of the cross-attention, which over one key
-would ignore its query; agents may act on h after each action in the place of frames. What the published code adds is
-switched in `EdelineLoss` and `EdelineSampling`.
+would ignore its query; agents may act on h after each action instead of frames. `EdelineLoss` and `EdelineSampling`
+contain the options of the published code.
 
 Shape suffixes: B rows, T environment steps, L conditioning frames, C channels, H/W frame, D memory, E condition.
 """
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.pixel.dynamics import Depth
-from loopwm.pixel.edeline.auxiliary_losses import LEVELS, Contrast, Preview, different, novelty, to_signed
+from loopwm.pixel.edeline.auxiliary_losses import LEVELS, Contrast, Preview, novelty, to_signed, unique_frames
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss, EdelineSampling
 from loopwm.pixel.edeline.memory import Memory, MemoryState
 from loopwm.pixel.edeline.unet import FourierFeatures, UNet, UNetConfig
@@ -35,11 +35,11 @@ from loopwm.records.frames import FrameSpace
 
 SIGMA_DATA = 0.5
 REGRESSED_SIGMA = 1e4
-"""Of the noise level told to a network that regresses: nothing of the noised frame is left."""
+"""Noise level of the regression network: nothing of the noised frame remains."""
 
 
 class Preconditioners(NamedTuple):
-    """(EDELINE, equations 13 to 16): one number a row."""
+    """Preconditioners of each row (EDELINE, equations 13 to 16)."""
 
     c_in: Tensor
     c_out: Tensor
@@ -48,20 +48,24 @@ class Preconditioners(NamedTuple):
 
 
 def preconditioners(sigma: Tensor) -> Preconditioners:
-    """sigma: (B,)."""
+    """Compute the preconditioners of sigma (B,)."""
     both = sigma.square() + SIGMA_DATA**2
     return Preconditioners(both.rsqrt(), sigma * SIGMA_DATA * both.rsqrt(), sigma.log() / 4, SIGMA_DATA**2 / both)
 
 
 def harmonised(loss: Tensor, s: Tensor) -> Tensor:
-    """exp(-s) L + log(1 + exp(s)): least where exp(s) is about L, and never below zero (EDELINE, equation 5)."""
+    """Return exp(-s) L + log(1 + exp(s)): least where exp(s) is about L, and never below zero (EDELINE, equation 5)."""
     return torch.exp(-s) * loss + F.softplus(s)
 
 
 @dataclass(frozen=True)
 class EdelineState:
-    """memory: of all before the frame now; frames: (B, L, C, H, W) in -1 .. 1, the last of them now; first: bool (B,),
-    whether that begins an episode."""
+    """State of a world.
+
+    memory: memory of all frames before the current one
+    frames: (B, L, C, H, W) in -1 .. 1, the last one current
+    first: bool (B,), True where the current frame begins an episode
+    """
 
     memory: MemoryState
     frames: Tensor
@@ -69,7 +73,7 @@ class EdelineState:
 
 
 class Encoder(nn.Module):
-    """Frames (B, C, H, W) as vectors: each level a convolution and a residual one, and halved."""
+    """Frame encoder (B, C, H, W) -> (B, width); each level has a convolution, a residual one and halves the frame."""
 
     def __init__(self, channels: tuple[int, ...], stem: int, frame_shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -120,17 +124,21 @@ class Edeline(PixelSystem):
         self.contrast = Contrast(dim, self.encoder.width) if objective.contrast else None
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
-        """Of the frame's loss and the reward's."""
+        """Harmonisers of frame loss and reward loss."""
         self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)
 
     # -- memory --------------------------------------------------------------------------------------------------
 
     def embed(self, frames: Tensor, action: Tensor) -> Tensor:
-        """x (N, D) of frames (N, C, H, W) and actions (N,)."""
+        """Embed frames (N, C, H, W) and actions (N,) as x (N, D)."""
         return self.inwards(torch.cat((self.encoder(frames), self.action(action)), -1))
 
     def remember(self, obs: Tensor, action: Tensor, first: Tensor, depth: Depth) -> tuple[Tensor, Tensor]:
-        """h (B, T, D) of frames uint8 (B, T, H, W, C) from nothing, and loops (B, T)."""
+        """Run the memory from an empty state over frames uint8 (B, T, H, W, C).
+
+        Returns:
+            h (B, T, D) and loops (B, T).
+        """
         x = self.embed(to_signed(obs).flatten(0, 1), action.flatten()).unflatten(0, action.shape)
         out = self.memory(x, first, depth)
         return out.h, out.loops
@@ -138,27 +146,29 @@ class Edeline(PixelSystem):
     # -- frames --------------------------------------------------------------------------------------------------
 
     def network(self, noised: Tensor, c_noise: Tensor, before: Tensor, h: Tensor) -> Tensor:
-        """F (B, C, H, W) of scaled noised frames, after frames (B, L, C, H, W) and memory h (B, D)."""
+        """Run the U-Net: F (B, C, H, W) of scaled noised frames, given frames (B, L, C, H, W) and memory h (B, D)."""
         noise, memory = self.noise(c_noise), self.memory_key(h)
         keys = torch.stack((memory, self.noise_key(noise)), 1)
         condition = self.condition(torch.cat((memory, noise), -1))
-        laid = None if self.memory_map is None else self.memory_map(h)
-        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys, laid)
+        memory_map = None if self.memory_map is None else self.memory_map(h)
+        return self.unet(torch.cat((noised, before.flatten(1, 2)), 1), condition, keys, memory_map)
 
     def denoised(self, noised: Tensor, sigma: Tensor, before: Tensor, h: Tensor) -> Tensor:
-        """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise) (EDELINE, equation 10); sigma: (B,)."""
+        """Denoise: D(x; sigma) = c_skip x + c_out F(c_in x; c_noise) (EDELINE, equation 10); sigma: (B,)."""
         c = preconditioners(sigma)
-        found = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
-        return _wide(c.c_skip) * noised + _wide(c.c_out) * found
+        out = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
+        return _wide(c.c_skip) * noised + _wide(c.c_out) * out
 
     def frame_loss(
         self, target: Tensor, before: Tensor, h: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Squared error of F against (o - c_skip x) / c_out at drawn noise levels, and the denoised frames; that of the
-        frame itself where the network regresses."""
+        """Return the loss and the denoised frames. The loss is the squared error of F at sampled noise levels.
+
+        The target is (o - c_skip x) / c_out; the frame itself where the network regresses.
+        """
         if self.config.predict == "regression":
-            found = self.regressed(before, h)
-            return (found - target).square().mean(), found.detach()
+            out = self.regressed(before, h)
+            return (out - target).square().mean(), out.detach()
         o, batch = self.objective, len(target)
         normal = torch.randn(batch, generator=generator, device=generator.device).to(target.device)
         sigma = (normal * o.noise_std + o.noise_mean).exp().clamp(o.sigma_min, o.sigma_max)
@@ -166,39 +176,43 @@ class Edeline(PixelSystem):
         each = torch.randn(target.shape, generator=generator, device=generator.device)
         noised = target + _wide(sigma) * each.to(target.device) + o.offset_noise * offset.to(target.device)
         c = preconditioners((sigma.square() + o.offset_noise**2).sqrt())
-        found = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
-        wanted = (target - _wide(c.c_skip) * noised) / _wide(c.c_out)
-        frame = _wide(c.c_skip) * noised + _wide(c.c_out) * found
-        return (found - wanted).square().mean(), frame.detach()
+        out = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
+        regression_target = (target - _wide(c.c_skip) * noised) / _wide(c.c_out)
+        frame = _wide(c.c_skip) * noised + _wide(c.c_out) * out
+        return (out - regression_target).square().mean(), frame.detach()
 
     def regressed(self, before: Tensor, h: Tensor) -> Tensor:
-        """(B, C, H, W): the mean frame, out of the same network at a noise level that leaves nothing of its input."""
+        """Predict the mean frame (B, C, H, W) with the same network, at REGRESSED_SIGMA."""
         nothing = torch.zeros_like(before[:, 0])
         level = torch.full((len(before),), math.log(REGRESSED_SIGMA) / 4, device=before.device)
         return self.network(nothing, level, before, h)
 
     def sampled(self, before: Tensor, h: Tensor, sampling: EdelineSampling, generator: torch.Generator) -> Tensor:
-        """(B, C, H, W) by Euler steps from normal noise."""
+        """Sample frames (B, C, H, W) by Euler steps from normal noise."""
         if self.config.predict == "regression":
-            return _seen(self.regressed(before, h), sampling)
+            return _to_levels(self.regressed(before, h), sampling)
         shape = before[:, 0].shape
         noise = torch.randn(shape, generator=generator, device=generator.device)
         x = sampling.deviation * noise.to(before.device)
         sigmas = sampling.sigmas()
         for sigma, following in pairwise(sigmas):
-            told = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
-            denoised = _seen(self.denoised(x, told, before, h), sampling)
+            # Training folds the offset noise into sigma, so the network expects it in its noise level.
+            level = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
+            denoised = _to_levels(self.denoised(x, level, before, h), sampling)
             x = x + (x - denoised) / sigma * (following - sigma)
         return x
 
     # -- training ------------------------------------------------------------------------------------------------
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
-        """Equation 5: frames drawn at random (with `own_frame`, the next ones too), rewards and ends of all steps."""
+        """Compute equation 5 for random target frames (with `own_frame`, the next ones too).
+
+        Rewards and ends are learned at all steps.
+        """
         o = self.objective
         h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
         chances = self._chances(batch)
-        at = self._drawn(batch, chances, generator)
+        at = self._sample_steps(batch, chances, generator)
         frames, own = [], None
         for later in range(1 + int(o.own_frame)):
             loss, own = self._target_loss(batch, h, at + later, own, generator)
@@ -224,39 +238,42 @@ class Edeline(PixelSystem):
         return parts[0] + parts[1] + end + weighted, diagnostics
 
     def _chances(self, batch: FrameBatch) -> Tensor:
-        """(B, steps after the burn-in): how likely the frame that each leads to is drawn as a target."""
+        """Return the target probabilities of the steps after the burn-in: (B, steps)."""
         share, end = self.objective.novelty, batch.action.shape[1] - int(self.objective.own_frame)
         even = torch.ones(len(batch.action), end - self.config.burn_in + 1, device=batch.action.device)
         new = novelty(batch, self.config.frames)[:, self.config.burn_in - 1 : end] if share else even
         new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
         return share * new / new.sum(1, keepdim=True) + (1 - share) / even.shape[1]
 
-    def _drawn(self, batch: FrameBatch, chances: Tensor, generator: torch.Generator) -> Tensor:
-        """The steps (B * targets,) that lead to the frames that are predicted."""
+    def _sample_steps(self, batch: FrameBatch, chances: Tensor, generator: torch.Generator) -> Tensor:
+        """Sample the steps (B * targets,) whose next frames are predicted."""
         rows = len(chances)
-        drawn = torch.rand(rows * self.objective.targets, generator=generator, device=generator.device)
-        drawn = drawn.to(chances.device).view(rows, -1)
-        reached = chances.double().cumsum(1)
-        found = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
-        return self.config.burn_in - 1 + found.clamp(max=chances.shape[1] - 1).flatten()
+        u = torch.rand(rows * self.objective.targets, generator=generator, device=generator.device)
+        u = u.to(chances.device).view(rows, -1)
+        # Double: float32 sums of small chances round the last steps away.
+        cumulated = chances.double().cumsum(1)
+        index = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
+        return self.config.burn_in - 1 + index.clamp(max=chances.shape[1] - 1).flatten()
 
     def _auxiliary_losses(self, batch: FrameBatch, chances: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """What the memory is told of the frames that steps after the burn-in lead to, by the name of its weight."""
+        """Return the auxiliary losses of the steps after the burn-in, by the name of their weight."""
         steps = slice(self.config.burn_in - 1, self.config.burn_in - 1 + chances.shape[1])
         memories, frames = h[:, steps].flatten(0, 1), batch.next_obs[:, steps].flatten(0, 1)
         errors = {}
         if self.preview is not None and self.memory_map is not None:
             errors["preview"] = self.preview.error(self.memory_map(memories), to_signed(frames))
         if self.contrast is not None:
-            candidates, which = different(frames)
-            errors["contrast"] = self.contrast.error(memories, self.encoder(to_signed(candidates)), which)
+            candidates, target = unique_frames(frames)
+            errors["contrast"] = self.contrast.error(memories, self.encoder(to_signed(candidates)), target)
         return {name: (chances * each.view(chances.shape)).sum(1).mean() for name, each in errors.items()}
 
     def _target_loss(
         self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Of the frames that steps `at` (B * targets,) led to, after the L frames up to each; `own` stands for the last
-        of them where the episode goes on."""
+        """Return the frame loss of steps `at` (B * targets,) and the denoised frames.
+
+        `own`, the model's frames of the step before, replace the last conditioning frame within an episode.
+        """
         length = self.config.frames
         rows = torch.arange(len(h), device=at.device).repeat_interleave(len(at) // len(h))
         places = at[:, None] + torch.arange(1 - length, 1, device=at.device)
@@ -264,6 +281,7 @@ class Edeline(PixelSystem):
         begins = batch.first[rows[:, None], places]
         if own is not None:
             before[:, -1] = torch.where(_wide(begins[:, -1]), before[:, -1], own)
+        # Frames of other episodes would leak across a reset; zeros are what `start` pads with.
         before = before * _wide(same_episode(begins))
         return self.frame_loss(to_signed(batch.next_obs[rows, at]), before, h[rows, at], generator)
 
@@ -272,7 +290,7 @@ class Edeline(PixelSystem):
 
 
 class EdelineWorld:
-    """A `LatentWorld`: each step one pass of the memory and, for the frame, one of the U-Net a denoising step."""
+    """`LatentWorld` with one memory pass per step and one U-Net pass per denoising step."""
 
     def __init__(self, system: Edeline, sampling: EdelineSampling) -> None:
         self.system, self.sampling, self.space = system, sampling, system.space
@@ -311,7 +329,7 @@ class EdelineWorld:
 
     @torch.no_grad()
     def features(self, state: EdelineState) -> Tensor:
-        """(B, A D): h after each of the actions, from which its reward would be read."""
+        """Return h after each action, (B, A D), from which the reward head predicts."""
         batch, actions = len(state.first), self.space.actions
         rows = torch.arange(batch, device=state.first.device).repeat_interleave(actions)
         each = EdelineState(state.memory.select(rows), state.frames[rows, -1:], state.first[rows])
@@ -337,19 +355,22 @@ class EdelineWorld:
 
 
 def same_episode(begins: Tensor) -> Tensor:
-    """Which of frames, bool (B, L) with True where an episode begins, belong to that of the last: bool (B, L)."""
+    """Mark the frames (B, L) of the last frame's episode.
+
+    begins: bool (B, L), True at an episode's first frame
+    """
     later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()
     return later == 0
 
 
-def _seen(frame: Tensor, sampling: EdelineSampling) -> Tensor:
+def _to_levels(frame: Tensor, sampling: EdelineSampling) -> Tensor:
     if not sampling.rounded:
         return frame
     return ((frame.clamp(-1, 1) + 1) / 2 * LEVELS).round() / LEVELS * 2 - 1
 
 
 def _wide(x: Tensor) -> Tensor:
-    """With three dimensions of size 1 behind, over C, H and W."""
+    """Append three dimensions of size 1, for C, H and W."""
     return x[..., None, None, None]
 
 
@@ -358,7 +379,7 @@ def _head(dim: int, hidden: int, out: int) -> nn.Sequential:
 
 
 def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.Module | None:
-    """From a memory (B, D) to its channels over the U-Net's first map."""
+    """Create the projection of a memory (B, D) to channels over the U-Net's first map."""
     if not config.memory_map:
         return None
     sides = [side // config.stem for side in frame_shape[:2]]
@@ -367,9 +388,9 @@ def _map(config: UNetConfig, dim: int, frame_shape: tuple[int, int, int]) -> nn.
 
 
 def _preview(config: UNetConfig, weight: float, colours: int) -> Preview | None:
-    """Raises ValueError where no memory is laid out."""
+    """Create the decoder of the preview loss. Raises ValueError without a memory map."""
     if not weight:
         return None
     if not config.memory_map:
-        raise ValueError("unet.memory_map: objective.preview wants at least one channel")
+        raise ValueError("unet.memory_map: must be at least 1 with objective.preview, got 0")
     return Preview(config.memory_map, colours, config.stem)

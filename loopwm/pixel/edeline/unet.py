@@ -1,7 +1,7 @@
-"""A U-Net over frames that is told of time and memory in two ways: adaptive group norm and cross-attention.
+"""U-Net over frames, conditioned on noise level and memory by adaptive group norm and cross-attention.
 
-Each level has residual blocks of one width; between levels the frame is halved, on the way back doubled, and what the
-way down left is put beside it. A `stem` above 1 folds so many pixels of each side into channels first.
+Each level has residual blocks of one width; the frame is halved between levels and doubled on the way up, where skip
+connections are concatenated. A `stem` above 1 first folds stem x stem pixels into channels.
 
 Shape suffixes: B batch, C channels, H/W frame, E width of the condition, K keys.
 """
@@ -17,44 +17,55 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 GROUP = 32
-"""Channels of a group, where there are as many."""
+"""Channels per group of a group norm, unless the layer has fewer."""
 
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """Defaults are the paper's (EDELINE, table 9)."""
+    """Sizes of the U-Net; defaults are the paper's (EDELINE, table 9)."""
 
     channels: tuple[int, ...] = (64, 64, 64, 64)
-    """Of each level."""
+    """Channels of each level."""
     blocks: tuple[int, ...] = (2, 2, 2, 2)
-    """Residual blocks of each level on the way down; one more on the way up."""
+    """Residual blocks per level on the way down; one more on the way up."""
     condition: int = 256
-    """E."""
+    """Width E of the condition."""
     stem: int = 1
     cross_attention: Literal["everywhere", "middle", "none"] = "everywhere"
-    """Behind the residual blocks of every level, or of the middle alone as in the published code."""
+    """Cross-attention after the residual blocks of every level, or of the middle only, as in the published code."""
     heads: int = 4
     memory_map: int = 0
-    """Channels in which the memory is laid out over the frame, beside what goes in; 0, the paper's: norm and attention
-    alone tell of it, the same at all places, and where a thing belongs has to be worked out of that."""
+    """Channels of a memory map concatenated to the input; 0, as in the paper: norm and attention only.
+
+    Norm and attention carry the same values to all places, so the network has to derive where an object belongs.
+    """
 
     input_gain: bool = False
-    """Whether the first channels that go in also go to the output, times a gain out of the condition. A stem folds more
-    values into a place than the place has channels: what is noise in them cannot pass, and so not be taken away."""
+    """Add the first input channels to the output, times a gain from the condition.
+
+    A stem folds more values into a place than the place has channels: the network cannot pass their noise on, so it
+    cannot remove it either.
+    """
 
     def __post_init__(self) -> None:
         if not self.channels or min((*self.channels, *self.blocks, self.stem, self.condition, self.heads)) < 1:
-            raise ValueError(f"channels: {self.channels}, blocks, stem, condition and heads start at 1")
+            raise ValueError(
+                f"channels, blocks, stem, condition, heads: must be at least 1, got channels {self.channels}"
+            )
         if self.memory_map < 0:
-            raise ValueError(f"memory_map: {self.memory_map} is below zero")
+            raise ValueError(f"memory_map: must be at least 0, got {self.memory_map}")
         if len(self.channels) != len(self.blocks):
-            raise ValueError(f"blocks: {self.blocks} are not one number for each of {len(self.channels)} levels")
+            raise ValueError(f"blocks: must have {len(self.channels)} numbers, one per level, got {self.blocks}")
         for width in self.channels:
             if width % self.heads:
-                raise ValueError(f"channels: {width} is not divisible by heads, {self.heads}")
+                raise ValueError(f"channels: must be divisible by heads ({self.heads}), got {width}")
 
     def check(self, frame_shape: tuple[int, int, int]) -> None:
-        """Raises ValueError for frames that cannot be halved as often."""
+        """Check that frames can be halved once per level.
+
+        Raises:
+            ValueError: a side is not divisible
+        """
         unit = self.stem * 2 ** (len(self.channels) - 1)
         for side in frame_shape[:2]:
             if side % unit:
@@ -65,7 +76,7 @@ class UNetConfig:
 
 
 class FourierFeatures(nn.Module):
-    """A number (B,) as cosines and sines at fixed random frequencies: (B, E)."""
+    """Fourier features of a number (B,) at fixed random frequencies: (B, E)."""
 
     weight: Tensor
 
@@ -79,7 +90,7 @@ class FourierFeatures(nn.Module):
 
 
 class AdaptiveGroupNorm(nn.Module):
-    """Group norm whose gain and bias are a projection of the condition (B, E)."""
+    """Group norm with gain and bias projected from the condition (B, E)."""
 
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()
@@ -92,7 +103,7 @@ class AdaptiveGroupNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(silu(norm(conv(silu(norm(x)))))), both norms told of the condition; starts as the identity."""
+    """Residual block x + conv(silu(norm(conv(silu(norm(x)))))) with conditioned norms; starts as the identity."""
 
     def __init__(self, inputs: int, outputs: int, condition: int) -> None:
         super().__init__()
@@ -102,14 +113,14 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.second.weight)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        found = self.first(F.silu(self.first_norm(x, condition)))
-        return self.skip(x) + self.second(F.silu(self.second_norm(found, condition)))
+        h = self.first(F.silu(self.first_norm(x, condition)))
+        return self.skip(x) + self.second(F.silu(self.second_norm(h, condition)))
 
 
 class CrossAttention(nn.Module):
-    """Places of a feature map ask a few keys (B, K, E): x + out(softmax(q k) v).
+    """Cross-attention of a feature map to a few keys (B, K, E): x + out(softmax(q k) v).
 
-    Over one key the softmax is 1 whatever is asked: memory and time are separate keys therefore.
+    Over one key the softmax is always 1; therefore memory and noise level are separate keys.
     """
 
     def __init__(self, channels: int, condition: int, heads: int) -> None:
@@ -124,12 +135,12 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, keys: Tensor) -> Tensor:
         q = self.query(self.norm(x)).flatten(2).unflatten(1, (self.heads, -1)).mT
         k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.key_value(keys).chunk(2, -1))
-        found = F.scaled_dot_product_attention(q, k, v)
-        return x + self.out(found.mT.reshape(x.shape))
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return x + self.out(attended.mT.reshape(x.shape))
 
 
 class Stage(nn.Module):
-    """Residual blocks of one width, and cross-attention behind each if there is any."""
+    """Residual blocks of one width, each followed by optional cross-attention."""
 
     def __init__(self, inputs: list[int], outputs: int, config: UNetConfig, attends: bool) -> None:
         super().__init__()
@@ -139,17 +150,20 @@ class Stage(nn.Module):
         )
 
     def forward(self, x: Tensor, condition: Tensor, keys: Tensor, skips: list[Tensor] | None = None) -> list[Tensor]:
-        """The map after each block; `skips`, one a block from the last on, are put beside what goes into it."""
-        found = []
+        """Return the map after each block.
+
+        skips: maps that are concatenated to the blocks' inputs, last first; they are removed from the list
+        """
+        maps = []
         for block, attention in zip(self.blocks, self.attentions, strict=True):
             x = block(x if skips is None else torch.cat((x, skips.pop()), 1), condition)
             x = attention(x, keys) if isinstance(attention, CrossAttention) else x
-            found.append(x)
-        return found
+            maps.append(x)
+        return maps
 
 
 class UNet(nn.Module):
-    """(B, inputs, H, W) -> (B, outputs, H, W)."""
+    """U-Net (B, inputs, H, W) -> (B, outputs, H, W)."""
 
     def __init__(self, config: UNetConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -161,10 +175,10 @@ class UNet(nn.Module):
         for level, (width, count) in enumerate(zip(widths, config.blocks, strict=True)):
             halves.append(nn.Conv2d(before, before, 3, stride=2, padding=1) if level else nn.Identity())
             down.append(Stage([before] + [width] * (count - 1), width, config, everywhere))
-            left = [before, *[width] * count]
+            skips = [before, *[width] * count]
             after = widths[min(level + 1, len(widths) - 1)]
-            coming = [after, *[width] * count]
-            up.append(Stage([a + b for a, b in zip(coming, reversed(left), strict=True)], width, config, everywhere))
+            incoming = [after, *[width] * count]
+            up.append(Stage([a + b for a, b in zip(incoming, reversed(skips), strict=True)], width, config, everywhere))
             doubles.append(nn.Conv2d(width, width, 3, padding=1) if level else nn.Identity())
             before = width
         self.down, self.up = nn.ModuleList(down), nn.ModuleList(up)
@@ -175,21 +189,28 @@ class UNet(nn.Module):
         nn.init.zeros_(self.outwards.weight)
         self.input_gain = nn.Linear(config.condition, outputs) if config.input_gain else None
 
-    def forward(self, x: Tensor, condition: Tensor, keys: Tensor, laid: Tensor | None = None) -> Tensor:
-        """condition: (B, E), keys: (B, K, E); laid: (B, memory_map, H / stem, W / stem), None where that is 0."""
-        given, x = x, F.pixel_unshuffle(x, self.config.stem)
-        x = self.inwards(x if laid is None else torch.cat((x, laid), 1))
-        left: list[list[Tensor]] = []
+    def forward(self, x: Tensor, condition: Tensor, keys: Tensor, memory_map: Tensor | None = None) -> Tensor:
+        """Run the network.
+
+        Args:
+            x: input (B, inputs, H, W)
+            condition: (B, E)
+            keys: (B, K, E)
+            memory_map: (B, memory_map, H / stem, W / stem), None if that is 0
+        """
+        inputs, x = x, F.pixel_unshuffle(x, self.config.stem)
+        x = self.inwards(x if memory_map is None else torch.cat((x, memory_map), 1))
+        skips: list[list[Tensor]] = []
         for stage, halve in zip(self.down, self.halves, strict=True):
             x = halve(x)
-            left.append([x, *stage(x, condition, keys)])
-            x = left[-1][-1]
+            skips.append([x, *stage(x, condition, keys)])
+            x = skips[-1][-1]
         x = self.middle(x, condition, keys)[-1]
-        for level in reversed(range(len(left))):
-            x = self.up[level](x, condition, keys, left[level])[-1]
+        for level in reversed(range(len(skips))):
+            x = self.up[level](x, condition, keys, skips[level])[-1]
             if level:
                 x = self.doubles[level](F.interpolate(x, scale_factor=2.0))
-        found = F.pixel_shuffle(self.outwards(F.silu(self.norm(x))), self.config.stem)
+        out = F.pixel_shuffle(self.outwards(F.silu(self.norm(x))), self.config.stem)
         if self.input_gain is None:
-            return found
-        return found + self.input_gain(condition)[:, :, None, None] * given[:, : found.shape[1]]
+            return out
+        return out + self.input_gain(condition)[:, :, None, None] * inputs[:, : out.shape[1]]

@@ -1,4 +1,4 @@
-"""STORM's images: frames to logits of latents and back (STORM, tables 2 and 3), and a variant for small frames.
+"""STORM's image encoder and decoder (STORM, tables 2 and 3), and a variant for small frames.
 
 Shape suffixes: N frames, C/H/W channels, height, width.
 """
@@ -13,41 +13,45 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SMALL = 16
-"""Pixels of a side up to which frames need no strides."""
+"""Maximum side in pixels of frames that need no strides."""
 
 
 def as_pixels(obs: Tensor) -> Tensor:
-    """uint8 (..., H, W, C) as (N, C, H, W) in 0 to 1."""
+    """Convert uint8 (..., H, W, C) to (N, C, H, W) in 0 to 1."""
     return obs.flatten(0, -4).permute(0, 3, 1, 2).float().clone(memory_format=torch.contiguous_format) / 255
 
 
 class Images(nn.Module):
-    """An encoder (N, C, H, W) -> (N, latent), frames in 0 to 1, and a decoder back, whose output is to be compared."""
+    """Encoder (N, C, H, W) -> (N, latent) of frames in 0 to 1, and a decoder back."""
 
     encoder: nn.Sequential
     decoder: nn.Sequential
 
     @staticmethod
     def compare(decoded: Tensor, target: Tensor) -> Tensor:
-        """Losses (N,) of what the decoder put out for target frames, both (N, C, H, W), summed over pixels."""
+        """Return the loss (N,) of decoder output and target frames, both (N, C, H, W), summed over pixels."""
         raise NotImplementedError
 
     @staticmethod
     def frames(decoded: Tensor) -> Tensor:
-        """uint8 (N, H, W, C)."""
+        """Convert decoder output to frames uint8 (N, H, W, C)."""
         raise NotImplementedError
 
 
 class StridedImages(Images):
-    """Encoder and decoder of tables 2 and 3; frames are compared by squared errors."""
+    """Strided encoder and decoder of tables 2 and 3, compared by squared error."""
 
     def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
-        """Raises ValueError for frames that the strides do not divide."""
+        """Create the networks.
+
+        Raises:
+            ValueError: the strides do not divide the frame
+        """
         super().__init__()
         height, width, channels = frame_shape
         step = 2**halvings
         if height % step or width % step:
-            raise ValueError(f"halvings: frames of {height} x {width} cannot be halved {halvings} times")
+            raise ValueError(f"halvings: must divide frames into {step} x {step}, got {height} x {width}")
         widths = [channels, *(stem * 2**i for i in range(halvings))]
         down: list[nn.Module] = []
         for inputs, outputs in pairwise(widths):
@@ -76,14 +80,18 @@ class StridedImages(Images):
 
 
 class SmallImages(Images):
-    """Encoder and decoder of frames of 0 and 255 up to 16 pixels: two convolutions each, as wide as the frame."""
+    """Encoder and decoder of binary frames up to 16 pixels: two full-resolution convolutions each."""
 
     def __init__(self, frame_shape: tuple[int, int, int], latent: int, stem: int, halvings: int) -> None:
-        """Raises ValueError for larger frames."""
+        """Create the networks.
+
+        Raises:
+            ValueError: the frame is larger
+        """
         super().__init__()
         height, width, channels = frame_shape
         if max(height, width) > SMALL:
-            raise ValueError(f"image: frames of {height} x {width} are not small, at most {SMALL} x {SMALL}")
+            raise ValueError(f"image: small frames must be at most {SMALL} x {SMALL}, got {height} x {width}")
         deep = 2 * stem
         self.encoder = nn.Sequential(
             *(nn.Conv2d(channels, stem, 3, padding=1, bias=False), nn.BatchNorm2d(stem), nn.ReLU()),
@@ -98,12 +106,12 @@ class SmallImages(Images):
 
     @staticmethod
     def compare(decoded: Tensor, target: Tensor) -> Tensor:
-        """Negative log-likelihoods of independent pixels."""
+        """Return the negative log-likelihood of independent pixels."""
         return F.binary_cross_entropy_with_logits(decoded, target, reduction="none").sum((1, 2, 3))
 
     @staticmethod
     def frames(decoded: Tensor) -> Tensor:
-        """Each pixel the likelier of its two."""
+        """Return the likelier value of each pixel."""
         return ((decoded > 0) * 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 

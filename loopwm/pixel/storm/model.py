@@ -1,11 +1,11 @@
 """STORM's network on the looped core: a frame is one slot of categorical latents.
 
-    z_t ~ q(z_t | o_t)                posterior, from the frame alone          o_t' = p(z_t)
+    z_t ~ q(z_t | o_t)                posterior, from the frame only           o_t' = p(z_t)
     e_t = m(z_t, a_t)                 action mixer
     h_1 .. h_T = f(e_1 .. e_T)        learned positions, LayerNorm, looped core, LayerNorm
     p(z_{t+1} | h_t)  r_t(h_t)  c_t(h_t)                                       prior, reward, continuation
 
-Departures: the looped core in place of two post-norm layers, so no dropout; heads of rewards and ends begin at zero.
+Departures: the looped core instead of two post-norm layers, so no dropout; reward and end heads start at zero.
 
 Shape suffixes: B batch, T environment steps, G groups, K classes of a group, D width, A actions, H/W/C frame.
 """
@@ -38,72 +38,72 @@ from loopwm.records.frames import FrameSpace
 
 @dataclass(frozen=True)
 class StormConfig(LoopedConfig):
-    """Sizes of a model. Defaults are the paper's where it has one (STORM, table 9)."""
+    """Sizes of a model; defaults are the paper's where it gives them (STORM, table 9)."""
 
     groups: int = 32
     classes: int = 32
     image: Literal["strided", "small"] = "strided"
-    """strided: tables 2 and 3, squared errors. small: no strides, Bernoulli; frames of 0 and 255 up to 16 pixels."""
+    """strided: tables 2 and 3, squared error. small: no strides, Bernoulli; binary frames up to 16 pixels."""
     stem: int = 32
     """Channels of the first convolution."""
     halvings: int = 4
-    """Convolutions with stride 2; not of small frames."""
+    """Convolutions with stride 2; unused for small frames."""
     uniform_mix: float = 0.01
     """Share of the uniform distribution in posterior and prior."""
     prior: Literal["factorised", "autoregressive"] = "factorised"
-    """factorised: groups of next latents are drawn apart, as published. autoregressive: each given those before it."""
+    """factorised: independent groups, as published. autoregressive: each group given those before it."""
     sequence: Literal["looped", "two-layers"] = "looped"
-    """two-layers: the authors' own sequence model, to compare with."""
+    """two-layers: the authors' sequence model, for comparison."""
     positions: int = 64
-    """Learned positions: the longest sequence."""
+    """Learned positions: the maximum sequence length."""
     context: int = 16
-    """Frames that an agent in the real environment carries along."""
+    """Context frames of an agent in the real environment."""
     exit_gate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive_sizes(self, "groups", "classes", "stem", "halvings", "positions")
         if not 2 <= self.context <= self.positions:
-            raise ValueError(f"context: {self.context} is outside 2 to positions, {self.positions}")
+            raise ValueError(f"context: must be between 2 and positions ({self.positions}), got {self.context}")
         if not 0 <= self.uniform_mix < 1:
-            raise ValueError(f"uniform_mix: {self.uniform_mix} is outside 0 to 1")
+            raise ValueError(f"uniform_mix: must be at least 0 and below 1, got {self.uniform_mix}")
 
     def core(self) -> CoreConfig:
         return replace(super().core(), exit_gate=self.exit_gate)
 
 
 def log_probabilities(logits: Tensor, uniform_mix: float) -> Tensor:
-    """Logits (..., G, K) as log-probabilities, of which a share is uniform (STORM, section 3.1)."""
+    """Convert logits (..., G, K) to log-probabilities mixed with the uniform distribution (STORM, section 3.1)."""
     if not uniform_mix:
-        return logits.float().log_softmax(-1)  # where a softmax is 0 its logarithm is not finite, nor is a KL
+        return logits.float().log_softmax(-1)  # the log of a softmax that is 0 and its KL are not finite
     probabilities = logits.float().softmax(-1)
     return ((1 - uniform_mix) * probabilities + uniform_mix / logits.shape[-1]).log()
 
 
-def draw(log_p: Tensor, generator: torch.Generator) -> Tensor:
-    """One-hot samples (..., G, K), with the gradient of the probabilities: straight-through (STORM, section 3.1)."""
+def sample_latents(log_p: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample one-hot latents (..., G, K) with straight-through gradients (STORM, section 3.1)."""
     p = log_p.exp()
-    drawn = torch.multinomial(p.detach().flatten(0, -2), 1, generator=generator)
-    hard = torch.zeros_like(p).flatten(0, -2).scatter_(1, drawn, 1.0).view_as(p)
+    index = torch.multinomial(p.detach().flatten(0, -2), 1, generator=generator)
+    hard = torch.zeros_like(p).flatten(0, -2).scatter_(1, index, 1.0).view_as(p)
     return hard + p - p.detach()
 
 
 def mode(log_p: Tensor, generator: torch.Generator) -> Tensor:
-    """The likeliest of each group, one-hot (..., G, K): an imagination without chance, to compare with."""
+    """Return the most likely class of each group, one-hot (..., G, K): deterministic imagination, for comparison."""
     return F.one_hot(log_p.argmax(-1), log_p.shape[-1]).to(log_p.dtype)
 
 
 Choose = Callable[[Tensor, torch.Generator], Tensor]
-"""One-hot latents of log-probabilities (..., G, K)."""
+"""Choice of one-hot latents from log-probabilities (..., G, K)."""
 
 
 def kl_divergence(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """KL(q || p) in nats, summed over groups: (..., G, K) -> (...)."""
+    """Compute KL(q || p) in nats, summed over groups: (..., G, K) -> (...)."""
     return (log_q.exp() * (log_q - log_p)).sum((-2, -1))
 
 
-class Unturned:
-    """A `Rotary` that turns nothing: positions are learned."""
+class NoRotary:
+    """`Rotary` without rotation: positions are learned."""
 
     coordinates = 1
 
@@ -116,13 +116,13 @@ class Unturned:
 
 
 SEQUENCES: dict[str, Callable[[StormConfig], LoopedAttention | TwoLayers]] = {
-    "looped": lambda c: LoopedAttention(c.core(), Unturned(c.dim // c.heads), c.positions),
+    "looped": lambda c: LoopedAttention(c.core(), NoRotary(c.dim // c.heads), c.positions),
     "two-layers": lambda c: TwoLayers(c.dim, c.heads, c.mlp_dim),
 }
 
 
 class Prediction(NamedTuple):
-    """From h (..., D): reward logits (..., BINS), end logits (...)."""
+    """Reward logits (..., BINS) and end logits (...)."""
 
     reward: Tensor
     end: Tensor
@@ -132,7 +132,11 @@ class Storm(nn.Module):
     """Images, action mixer, sequence model and heads (STORM, tables 4, 5, 7 and 8)."""
 
     def __init__(self, config: StormConfig, space: FrameSpace) -> None:
-        """Raises ValueError naming the key of the configuration that does not fit the frames."""
+        """Create the network.
+
+        Raises:
+            ValueError: a key does not fit the frames; the message names it
+        """
         super().__init__()
         self.config, self.actions = config, space.actions
         latent, dim = config.groups * config.classes, config.dim
@@ -149,22 +153,24 @@ class Storm(nn.Module):
         self.reward_head, self.end_head = mlp(dim, dim, 2, BINS), mlp(dim, dim, 2, 1)
 
     def encode(self, obs: Tensor) -> Tensor:
-        """The posterior of frames uint8 (..., H, W, C): log-probabilities (..., G, K)."""
+        """Encode frames uint8 (..., H, W, C): posterior log-probabilities (..., G, K)."""
         c, logits = self.config, self.images.encoder(as_pixels(obs)).unflatten(0, obs.shape[:-3])
         return log_probabilities(logits.unflatten(-1, (c.groups, c.classes)), c.uniform_mix)
 
     def decode(self, z: Tensor) -> Tensor:
-        """What the decoder puts out for latents (..., G, K), flat: (N, C, H, W)."""
+        """Decode latents (..., G, K) to flat decoder output (N, C, H, W)."""
         return self.images.decoder(z.flatten(-2).flatten(0, -2))
 
     def mix(self, z: Tensor, action: Tensor) -> Tensor:
-        """e (..., D) of latents (..., G, K) and actions (...) (STORM, table 4)."""
+        """Mix latents (..., G, K) and actions (...) to e (..., D) (STORM, table 4)."""
         chosen = F.one_hot(action, self.actions).to(z.dtype)
         return self.mixer(torch.cat((z.flatten(-2), chosen), -1))
 
     def run(self, e: Tensor, places: Tensor, first: Tensor, depth: Depth, cache: Any = None) -> DynamicsOutput[Any]:
-        """h (B, T, D) of e (B, T, D) at places (B, T), which count from 0 at the sequence's first step (STORM, tables 5
-        and 7)."""
+        """Run the sequence model on e (B, T, D) (STORM, tables 5 and 7).
+
+        places: (B, T), counted from the sequence's first step
+        """
         x = self.place_norm(e + self.places[places])
         out = self.dynamics(x[:, :, None], places[..., None, None], first, depth, cache)
         return replace(out, h=self.norm(out.h[:, :, 0]))
@@ -173,11 +179,11 @@ class Storm(nn.Module):
         return Prediction(self.reward_head(h), self.end_head(h)[..., 0])
 
     def prior(self, h: Tensor, z: Tensor) -> Tensor:
-        """log p(z | h) by group and class (..., G, K) of the latents z (..., G, K) that follow h (..., D)."""
+        """Return the prior log-probabilities (..., G, K) given h (..., D); z: the latents that follow, (..., G, K)."""
         return log_probabilities(self.prior_head.logits(h, z), self.config.uniform_mix)
 
     def expect(self, h: Tensor, choose: Choose, generator: torch.Generator) -> Tensor:
-        """Latents (..., G, K) chosen from the prior at h (..., D)."""
+        """Choose latents (..., G, K) from the prior at h (..., D)."""
         z = h.new_zeros(*h.shape[:-1], self.config.groups, self.config.classes)
         for groups in self.prior_head.turns:
             z[..., groups, :] = choose(self.prior(h, z)[..., groups, :], generator)

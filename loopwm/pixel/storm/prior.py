@@ -1,7 +1,8 @@
-"""The prior of the next latents given h: groups drawn apart, as STORM has them, or each given those drawn before it.
+"""Prior of the next latents given h: independent groups, as published, or autoregressive groups.
 
-Groups that tell of the same chance event, where a ball went, must agree; drawn apart they each throw a coin of their
-own. Shape suffixes: G groups, K classes of a group, D width.
+Groups that encode the same random event, such as the ball's direction, must agree; independent groups cannot.
+
+Shape suffixes: G groups, K classes of a group, D width.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Factorised(nn.Linear):
-    """Logits of a group are a linear function of h alone (STORM, table 8)."""
+    """Linear logits of h, independent for each group (STORM, table 8)."""
 
     def __init__(self, dim: int, groups: int, classes: int) -> None:
         super().__init__(dim, groups * classes)
@@ -19,13 +20,15 @@ class Factorised(nn.Linear):
         self.turns = (slice(0, groups),)
 
     def logits(self, h: Tensor, z: Tensor) -> Tensor:
-        """(..., G, K) from h (..., D); z is not looked at."""
+        """Return logits (..., G, K) from h (..., D); z is ignored."""
         return self(h).unflatten(-1, (self.groups, self.classes))
 
 
 class Autoregressive(nn.Module):
-    """p(z | h) as the product of p(z_g | z_1 .. z_{g-1}, h), whose hidden units are the same for all groups but for the
-    sum of what the groups before tell them, so that all are computed at once (NADE, Larochelle and Murray 2011)."""
+    """Autoregressive p(z | h), the product of p(z_g | z_1 .. z_{g-1}, h) (NADE, Larochelle and Murray 2011).
+
+    Groups share their hidden units except for the sum of the contributions of earlier groups, so one pass computes all.
+    """
 
     def __init__(self, dim: int, groups: int, classes: int) -> None:
         super().__init__()
@@ -37,9 +40,10 @@ class Autoregressive(nn.Module):
         self.bias = nn.Parameter(torch.zeros(groups, classes))
 
     def logits(self, h: Tensor, z: Tensor) -> Tensor:
-        """(..., G, K) from h (..., D) and one-hot z (..., G, K), of which a group sees the groups before it."""
-        told = torch.einsum("...gk,gkd->...gd", z, self.told)
-        before = nn.functional.pad(told.cumsum(-2)[..., :-1, :], (0, 0, 1, 0))
+        """Return logits (..., G, K) from h (..., D) and one-hot z (..., G, K); a group depends on those before it."""
+        contribution = torch.einsum("...gk,gkd->...gd", z, self.told)
+        # Shift by one group: a group must not condition on itself.
+        before = nn.functional.pad(contribution.cumsum(-2)[..., :-1, :], (0, 0, 1, 0))
         units = nn.functional.silu(self.hidden(h)[..., None, :] + before)
         return torch.einsum("...gd,gdk->...gk", units, self.out) + self.bias
 
@@ -48,4 +52,4 @@ PRIORS: dict[str, type[Factorised] | type[Autoregressive]] = {
     "factorised": Factorised,
     "autoregressive": Autoregressive,
 }
-"""Each has `logits`, and `turns`: slices of the groups that are drawn one after another."""
+"""Priors with `logits`, and `turns`: slices of the groups that are sampled one after another."""

@@ -1,12 +1,12 @@
-"""STORM as a pixel system: its losses, and a world that is stepped in latents and draws a frame when somebody looks.
+"""STORM as a pixel system: its losses, and a world that steps in latents and decodes frames on demand.
 
 Losses (STORM, section 3.1): reconstruction, reward and continuation, and with kl(p, q) summed over groups
 
     0.5 max(free, kl(sg q(z_{t+1}), p(. | h_t))) + 0.1 max(free, kl(q(z_{t+1}), sg p(. | h_t)))
 
-where the free bits are taken of the mean over the batch, and an episode's first frame is nobody's next. An
-autoregressive prior is given the groups before as they were drawn from q: the first term is right in the mean then,
-and the second leaves out what a group's draw does to those behind it.
+Free bits apply to the mean over the batch, and an episode's first frame is no target. An autoregressive prior
+conditions on the earlier groups as sampled from q: the first term is then unbiased, and the second ignores the effect
+of a group's sample on later groups.
 
 Shape suffixes: B batch, T environment steps, G groups, K classes of a group, D width, P past steps, H/W/C frame.
 """
@@ -27,7 +27,7 @@ from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.pixel.dynamics import Depth, DynamicsOutput
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.storm.images import as_pixels
-from loopwm.pixel.storm.model import Storm, StormConfig, draw, kl_divergence, mode
+from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
@@ -35,35 +35,43 @@ from loopwm.records.frames import FrameSpace
 
 @dataclass(frozen=True)
 class StormObjective:
-    """Coefficients (STORM, section 3.1). Raises ValueError for values out of range."""
+    """Coefficients of the loss (STORM, section 3.1).
+
+    Raises:
+        ValueError: a value is out of range
+    """
 
     dynamics_coef: float = 0.5
     representation_coef: float = 0.1
     free_bits: float = 1.0
-    """Nats of a step below which a KL term trains nothing: what a step of a game mostly holds, it must exceed."""
+    """Free bits: nats per step below which a KL term has no gradient; must be below the usual KL of a step of the game.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name}: {getattr(self, field.name)} is below zero")
+                raise ValueError(f"{field.name}: must be at least 0, got {getattr(self, field.name)}")
 
 
-LATENTS = {"sample": draw, "mode": mode}
+LATENTS = {"sample": sample_latents, "mode": mode}
 
 
 @dataclass(frozen=True)
 class StormSampling:
     latents: Literal["sample", "mode"] = "sample"
-    """mode: the likeliest of each group, an imagination without chance."""
+    """mode: the most likely class of each group, a deterministic imagination."""
     depth: int = 0
-    """Loops of every pass; 0 for the model's."""
+    """Loops of every pass; 0 for the model's default."""
     act_on: Literal["posterior", "prior"] = "posterior"
-    """Latents that a policy reads in the real environment. prior: of what the frame was expected to be, as the authors'
-    code has it, to compare with; where nothing was before it, of the frame."""
+    """Latents that a policy reads in the real environment.
+
+    prior: the prediction of the frame, as in the authors' code, for comparison; without a frame before it, the
+    posterior.
+    """
 
 
 class StormSystem(PixelSystem):
-    """The network with its losses."""
+    """Network and losses."""
 
     name = "storm"
     Model, Objective, Sampling = StormConfig, StormObjective, StormSampling
@@ -72,27 +80,34 @@ class StormSystem(PixelSystem):
         super().__init__(config, objective, space)
         most = config.groups * math.log(config.classes)
         if objective.free_bits > most:
-            raise InputError(f"objective.free_bits: {objective.free_bits} are more than latents hold, {most:.4g}")
+            raise InputError(
+                f"objective.free_bits: must be at most {most:.4g} nats (latents), got {objective.free_bits}"
+            )
         self.network = Storm(config, space)
         self.width = config.groups * config.classes + config.dim
 
     def loss(self, batch: FrameBatch, depth: Depth, generator: torch.Generator) -> tuple[Tensor, Diagnostics]:
-        """Raises InputError for more steps than there are positions."""
+        """Compute the loss.
+
+        Raises:
+            InputError: the segments are longer than the learned positions
+        """
         c, network, steps = self.objective, self.network, batch.action.shape[1]
         if steps > self.config.positions:
-            raise InputError(f"steps: segments of {steps} are longer than model.positions, {self.config.positions}")
+            raise InputError(f"steps: segments must be at most model.positions ({self.config.positions}), got {steps}")
         posterior = network.encode(batch.obs)
-        z = draw(posterior, generator)
+        z = sample_latents(posterior, generator)
         pixels = network.images.compare(network.decode(z), as_pixels(batch.obs)).mean()
         places = torch.arange(steps, device=z.device).expand_as(batch.action)
         out = network.run(network.mix(z, batch.action), places, batch.first, depth)
         predicted = network.predict(out.h)
         reward = two_hot_loss(predicted.reward, batch.reward).mean()
         end = F.binary_cross_entropy_with_logits(predicted.end, batch.terminated.float())
-        follows, seen = ~batch.first[:, 1:], posterior[:, 1:]
+        follows, targets = ~batch.first[:, 1:], posterior[:, 1:]
         prior = network.prior(out.h[:, :-1], z[:, 1:].detach())
-        dynamics = masked_mean(kl_divergence(seen.detach(), prior), follows)
-        representation = masked_mean(kl_divergence(seen, prior.detach()), follows)
+        # Each KL term trains one side only: the stop-gradient is on the other.
+        dynamics = masked_mean(kl_divergence(targets.detach(), prior), follows)
+        representation = masked_mean(kl_divergence(targets, prior.detach()), follows)
         loss = pixels + reward + end
         loss = loss + c.dynamics_coef * dynamics.clamp(min=c.free_bits)
         loss = loss + c.representation_coef * representation.clamp(min=c.free_bits)
@@ -106,19 +121,23 @@ class StormSystem(PixelSystem):
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean where the mask is True, 0 where it is nowhere."""
+    """Return the mean where the mask is True, 0 if it is False everywhere."""
     return (x * mask).sum() / mask.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
-class Dreaming:
-    """Where worlds stand.
+class StormState:
+    """State of worlds.
 
-    z: (B, G, K) of the frame now; read: (B, G, K) what a policy reads of it; h: (B, D) of the step before it, zeros
-    where there is none in its episode; first: (B,) whether it begins an episode; frames: (B,) steps before it, the
-    place of the step to come; longest: the greatest of these; cache: of these steps. past (B, P, D), past_first (B, P):
-    the last e and whether they began an episode, padded on the left; P is what an agent carries along, less the frame
-    now.
+    z: latents of the current frame, (B, G, K)
+    read: latents that a policy reads, (B, G, K)
+    h: output of the step before, (B, D); zeros at an episode's beginning
+    first: bool (B,), True at an episode's beginning
+    frames: steps before, the position of the next step, (B,)
+    longest: maximum of `frames`
+    past: last e, (B, P, D), left-padded; P is an agent's context without the current frame
+    past_first: bool (B, P), True where a past step began an episode
+    cache: sequence-model state of the steps before
     """
 
     z: Tensor
@@ -131,12 +150,12 @@ class Dreaming:
     past_first: Tensor
     cache: Any
 
-    def begun(self, first: Tensor) -> Dreaming:
-        """The same at a frame that begins an episode where first, bool (B,), is True."""
+    def at_beginning(self, first: Tensor) -> StormState:
+        """Mark rows whose frame begins an episode, first: bool (B,)."""
         return replace(self, first=first, h=self.h.masked_fill(first[:, None], 0))
 
-    def replace(self, rows: Tensor, fresh: Dreaming) -> Dreaming:
-        """The same with rows int64 (R,) taken from `fresh`, which has R of them in that order."""
+    def replace(self, rows: Tensor, fresh: StormState) -> StormState:
+        """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
         order = torch.arange(len(self.z), device=rows.device)
         order[rows] = len(self.z) + torch.arange(len(rows), device=rows.device)
         tensors = {
@@ -144,27 +163,35 @@ class Dreaming:
             for name in ("z", "read", "h", "first", "frames", "past", "past_first")
         }
         cache = self.cache.join(fresh.cache).select(order)
-        return Dreaming(**tensors, longest=max(self.longest, fresh.longest), cache=cache)
+        return StormState(**tensors, longest=max(self.longest, fresh.longest), cache=cache)
 
 
 class StormWorld:
-    """A `LatentWorld`: a policy acts on [z_t, h_{t-1}]."""
+    """`LatentWorld` whose policies act on [z_t, h_{t-1}]."""
 
     def __init__(self, system: StormSystem, sampling: StormSampling) -> None:
-        """Raises ValueError for a depth that the model does not allow."""
+        """Create the world.
+
+        Raises:
+            ValueError: the model does not allow the depth
+        """
         self.system, self.network, self.space = system, system.network, system.space
         self.width, self._choose = system.width, LATENTS[sampling.latents]
         self._act_on = sampling.act_on
         self.depth = self.network.dynamics.check(sampling.depth or system.config.default_depth)
 
     @torch.no_grad()
-    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Dreaming:
-        """Raises InputError for more frames than there are positions."""
+    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> StormState:
+        """Return the state after a context of frames.
+
+        Raises:
+            InputError: there are more frames than learned positions
+        """
         (batch, steps), c = first.shape, self.system.config
         if steps > c.positions:
-            raise InputError(f"context: {steps} frames are more than the model's {c.positions} positions")
+            raise InputError(f"context: must be at most model.positions ({c.positions}) frames, got {steps}")
         z = self._posterior(obs, generator)
-        empty = Dreaming(
+        empty = StormState(
             z=z[:, -1],
             read=z[:, -1],
             h=z.new_zeros(batch, c.dim),
@@ -178,23 +205,26 @@ class StormWorld:
         if steps == 1:
             return empty
         e = self.network.mix(z[:, :-1], action)
-        return self._expecting(self._after(empty, e, first[:, :-1]).begun(first[:, -1]), generator)
+        return self._with_policy_latents(self._after(empty, e, first[:, :-1]).at_beginning(first[:, -1]), generator)
 
     @torch.no_grad()
     def observe(
-        self, state: Dreaming, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
-    ) -> Dreaming:
-        """The last `context` frames count, this one among them: it equals `start` on these (STORM, table 9)."""
+        self, state: StormState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
+    ) -> StormState:
+        """Return the state after one more real frame.
+
+        Only the last `context` frames count, this one included, as for `start` (STORM, table 9).
+        """
         e = self.network.mix(state.z, action)
-        carried = self._recalled(self._noted(state, e[:, None], state.first[:, None]))
+        past = self._rebuild_cache(self._append_past(state, e[:, None], state.first[:, None]))
         z = self._posterior(obs, generator)
-        return self._expecting(replace(carried, z=z, read=z).begun(first), generator)
+        return self._with_policy_latents(replace(past, z=z, read=z).at_beginning(first), generator)
 
     @torch.no_grad()
-    def step(self, state: Dreaming, action: Tensor, generator: torch.Generator) -> Imagined[Dreaming]:
-        """Imagines a step, from the frames that an agent carries where the learned positions are used up."""
+    def step(self, state: StormState, action: Tensor, generator: torch.Generator) -> Imagined[StormState]:
+        """Imagine a step; where the learned positions are used up, from the frames that an agent carries."""
         if state.longest >= self.system.config.positions:
-            state = self._recalled(state)
+            state = self._rebuild_cache(state)
         e = self.network.mix(state.z, action)
         after = self._after(state, e[:, None], state.first[:, None])
         predicted = self.network.predict(after.h)
@@ -205,18 +235,18 @@ class StormWorld:
         return Imagined(two_hot_value(predicted.reward), terminated, after)
 
     @torch.no_grad()
-    def show(self, state: Dreaming) -> Tensor:
+    def show(self, state: StormState) -> Tensor:
         with evaluating(self.network):
             return self.network.images.frames(self.network.decode(state.z))
 
-    def features(self, state: Dreaming) -> Tensor:
+    def features(self, state: StormState) -> Tensor:
         return torch.cat((state.read.flatten(1), state.h), -1)
 
-    def replace(self, state: Dreaming, rows: Tensor, fresh: Dreaming) -> Dreaming:
+    def replace(self, state: StormState, rows: Tensor, fresh: StormState) -> StormState:
         return state.replace(rows, fresh)
 
-    def _expecting(self, at: Dreaming, generator: torch.Generator) -> Dreaming:
-        """The world at a real frame, with what a policy reads of it."""
+    def _with_policy_latents(self, at: StormState, generator: torch.Generator) -> StormState:
+        """Set the latents that a policy reads at a real frame."""
         if self._act_on == "posterior":
             return at
         expected = self.network.expect(at.h, self._choose, generator)
@@ -226,29 +256,29 @@ class StormWorld:
         with evaluating(self.network):
             return self._choose(self.network.encode(obs), generator)
 
-    def _after(self, at: Dreaming, e: Tensor, first: Tensor) -> Dreaming:
-        """The world after steps of e (B, T, D), first (B, T); what `at` shows is not changed."""
+    def _after(self, at: StormState, e: Tensor, first: Tensor) -> StormState:
+        """Return the state after steps of e (B, T, D), first (B, T); the current frame is unchanged."""
         steps = e.shape[1]
         places = at.frames[:, None] + torch.arange(steps, device=e.device)
         out = self._run(e, places, first, at.cache)
-        noted = self._noted(at, e, first)
-        return replace(noted, h=out.h[:, -1], cache=out.state, longest=at.longest + steps)
+        after = self._append_past(at, e, first)
+        return replace(after, h=out.h[:, -1], cache=out.state, longest=at.longest + steps)
 
     @staticmethod
-    def _noted(at: Dreaming, e: Tensor, first: Tensor) -> Dreaming:
-        """The past with these steps (B, T) as its newest."""
-        kept = at.past.shape[1]
-        past, past_first = torch.cat((at.past, e), 1)[:, -kept:], torch.cat((at.past_first, first), 1)[:, -kept:]
+    def _append_past(at: StormState, e: Tensor, first: Tensor) -> StormState:
+        """Append steps (B, T) to the past."""
+        length = at.past.shape[1]
+        past, past_first = torch.cat((at.past, e), 1)[:, -length:], torch.cat((at.past_first, first), 1)[:, -length:]
         return replace(at, past=past, past_first=past_first, frames=at.frames + e.shape[1])
 
-    def _recalled(self, at: Dreaming) -> Dreaming:
-        """The world with a cache of the past alone, whose oldest step stands at place 0."""
-        kept = at.past.shape[1]
-        frames = at.frames.clamp(max=kept)
-        places = torch.arange(kept, device=frames.device) - (kept - frames)[:, None]
+    def _rebuild_cache(self, at: StormState) -> StormState:
+        """Rebuild the cache from the past only, whose oldest step gets position 0."""
+        length = at.past.shape[1]
+        frames = at.frames.clamp(max=length)
+        places = torch.arange(length, device=frames.device) - (length - frames)[:, None]
         out = self._run(at.past, places.clamp(min=0), at.past_first | (places == 0))
-        first = at.first | (frames == 0)  # nothing before: what pads the past is not seen
-        return replace(at, h=out.h[:, -1], first=first, frames=frames, longest=kept, cache=out.state)
+        first = at.first | (frames == 0)  # padding of an empty past must stay masked
+        return replace(at, h=out.h[:, -1], first=first, frames=frames, longest=length, cache=out.state)
 
     def _run(self, e: Tensor, places: Tensor, first: Tensor, cache: Any = None) -> DynamicsOutput[Any]:
         with evaluating(self.network.dynamics):
@@ -257,7 +287,7 @@ class StormWorld:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Batch norm by its moving statistics and no dropout, in a model that may be in training."""
+    """Run a module in evaluation mode inside the context: running batch-norm statistics and no dropout."""
     if not module.training:
         yield
         return

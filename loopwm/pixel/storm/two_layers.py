@@ -1,4 +1,4 @@
-"""The sequence model that STORM's authors used, two layers of a transformer, to be compared with the looped core.
+"""Two-layer transformer, the sequence model of STORM's authors, for comparison with the looped core.
 
 Shape suffixes: B batch, T environment steps, P past steps, D width.
 """
@@ -20,17 +20,17 @@ DROPOUT = 0.1
 
 @dataclass(frozen=True)
 class Past:
-    """What was seen, x (B, P, D), and the episode (B, P) that each step belongs to, counted by row."""
+    """Past inputs x (B, P, D) and the per-row episode number of each, (B, P)."""
 
     x: Tensor
     episodes: Tensor
 
     def select(self, rows: Tensor) -> Past:
-        """Of the given rows (int64 (n,), repeats allowed)."""
+        """Select rows, int64 (n,); repeats are allowed."""
         return Past(self.x[rows], self.episodes[rows])
 
     def join(self, other: Past) -> Past:
-        """One past of both batches, these rows first. The shorter gets steps before it that nobody sees."""
+        """Concatenate pasts along the batch; left-pad the shorter with masked steps."""
         steps = max(self.x.shape[1], other.x.shape[1])
         both = [(part, steps - part.x.shape[1]) for part in (self, other)]
         x = torch.cat([F.pad(part.x, (0, 0, missing, 0)) for part, missing in both])
@@ -38,9 +38,9 @@ class Past:
 
 
 class TwoLayers(nn.Module):
-    """Post-norm layers with dropout (STORM, tables 6 and 7) in the place of `LoopedAttention`.
+    """Post-norm layers with dropout (STORM, tables 6 and 7), interchangeable with `LoopedAttention`.
 
-    No keys and values are kept: each call runs all steps anew.
+    There is no KV cache: each call runs all past steps again.
     """
 
     def __init__(self, dim: int, heads: int, mlp_dim: int) -> None:
@@ -50,7 +50,7 @@ class TwoLayers(nn.Module):
         self.heads, self.dim = heads, dim
 
     def check(self, depth: int | ExitRule) -> ExitRule:
-        """Of any depth: nothing loops."""
+        """Accept any depth, since nothing loops."""
         return Fixed(1)
 
     def initial(self, batch: int, device: torch.device) -> Past:
@@ -60,7 +60,7 @@ class TwoLayers(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Past | None = None
     ) -> DynamicsOutput[Past]:
-        """x (B, T, 1, D), of frames of one slot; as `Dynamics` otherwise. Positions are in x already."""
+        """Run T steps of one-slot frames, x (B, T, 1, D); see `Dynamics`. Positions are already added to x."""
         before = self.initial(len(x), x.device) if state is None else state
         past = Past(torch.cat((before.x, x[:, :, 0]), 1), episodes_of(first, before.episodes))
         steps = past.x.shape[1]

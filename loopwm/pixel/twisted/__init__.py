@@ -1,1 +1,1 @@
-"""TWISTED: patch tokens, the next frame decoded all at once, an agent that learns in imagination."""
+"""TWISTED: patch tokens, one-shot decoding of the next frame."""

@@ -1,11 +1,11 @@
-"""How the next frame is chosen from its tokens' probabilities and the frame before (TWISTED, section 3.2).
+"""Decoders of the next frame from its tokens' probabilities and the previous frame (TWISTED, section 3.2).
 
-Decoders turn next-token probabilities p (B, L, K), whose rows sum to 1, and the previous frame's tokens u (B, L) into
-tokens (B, L). Those that sample draw the same numbers at the same state of the generator, column by column, whatever
-they do with them: two decoders differ only where their rules do.
+Decoders map next-token probabilities p (B, L, K), whose rows sum to 1, and the previous frame's tokens u (B, L) to
+tokens (B, L). Decoders that sample use the same random numbers at the same generator state, column by column: two
+decoders differ only where their rules do.
 
-B batch, L tokens of a frame, K codes; R tokens of the region that transport decides. Index i is a place of the previous
-frame (source), j a place of the next one (destination).
+Shapes: B batch, L tokens of a frame, K codes; R tokens of the region that transport decides. Index i is a place of the
+previous frame (source), j a place of the next one (destination).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import torch
 from torch import Tensor
 
 WILDCARD = -1
-"""The source of a destination that copies nothing."""
+"""Source of a destination that copies nothing."""
 
-LOOKED_AT = 10
+CHECK_EVERY = 10
 
 REACH = 4
-"""Largest squared distance, in places of the grid, that a token can be copied over."""
+"""Maximum squared distance, in grid places, over which a token can be copied."""
 
 
 class Decoder(Protocol):
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        """Tokens int64 (B, L) from probabilities (B, L, K) and the previous tokens int64 (B, L)."""
+        """Choose tokens int64 (B, L) from probabilities (B, L, K) and the previous tokens int64 (B, L)."""
 
 
 class Solver(Protocol):
     def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
-        """A source for each destination, none used twice, or WILDCARD: int64 (B, R).
+        """Assign a source to each destination, none used twice, or WILDCARD: int64 (B, R).
 
-        copy (B, R, R) is the affinity of source i to destination j, -inf where it is out of reach; wildcard (B, R) that
-        of sampling j, finite.
+        copy: affinity of source i to destination j, (B, R, R), -inf out of reach
+        wildcard: affinity of sampling j, (B, R), finite
         """
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Every token is drawn from its probabilities, independently of the others."""
+    """Sample every token from its probabilities, independently."""
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
         return sample(p, generator)
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Argmax:
-    """Every token is its most probable one."""
+    """Choose the most probable token."""
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
         return p.argmax(-1)
@@ -59,7 +59,7 @@ class Argmax:
 
 @dataclass(frozen=True)
 class Copy:
-    """The previous frame again."""
+    """Repeat the previous frame."""
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
         return previous
@@ -67,9 +67,9 @@ class Copy:
 
 @dataclass(frozen=True)
 class Sticky:
-    """The old token where its probability is within c_w of the largest, else a sample.
+    """Keep the old token if its probability is within c_w of the largest, else sample.
 
-    This is what `Transport` does, solved exactly, wherever c_d > c_w, as at the paper's printed values.
+    This is `Transport`, solved exactly, wherever c_d > c_w, as at the paper's printed values.
     """
 
     c_w: float
@@ -79,16 +79,18 @@ class Sticky:
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
         p = p.float()
-        kept = p.gather(-1, previous[..., None])[..., 0] >= p.amax(-1) - self.c_w
-        return torch.where(kept, previous, sample(p, generator))
+        sticks = p.gather(-1, previous[..., None])[..., 0] >= p.amax(-1) - self.c_w
+        return torch.where(sticks, previous, sample(p, generator))
 
 
 @dataclass(frozen=True)
 class ExactAssignment:
-    """The optimum (TWISTED, equation 3), by scipy, row by row on the CPU; of copy and equally good sample, the copy.
+    """Optimal assignment (TWISTED, equation 3) by scipy, row by row on the CPU; copies win ties with samples.
 
-    The equation is linear and the corners of what it allows are whole numbers: an assignment problem. Raises
-    ImportError where scipy is missing.
+    The equation is linear and its feasible corners are integers: an assignment problem.
+
+    Raises:
+        ImportError: scipy is missing
     """
 
     def __post_init__(self) -> None:
@@ -97,48 +99,46 @@ class ExactAssignment:
     def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
         assign = _scipy_assignment()
         own = torch.full_like(copy, math.inf).diagonal_scatter(-wildcard, dim1=-2, dim2=-1)
-        cost = torch.cat([-copy.mT, own], -1).double().cpu().numpy()  # copies first: scipy takes the first of equals
+        cost = torch.cat([-copy.mT, own], -1).double().cpu().numpy()  # copies first: scipy returns the first of ties
         columns = torch.tensor([assign(problem)[1].tolist() for problem in cost], device=copy.device)
         return columns.where(columns < copy.shape[-1], WILDCARD)
 
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """TWISTED, equation 3 by Sinkhorn iterations (TWISTED, algorithms 1 and 2) and `binarize`; batched, on any device.
+    """Batched approximate assignment (TWISTED, equation 3) by Sinkhorn iterations (TWISTED, algorithms 1 and 2).
 
-    Entropic transport between 2R sources and R destinations with R dummy ones of cost 0, which take what is not used.
-    The kernel is exp(-cost / epsilon): Algorithm 2 lacks the sign. It works on logarithms, since exp(1 / epsilon)
-    overflows, and in float32, whose last digit is worth 0.008 of a logarithm at the paper's epsilon of 1e-5.
+    Entropic transport between 2R sources and R destinations with R dummy destinations of cost 0 for unused sources,
+    then `binarize`. The kernel is exp(-cost / epsilon): Algorithm 2 lacks the sign. It works on logarithms, since exp(1
+    / epsilon) overflows, and in float32, whose last digit is worth 0.008 of a logarithm at the paper's epsilon of 1e-5.
 
     The paper's 10 iterations at 1e-5 are far from the fixed point, and `Transport` with them is not `Sticky`: on random
-    peaked frames of 9 x 9 they choose otherwise than `ExactAssignment` for about a third of the tokens, and copy some
-    from other places at prices at which that never pays. 100 iterations at 0.03 agree with it there; where much moves,
-    on 97 % of the tokens. Where c_d = 0 equal tokens are equally good sources, and the plan is divided among them.
-
-    The published code's settings are 2,000 iterations at most, a threshold of 1e-3 and an epsilon of 1e-5 of the
-    affinities' deviation: `Sinkhorn(1e-5, 2000, 1e-3, relative=True)`.
+    peaked frames of 9 x 9 they differ from `ExactAssignment` for about a third of the tokens, and copy some from other
+    places at prices at which that never pays. 100 iterations at 0.03 agree with it there; where much moves, on 97 % of
+    the tokens. At c_d = 0 equal tokens are equally good sources, and the plan is divided among them. The published code
+    uses `Sinkhorn(1e-5, 2000, 1e-3, relative=True)`.
     """
 
     epsilon: float = 1e-5
     iterations: int = 10
     threshold: float = 0.0
-    """Ends once no source gives more than its share by this (looked at every `LOOKED_AT` iterations); 0: never."""
+    """Stop once every source's mass is within this of its share (checked every `CHECK_EVERY` iterations); 0: never."""
     relative: bool = False
-    """epsilon is a share of the deviation of what can be had: the affinities in reach, and the wildcards'."""
+    """Scale epsilon by the standard deviation of the finite affinities, wildcards included."""
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:
-            raise ValueError(f"epsilon: {self.epsilon} is not positive")
+            raise ValueError(f"epsilon: must be above 0, got {self.epsilon}")
         if self.iterations < 1:
-            raise ValueError(f"iterations: {self.iterations} is less than 1")
+            raise ValueError(f"iterations: must be at least 1, got {self.iterations}")
 
     def __call__(self, copy: Tensor, wildcard: Tensor) -> Tensor:
         return binarize(*self.log_plan(copy, wildcard))
 
     def log_plan(self, copy: Tensor, wildcard: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithms of the plan, each column of which sums to 1: of the copies (B, R, R) and the wildcards (B, R).
+        """Return the log plan, whose columns sum to 1: copies (B, R, R) and wildcards (B, R).
 
-        Dummy columns are all alike, and so are the entries of a wildcard's row but its own: one of each is computed.
+        All dummy columns are equal, and so are the entries of a wildcard's row except its own: one of each is computed.
         """
         epsilon: Tensor | float = self.epsilon
         if self.relative:
@@ -153,15 +153,15 @@ class Sinkhorn:
             own_row = -torch.logaddexp(wildcard + column, dummy + log_dummies)
             column = -torch.logaddexp((copy + row[:, :, None]).logsumexp(1), wildcard + own_row)
             dummy = -torch.cat([row, own_row], 1).logsumexp(1, keepdim=True)
-            if self.threshold and iteration % LOOKED_AT == LOOKED_AT - 1:
-                given = torch.logaddexp((copy + column[:, None]).logsumexp(2), dummy + log_dummies) + row
-                if (given.exp() - 1).abs().max() <= self.threshold:
+            if self.threshold and iteration % CHECK_EVERY == CHECK_EVERY - 1:
+                mass = torch.logaddexp((copy + column[:, None]).logsumexp(2), dummy + log_dummies) + row
+                if (mass.exp() - 1).abs().max() <= self.threshold:
                     break
         return copy + row[:, :, None] + column[:, None], wildcard + own_row + column
 
 
 def _deviation(copy: Tensor, wildcard: Tensor) -> Tensor:
-    """The deviation of the affinities in reach, wildcards' among them: (B, 1)."""
+    """Return the standard deviation of the finite affinities, wildcards included: (B, 1)."""
     values = torch.cat((copy.flatten(1), wildcard), 1)
     there = values.isfinite()
     values, count = values.where(there, 0), there.sum(1, keepdim=True)
@@ -170,14 +170,14 @@ def _deviation(copy: Tensor, wildcard: Tensor) -> Tensor:
 
 
 def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
-    """A source for each destination, none used twice, or WILDCARD, from a plan's values or their logarithms.
+    """Round a plan (values or logarithms) to a source for each destination, none used twice, or WILDCARD.
 
-    Every column chooses its best source; where several choose the same, the one with the largest value (the first of
-    equals) has it and the others choose again among those still free. TWISTED, algorithm 3 prints the opposite, rows
-    that choose columns: 2R rows claim R columns of which none may be claimed twice, so it cannot end. What is
-    built here is the text of TWISTED, section 3.2; every round settles a column, hence at most R rounds.
+    Every column chooses its best source; of several that choose the same, the one with the largest value (the first of
+    ties) gets it and the others choose again among the free ones. TWISTED, algorithm 3 prints the opposite, rows that
+    choose columns: 2R rows claim R columns of which none may be claimed twice, so it cannot terminate. This is the text
+    of TWISTED, section 3.2; every round settles a column, hence at most R rounds.
 
-    copy (B, R, R), -inf where a source is out of reach; wildcard (B, R), finite. Returns int64 (B, R).
+    copy: (B, R, R), -inf where a source is out of reach; wildcard: (B, R), finite. Returns int64 (B, R).
     """
     places = torch.arange(wildcard.shape[1], device=wildcard.device)
     sources = torch.full_like(wildcard, WILDCARD, dtype=torch.int64)
@@ -201,10 +201,12 @@ def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Transport:
-    """Optimal transport of the previous frame's tokens (TWISTED, equations 1 to 4); a token that none fits is sampled.
+    """Optimal transport of the previous frame's tokens (TWISTED, equations 1 to 4); other tokens are sampled.
 
-    grid: rows and columns of the frame; c_d: price of a squared distance of 1; c_w: price of sampling; region: bool
-    (L,), True where transport decides (None: everywhere). It copies from there to there; elsewhere tokens are sampled.
+    grid: rows and columns of the frame
+    c_d: price of a squared distance of 1
+    c_w: price of sampling
+    region: bool (L,), True where transport applies, None for everywhere
 
     A copy from another place needs c_d * distance < c_w. At the printed values (0.6, 0.3; MinAtar 0.2, 0.05) there is
     none, and with `ExactAssignment` this equals `Sticky(c_w)` token for token; (0.05, 0.6) does move tokens.
@@ -221,7 +223,7 @@ class Transport:
         _check_penalty("c_w", self.c_w)
         region, count = self.region, math.prod(self.grid)
         if region is not None and (region.dtype != torch.bool or region.shape != (count,) or not region.any()):
-            raise ValueError(f"region: expected {count} bools, one for each token, and a True among them")
+            raise ValueError(f"region: must be {count} bools, one per token, at least one True")
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
         sources = self.sources(p, previous)
@@ -229,15 +231,16 @@ class Transport:
         return torch.where(sources == WILDCARD, sample(p, generator), copied)
 
     def sources(self, p: Tensor, previous: Tensor) -> Tensor:
-        """The place of the previous frame that each token is copied from, or WILDCARD: int64 (B, L).
+        """Return the previous frame's place that each token is copied from, or WILDCARD: int64 (B, L).
 
-        Raises ValueError where p or previous is no frame of this grid.
+        Raises:
+            ValueError: p or previous does not fit the grid
         """
         count = math.prod(self.grid)
         if p.shape[1:2] != (count,) or previous.shape != p.shape[:2]:
             raise ValueError(
-                f"p, previous: {tuple(p.shape)} and {tuple(previous.shape)} are not probabilities and tokens of "
-                f"frames of {count}"
+                f"p, previous: must be probabilities and tokens of {count} places, got {tuple(p.shape)} "
+                f"and {tuple(previous.shape)}"
             )
         price = copy_price(self.grid, self.c_d).to(p.device)
         if self.region is None:
@@ -250,10 +253,10 @@ class Transport:
 
 @dataclass(frozen=True, eq=False)
 class NoisedTransport(Transport):
-    """As the published code has it: Gumbel noise on the logits first, and the noised probabilities in both affinities.
+    """Transport of the published code: Gumbel noise on the logits, and the noised probabilities in both affinities.
 
-    The most likely token after noise is a sample, and it is what a wildcard becomes. So a token that stays with chance
-    0.48 stays about as often, where `Transport` keeps it always.
+    The most likely token after noise is a sample, and wildcards take it. So a token that stays with probability 0.48
+    stays about as often, where `Transport` always keeps it.
     """
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
@@ -263,68 +266,77 @@ class NoisedTransport(Transport):
 
 
 def with_gumbel_noise(p: Tensor, generator: torch.Generator) -> Tensor:
-    """softmax(log p + noise) of probabilities (..., K); where p is 0 it stays 0."""
+    """Return softmax(log p + noise) of probabilities (..., K); where p is 0 it stays 0."""
     u = torch.rand(p.shape, generator=generator, device=generator.device).to(p.device)
     noise = -(-u.clamp(1e-20, 1 - 1e-7).log()).log()
     return (p.float().log() + noise).softmax(-1)
 
 
 def affinities(p: Tensor, previous: Tensor, price: Tensor, c_w: float) -> tuple[Tensor, Tensor]:
-    """TWISTED, equations 1 and 2 for p (B, R, K), previous (B, R) and prices (R, R) of a copy from i to j.
+    """Compute TWISTED, equations 1 and 2.
 
-    Returns the affinities of copies (B, R, R), A[b, i, j] = p[b, j, u_i] - price[i, j], and the diagonal of the
-    wildcards' (B, R), both float32.
+    Args:
+        p: probabilities (B, R, K)
+        previous: tokens (B, R)
+        price: prices (R, R) of a copy from i to j
+        c_w: price of sampling
+
+    Returns:
+        The affinities of copies (B, R, R), A[b, i, j] = p[b, j, u_i] - price[i, j], and of wildcards (B, R), float32.
     """
     p = p.float()
-    wanted = previous[:, None].expand(-1, previous.shape[1], -1)
-    return p.gather(-1, wanted).mT - price, p.amax(-1) - c_w
+    sources = previous[:, None].expand(-1, previous.shape[1], -1)
+    return p.gather(-1, sources).mT - price, p.amax(-1) - c_w
 
 
 def copy_price(grid: tuple[int, int], c_d: float) -> Tensor:
-    """c_d times the squared distance of each two places of a grid, +inf beyond REACH: (L, L) (TWISTED, appendix D)."""
+    """Return c_d times the squared distance of two grid places, +inf beyond REACH: (L, L) (TWISTED, appendix D)."""
     places = torch.cartesian_prod(*(torch.arange(float(side)) for side in grid))
     distance = (places[:, None] - places).square().sum(-1)
     return (c_d * distance).masked_fill(distance > REACH, math.inf)
 
 
 def centre_region(grid: tuple[int, int], edge: int = 1, bottom_rows: int = 0) -> Tensor:
-    """Where transport decides in Craftax and crafter: not in the bottom rows (the inventory) nor at the map's edges.
+    """Return the region of transport in Craftax and crafter: without inventory rows and map edges, bool (L,).
 
-    TWISTED, appendix D says so in words. Crafter's 9 x 9 places are 7 rows of map above 2 of inventory:
-    centre_region((9, 9), 1, 2) has 5 x 7 places. Returns bool (L,). Raises ValueError where nothing is left.
+    TWISTED, appendix D describes it in words. Crafter's 9 x 9 places are 7 rows of map above 2 of inventory:
+    centre_region((9, 9), 1, 2) has 5 x 7 places.
+
+    Raises:
+        ValueError: nothing is left
     """
     rows, columns = grid[0] - bottom_rows, grid[1]
     if min(edge, bottom_rows) < 0 or 2 * edge >= min(rows, columns):
-        raise ValueError(f"region: an edge of {edge} and {bottom_rows} bottom rows leave nothing of {grid}")
+        raise ValueError(f"region: must leave part of the grid {grid}, got edge {edge} and bottom_rows {bottom_rows}")
     region = torch.zeros(grid, dtype=torch.bool)
     region[edge : rows - edge, edge : columns - edge] = True
     return region.flatten()
 
 
 def sample(p: Tensor, generator: torch.Generator) -> Tensor:
-    """A token for each row of probabilities (B, L, K) by one uniform number each: int64 (B, L).
+    """Sample a token for each row of probabilities (B, L, K) by one uniform number each: int64 (B, L).
 
-    The generator may live on another device than p: a run then draws the same numbers wherever it computes.
+    The generator may be on another device than p: a run then uses the same numbers on every device.
     """
     return invert(p, torch.rand(p.shape[:-1], generator=generator, device=generator.device).to(p.device))
 
 
 def invert(p: Tensor, u: Tensor) -> Tensor:
-    """The tokens whose share of the cumulated probabilities (..., K) holds u (...) in [0, 1]: int64 (...).
+    """Return the tokens whose interval of the cumulated probabilities (..., K) contains u (...) in [0, 1]: int64 (...).
 
-    A token of probability 0 is never among them.
+    Never returns a token of probability 0.
     """
     cumulated = p.float().cumsum(-1)
     whole = cumulated[..., -1:]
     place = torch.minimum(u[..., None] * whole, whole.nextafter(torch.zeros_like(whole)))
     tokens = torch.searchsorted(cumulated, place, right=True)
-    possible = p.gather(-1, tokens) > 0  # a sum in parallel may rise by a rounding error where p is 0
+    possible = p.gather(-1, tokens) > 0  # rounding in a parallel sum may rise where p is 0
     return tokens.where(possible, p.argmax(-1, keepdim=True))[..., 0]
 
 
 def _check_penalty(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: {value} is not a finite price of at least 0")
+        raise ValueError(f"{name}: must be a finite price of at least 0, got {value}")
 
 
 def _scipy_assignment() -> Callable[..., Any]:
@@ -338,7 +350,7 @@ def _scipy_assignment() -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder by name, and the prices of those that have them."""
+    """Decoder by name, with its prices."""
 
     kind: Literal["sample", "argmax", "copy", "sticky", "transport", "noised-transport"]
     c_d: float = 0.0
@@ -348,10 +360,10 @@ class DecoderConfig:
     iterations: int = 10
     threshold: float = 0.0
     relative: bool = False
-    """Sinkhorn's, as in `Sinkhorn`."""
+    """Options of `Sinkhorn`."""
 
     def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
-        """region: bool (L,), where transport decides."""
+        """Create the decoder. region: bool (L,), True where transport applies."""
         match self.kind:
             case "sample":
                 return Sample()
@@ -370,8 +382,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class Centre:
-    """Where transport decides, and what a centre-exact frame must get right: the grid without its edge and without
-    what stands below the map."""
+    """Region of transport and of centre-exact frames: the grid without its edge and the rows below the map."""
 
     edge: int = 0
     bottom_rows: int = 0

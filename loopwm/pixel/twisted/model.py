@@ -1,11 +1,11 @@
-"""TWISTED on the looped core: patch tokens and the action as slots of a frame, the next frame decoded all at once.
+"""TWISTED on the looped core: patch tokens and the action are slots of a frame; the next frame is decoded in one pass.
 
     slots of frame t    s_t^1 .. s_t^L, a_t
     slot i <= L         predicts s_{t+1}^i over the codebook
     slot L + 1          predicts reward r_t and done d_t
 
-Departures from the paper: the looped core in place of three GPT-2 blocks (so RMSNorm, squared ReLU, no dropout);
-rewards are any listed values, not two.
+Departures from the paper: the looped core instead of three GPT-2 blocks (so RMSNorm, squared ReLU, no dropout); reward
+classes are any listed values, not two.
 
 Shape suffixes: B batch, T environment steps, L patch tokens, N = L + 1 slots, K codes, D width, P coordinates.
 """
@@ -32,12 +32,12 @@ from loopwm.pixel.positions import Rotary, Rotary1D, Rotary3D
 
 @dataclass(frozen=True)
 class TwistedConfig(LoopedConfig):
-    """Sizes of a model. Defaults are the paper's where it has one (TWISTED, table 7)."""
+    """Sizes of a model; defaults are the paper's where it gives them (TWISTED, table 7)."""
 
     codes: int = 4096
     """K, the capacity of the codebook."""
     rewards: tuple[float, ...] = (0.0, 1.0)
-    """The values that rewards are told apart by: each counts as the nearest."""
+    """Reward classes; a reward counts as the nearest."""
     dim: int = 128
     mlp_dim: int = 512
     coda_layers: int = 1
@@ -45,24 +45,24 @@ class TwistedConfig(LoopedConfig):
     default_depth: int = 3
     max_loops: int = 8
     window: int = 20
-    """T_WM: frames that attention sees."""
+    """T_WM: attention window in frames."""
     spatial_rotary: bool = True
-    """Rotary positions over (x, y, t) instead of the place in the sequence."""
+    """Rotary positions over (x, y, t) instead of the index in the sequence."""
     absolute_positions: bool = True
-    """A learned embedding of (x, y) on every state token."""
+    """Add a learned embedding of (x, y) to every state token."""
     exit_gate: bool = False
     patch: tuple[int, ...] = (7, 7)
     """Height and width."""
     threshold: float = 0.75
-    """tau, squared distance of pixels in [0, 1] beyond which a patch is a code of its own."""
+    """tau, squared distance of pixels in [0, 1] beyond which a patch becomes a code."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive_sizes(self, "codes", "window")
         if len(set(self.rewards)) < 2:
-            raise ValueError(f"rewards: {self.rewards} holds no two values to tell apart")
+            raise ValueError(f"rewards: must contain two different values, got {self.rewards}")
         if len(self.patch) != 2:
-            raise ValueError(f"patch: {self.patch} is not a height and a width")
+            raise ValueError(f"patch: must be a height and a width, got {self.patch}")
 
     def core(self) -> CoreConfig:
         return replace(super().core(), exit_gate=self.exit_gate)
@@ -73,7 +73,7 @@ class TwistedConfig(LoopedConfig):
 
 
 class TokenBatch(NamedTuple):
-    """Consecutive steps of replayed play: tokens and next_tokens (B, T, L), all else (B, T)."""
+    """Consecutive replayed steps. tokens and next_tokens: (B, T, L); all others: (B, T)."""
 
     tokens: Tensor
     next_tokens: Tensor
@@ -84,7 +84,7 @@ class TokenBatch(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """tokens: (B, T, L, K), reward: (B, T, number of rewards), done: (B, T)."""
+    """Logits. tokens: (B, T, L, K); reward: (B, T, number of rewards); done: (B, T)."""
 
     tokens: Tensor
     reward: Tensor
@@ -92,23 +92,23 @@ class Logits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Imagining:
-    """Where an imagined row stands: the core's state, the tokens (B, L) seen last and the frames so far (B,)."""
+class TwistedState:
+    """State of imagined rows: KV cache, current tokens (B, L), and the number of frames before them (B,)."""
 
     cache: FrameCache
     tokens: Tensor
     frames: Tensor
     first: Tensor
 
-    def replace(self, rows: Tensor, fresh: Imagining) -> Imagining:
-        """The same with rows int64 (R,) taken from `fresh`, which has R of them in that order."""
+    def replace(self, rows: Tensor, fresh: TwistedState) -> TwistedState:
+        """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
         order = torch.arange(len(self.tokens), device=rows.device)
         order[rows] = len(self.tokens) + torch.arange(len(rows), device=rows.device)
         both = (
             torch.cat((ours, theirs))[order]
             for ours, theirs in ((self.tokens, fresh.tokens), (self.frames, fresh.frames), (self.first, fresh.first))
         )
-        return Imagining(self.cache.join(fresh.cache).select(order), *both)
+        return TwistedState(self.cache.join(fresh.cache).select(order), *both)
 
 
 class Twisted(nn.Module):
@@ -117,7 +117,16 @@ class Twisted(nn.Module):
     rewards: Tensor
 
     def __init__(self, config: TwistedConfig, grid: tuple[int, int], actions: int) -> None:
-        """grid: rows and columns of a frame's patches. Raises ValueError for sizes that do not fit together."""
+        """Create the network.
+
+        Args:
+            config: sizes
+            grid: rows and columns of a frame's patches
+            actions: number of actions
+
+        Raises:
+            ValueError: sizes do not fit together
+        """
         super().__init__()
         self.config = config
         self.grid = grid
@@ -138,24 +147,26 @@ class Twisted(nn.Module):
     def forward(
         self, tokens: Tensor, action: Tensor, first: Tensor, depth: Depth
     ) -> tuple[Logits, DynamicsOutput[FrameCache]]:
-        """tokens: (B, T, L), action and first: (B, T). The dynamics start empty."""
+        """Run the network from an empty state. tokens: (B, T, L), action and first: (B, T)."""
         x, positions = self.embed(tokens, action), self.positions(torch.zeros_like(action[:, 0]), action.shape[1])
         out = self.dynamics(x, positions, first, depth)
         return self.read(out.h), out
 
     def embed(self, tokens: Tensor, action: Tensor) -> Tensor:
-        """Slots (..., N, D) of frames with tokens (..., L) and action (...); each token takes a learned embedding of
-        its place (TWISTED, section 3.1)."""
+        """Embed tokens (..., L) and action (...) as slots (..., N, D).
+
+        Each token gets a learned embedding of its place (TWISTED, section 3.1).
+        """
         state = self.token_embedding(tokens)
         if self.place_embedding is not None:
             state = state + self.place_embedding.weight
         return torch.cat((state, self.action_embedding(action)[..., None, :]), -2)
 
     def positions(self, start: Tensor, steps: int) -> Tensor:
-        """(B, steps, N, P) of frames start (B,) .. start + steps - 1.
+        """Return the positions (B, steps, N, P) of frames start (B,) .. start + steps - 1.
 
-        State tokens stand at (x + t, y + t, 2t), the action at (t, t, 2t + 1), so that they stay neighbours (TWISTED,
-        appendix C). With one coordinate, at their place in the sequence.
+        State tokens are at (x + t, y + t, 2t), the action at (t, t, 2t + 1), so that they stay neighbours (TWISTED,
+        appendix C). With one coordinate, slots are at their index in the sequence.
         """
         t = start[:, None] + torch.arange(steps, device=start.device)
         slots = torch.arange(self.tokens + 1, device=start.device)
@@ -168,32 +179,39 @@ class Twisted(nn.Module):
         return torch.stack((x + t, y + t, 2 * t + is_action.long()), -1)
 
     def read(self, h: Tensor) -> Logits:
-        """h: (..., N, D); each logit comes without N."""
+        """Apply the heads to h (..., N, D); logits have no N."""
         h = self.norm(h)
         return Logits(
             self.token_head(h[..., :-1, :]), self.reward_head(h[..., -1, :]), self.done_head(h[..., -1, :])[..., 0]
         )
 
     def reward_class(self, reward: Tensor) -> Tensor:
-        """The index of the nearest listed value: int64 of the same shape."""
+        """Return the index of the nearest reward class, int64 of the same shape."""
         return (reward[..., None] - self.rewards).abs().argmin(-1)
 
-    def observe(self, tokens: Tensor, action: Tensor, first: Tensor, depth: int | ExitRule) -> Imagining:
-        """Real frames: tokens (B, T, L), first (B, T), and the T - 1 actions between them (B, T - 1)."""
+    def observe(self, tokens: Tensor, action: Tensor, first: Tensor, depth: int | ExitRule) -> TwistedState:
+        """Return the state after real frames.
+
+        Args:
+            tokens: (B, T, L)
+            action: actions between the frames, (B, T - 1)
+            first: bool (B, T), True where an episode begins
+            depth: loops of every pass
+        """
         batch, steps = first.shape
         cache, frames = self.dynamics.initial(batch, tokens.device), torch.zeros_like(tokens[:, 0, 0])
         if steps > 1:
             positions = self.positions(frames, steps - 1)
             cache = self.dynamics(self.embed(tokens[:, :-1], action), positions, first[:, :-1], depth, cache).state
-        return Imagining(cache, tokens[:, -1], frames + steps - 1, first[:, -1])
+        return TwistedState(cache, tokens[:, -1], frames + steps - 1, first[:, -1])
 
-    def step(self, at: Imagining, action: Tensor, depth: int | ExitRule) -> tuple[Logits, FrameCache]:
-        """What follows the action (B,): logits without T, and the core's state after it."""
+    def step(self, at: TwistedState, action: Tensor, depth: int | ExitRule) -> tuple[Logits, FrameCache]:
+        """Predict the result of action (B,): logits without T, and the KV cache after it."""
         positions = self.positions(at.frames, 1)[:, 0]
         out = self.dynamics.step(self.embed(at.tokens, action), positions, at.first, depth, at.cache)
         return self.read(out.h), out.state
 
 
 def _head(dim: int, out: int) -> nn.Sequential:
-    """128-dimensional linear layer, ReLU, linear layer (TWISTED, appendix B.2)."""
+    """Create a head: 128-dimensional linear layer, ReLU, linear layer (TWISTED, appendix B.2)."""
     return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, out))

@@ -1,4 +1,4 @@
-"""TWISTED as a pixel system: a codebook that grows, three cross-entropies, and a world that a decoder draws.
+"""TWISTED as a pixel system: a growing codebook, three cross-entropies, and a world whose decoder chooses frames.
 
 Shape suffixes: B batch, T environment steps, L patch tokens, K codes, H/W/C frame.
 """
@@ -19,13 +19,13 @@ from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, Prepared, mean_of
 from loopwm.pixel.twisted.codebook import PatchTokenizer
 from loopwm.pixel.twisted.decoding import Centre, Decoder, DecoderConfig, sample
-from loopwm.pixel.twisted.model import Imagining, TokenBatch, Twisted, TwistedConfig
+from loopwm.pixel.twisted.model import TokenBatch, Twisted, TwistedConfig, TwistedState
 from loopwm.records.frames import FrameSpace
 
 
 @dataclass(frozen=True)
 class TwistedCoefficients:
-    """Of the losses beside that of tokens: 1 on Craftax-classic, 10 on MinAtar (TWISTED, table 12)."""
+    """Loss coefficients relative to the token loss: 1 on Craftax-classic, 10 on MinAtar (TWISTED, table 12)."""
 
     reward_coef: float = 1.0
     done_coef: float = 1.0
@@ -33,14 +33,14 @@ class TwistedCoefficients:
 
 @dataclass(frozen=True)
 class TwistedSampling:
-    """How a frame is chosen from its tokens' probabilities, and where transport decides."""
+    """Decoder of the next frame, and the region where transport applies."""
 
     decoder: DecoderConfig = field(default_factory=lambda: DecoderConfig("noised-transport", c_d=0.6, c_w=0.3))
     centre: Centre = field(default_factory=Centre)
 
 
 class TwistedSystem(PixelSystem):
-    """The network with the codebook that its tokens come from."""
+    """Network and codebook."""
 
     name = "twisted"
     Model, Objective, Sampling = TwistedConfig, TwistedCoefficients, TwistedSampling
@@ -52,7 +52,7 @@ class TwistedSystem(PixelSystem):
         self.network = Twisted(config, self.tokenizer.grid, space.actions)
 
     def prepare(self, frames: Iterable[Tensor]) -> dict[str, float]:
-        """Adds patches of the frames to the codebook, in order (TWISTED, section 2.4)."""
+        """Add patches of the frames to the codebook, in order (TWISTED, section 2.4)."""
         refused = sum(self.tokenizer.grow(some).refused for some in frames)
         return {"patches_refused": refused, "codes": self.tokenizer.size}
 
@@ -63,7 +63,7 @@ class TwistedSystem(PixelSystem):
         self.tokenizer.take_codes(prepared["codes"])
 
     def tokenized(self, batch: FrameBatch) -> TokenBatch:
-        """Tokens for frames."""
+        """Tokenize the frames of a batch."""
         tokens, following = self.tokenizer.encode(batch.obs), self.tokenizer.encode(batch.next_obs)
         return TokenBatch(tokens, following, batch.action, batch.reward, batch.terminated, batch.first)
 
@@ -71,9 +71,9 @@ class TwistedSystem(PixelSystem):
         return self.token_loss(self.tokenized(batch), depth)
 
     def token_loss(self, batch: TokenBatch, depth: Depth) -> tuple[Tensor, Diagnostics]:
-        """Cross-entropies of next tokens, reward class and done, each the mean over its items (TWISTED, appendix B.2).
+        """Compute the mean cross-entropies of next tokens, reward class and done (TWISTED, appendix B.2).
 
-        Truncated episodes go on behind their end, so truncation is no target.
+        Truncated episodes would continue, so truncation is no target.
         """
         logits, out = self.network(batch.tokens, batch.action, batch.first, depth)
         targets = batch.next_tokens.flatten()
@@ -94,7 +94,7 @@ class TwistedSystem(PixelSystem):
         return loss, diagnostics
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Probabilities (..., K) of the codes there are, from token logits: the head has room for a full codebook."""
+        """Return probabilities (..., K) from token logits; logits of unused codes are masked."""
         unused = torch.arange(logits.shape[-1], device=logits.device) >= self.tokenizer.size
         return logits.float().masked_fill(unused, -math.inf).softmax(-1)
 
@@ -105,38 +105,47 @@ class TwistedSystem(PixelSystem):
 
 
 class TwistedWorld:
-    """A `FrameWorld`: frames in, the frame after an action out, as its decoder makes it of the predicted tokens."""
+    """`FrameWorld` whose frames a decoder chooses from the predicted tokens."""
 
     def __init__(self, system: TwistedSystem, decoder: Decoder, depth: int | ExitRule | None = None) -> None:
-        """depth: loops of every pass, None for the model's. Raises ValueError for one it does not allow."""
+        """Create the world.
+
+        Args:
+            system: trained system
+            decoder: decoder of the next frame
+            depth: loops of every pass, None for the model's default
+
+        Raises:
+            ValueError: the model does not allow the depth
+        """
         self.system, self.network, self.tokenizer = system, system.network, system.tokenizer
         self.decoder = decoder
         self.depth = self.network.dynamics.core.check(system.config.default_depth if depth is None else depth)
         self.space = system.space
 
     @torch.inference_mode()
-    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> Imagining:
+    def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> TwistedState:
         return self.network.observe(self.tokenizer.encode(obs), action, first, self.depth)
 
     @torch.inference_mode()
     def observe(
-        self, state: Imagining, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
-    ) -> Imagining:
+        self, state: TwistedState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
+    ) -> TwistedState:
         _, cache = self.network.step(state, action, self.depth)
-        return Imagining(cache, self.tokenizer.encode(obs), state.frames + 1, first)
+        return TwistedState(cache, self.tokenizer.encode(obs), state.frames + 1, first)
 
     @torch.inference_mode()
-    def step(self, state: Imagining, action: Tensor, generator: torch.Generator) -> Imagined[Imagining]:
+    def step(self, state: TwistedState, action: Tensor, generator: torch.Generator) -> Imagined[TwistedState]:
         logits, cache = self.network.step(state, action, self.depth)
         tokens = self.decoder(self.system.probabilities(logits.tokens), state.tokens, generator)
         reward = sample(logits.reward[:, None].float().softmax(-1), generator)[:, 0]
         done = logits.done.float().sigmoid()
         terminated = torch.rand(done.shape, generator=generator, device=generator.device).to(done.device) < done
-        after = Imagining(cache, tokens, state.frames + 1, torch.zeros_like(terminated))
+        after = TwistedState(cache, tokens, state.frames + 1, torch.zeros_like(terminated))
         return Imagined(self.network.rewards[reward], terminated, after)
 
-    def show(self, state: Imagining) -> Tensor:
+    def show(self, state: TwistedState) -> Tensor:
         return self.tokenizer.decode(state.tokens)
 
-    def replace(self, state: Imagining, rows: Tensor, fresh: Imagining) -> Imagining:
+    def replace(self, state: TwistedState, rows: Tensor, fresh: TwistedState) -> TwistedState:
         return state.replace(rows, fresh)

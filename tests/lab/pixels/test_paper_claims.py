@@ -163,7 +163,7 @@ def test_bad_protocols_and_play_are_named(protocol, folder, tmp_path, capsys):
     told = {
         "columns=[3, 1]": "columns: 3 to 1 are none",
         "steps=3": "steps: claims are about horizons from 4 on",
-        "steps=14": "steps: 17 frames with the context are more than model.positions, 16",
+        "steps=14": "steps: with the context must be at most model.positions (16), got 17",
         "sequences=1": "sequences: actions of another sequence need two",
     }
     for change, message in told.items():

@@ -16,8 +16,8 @@ from loopwm.pixel.agents.actor_critic import (
     ActorCriticNetwork,
     Experience,
     PercentileScale,
-    before_the_end,
     lambda_returns,
+    valid_mask,
 )
 
 TINY = ActorCriticConfig(hidden=16, entropy_coef=0.01, learning_rate=1e-2)
@@ -48,7 +48,7 @@ def experience(
         terminated=terminated,
         truncated=torch.zeros_like(terminated),
         final_value=torch.zeros(rows, steps),
-        valid=before_the_end(terminated),
+        valid=valid_mask(terminated),
     )
 
 
@@ -278,10 +278,10 @@ def test_a_restored_learner_goes_on_as_the_one_it_was() -> None:
     [
         ("percentiles", (95.0, 5.0), "percentiles: .* rising"),
         ("percentiles", (5.0, 101.0), "percentiles: .* within 0 to 100"),
-        ("gamma", 1.5, "gamma: 1.5 is outside 0 to 1"),
-        ("slow_decay", -0.1, "slow_decay: -0.1 is outside"),
-        ("hidden", 0, "hidden: 0 is not above zero"),
-        ("entropy_coef", -1.0, "entropy_coef: -1.0 is below zero"),
+        ("gamma", 1.5, "gamma: must be between 0 and 1, got 1.5"),
+        ("slow_decay", -0.1, "slow_decay: must be between 0 and 1, got -0.1"),
+        ("hidden", 0, "hidden: must be above 0, got 0"),
+        ("entropy_coef", -1.0, "entropy_coef: must be at least 0, got -1.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(key: str, value: object, message: str) -> None:

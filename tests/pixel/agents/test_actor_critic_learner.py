@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.pixel.agents.actor_critic_learner import ActorCriticAgent, FrameSight, LatentSight, RecordingPlayer
+from loopwm.pixel.agents.actor_critic_learner import ActorCriticAgent, FrameReader, LatentReader, RecordingPlayer
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Chance, Dream
@@ -63,7 +63,7 @@ def storm() -> StormSystem:
 def test_what_is_recorded_is_what_the_network_reads_again() -> None:
     """Two rollouts of an agent with a memory, on from each other, with ends and truncations."""
     made, env = agent(**FRAMES), blocks(4)
-    player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
+    player = RecordingPlayer(made.network, FrameReader(), 4, torch.Generator().manual_seed(0))
     env_state, memory = EnvState.reset(env, 0), made.network.initial(4, torch.device("cpu"))
     for _ in range(2):
         data, found = player.play(env, 10, env_state)
@@ -81,7 +81,7 @@ def test_what_is_recorded_is_what_the_network_reads_again() -> None:
 
 def test_a_truncated_episode_is_worth_what_its_own_last_frame_is() -> None:
     made, env = agent(**FRAMES), blocks(4)
-    player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
+    player = RecordingPlayer(made.network, FrameReader(), 4, torch.Generator().manual_seed(0))
     data, found = player.play(env, 16, EnvState.reset(env, 0))
     rows, steps = data.truncated.nonzero(as_tuple=True)
     for b, t in zip(rows.tolist(), steps.tolist(), strict=True):
@@ -98,7 +98,7 @@ def test_the_world_that_is_carried_along_knows_the_last_frames() -> None:
     """Ends in between included; latents are drawn, so the prior's part of what is read is compared."""
     world, env = storm().world(config().sampling), blocks(4)
     made = agent()
-    player = RecordingPlayer(made.network, LatentSight(world, torch.Generator().manual_seed(0)), 4, torch.Generator())
+    player = RecordingPlayer(made.network, LatentReader(world, torch.Generator().manual_seed(0)), 4, torch.Generator())
     data, found = player.play(env, 9, EnvState.reset(env, 0))
     s = found.segments
     assert s.first[:, 1:].any()
@@ -167,7 +167,7 @@ def test_an_agent_that_reads_frames_learns_from_play_and_from_imagined_frames(tm
 
 def test_an_agent_with_neither_features_nor_channels_is_refused(tmp_path: Path) -> None:
     alone = config(world={"updates": 0}, imagination={"updates": 0})
-    with pytest.raises(InputError, match=r"actor_critic.channels: .* must read frames"):
+    with pytest.raises(InputError, match=r"actor_critic.channels: must be set"):
         AgentTrainer(alone, blocks(4), SPACE, tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_worlds_that_begin_anew_while_they_are_played_are_remembered_from_the_fr
     chance = RandomPolicy(SPACE.actions, np.random.default_rng(0))
     replay.add_segments(rollout(env, chance, 40, EnvState.reset(env, 0)).segments, "random", 0)
     imagined = ImaginedVectorEnv(storm().world(config().sampling), replay, 4, 3, horizon=3)
-    player = RecordingPlayer(made.network, FrameSight(), 4, torch.Generator().manual_seed(0))
+    player = RecordingPlayer(made.network, FrameReader(), 4, torch.Generator().manual_seed(0))
     data, found = player.play(imagined, 9, EnvState.reset(imagined, 0))
     again = data.first[:, 1:]
     assert again.any()

@@ -213,11 +213,11 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"world": {"updates": 0}}, "imagination.updates: there is no world"),
-        ({"real": {"minibatches": 5}}, "real.minibatches: 5 are more than 4 rows"),
+        ({"world": {"updates": 0}}, "imagination.updates: requires a world"),
+        ({"real": {"minibatches": 5}}, "real.minibatches: must be at most 4 rows, got 5"),
         ({"imagination": {"burn_in": 0}}, "imagination.burn_in: 0 is not above zero"),
         ({"policy": {"channels": []}}, "policy.channels: "),
-        ({"world": {"recency": [0.5, 0.6]}}, r"world.recency: \(0.5, 0.6\), expected shares that sum to 1"),
+        ({"world": {"recency": [0.5, 0.6]}}, r"world.recency: must be shares that sum to 1, got \(0.5, 0.6\)"),
     ],
 )
 def test_bad_configuration_names_its_key(changes, message):
@@ -271,7 +271,7 @@ def test_a_demonstration_of_another_environment_and_more_than_are_kept_are_refus
     with pytest.raises(InputError, match=r"other/a.npz: env is 'other', expected"):
         AgentTrainer(config(world={"demonstrations": other}), blocks(4), SPACE, tmp_path / "run")
     good = shown(tmp_path / "good")
-    with pytest.raises(InputError, match=r"world.replay: 3 transitions do not hold those of"):
+    with pytest.raises(InputError, match=r"world.replay: 3 transitions are too few for"):
         AgentTrainer(config(world={"demonstrations": good, "replay": 3}), blocks(4), SPACE, tmp_path / "full")
 
 
@@ -297,7 +297,7 @@ def test_a_world_that_is_begun_with_is_updated_from_where_it_was(finished, tmp_p
 
 def test_a_world_of_another_model_or_environment_is_refused_by_the_key_that_differs(finished, tmp_path):
     begun = {"world": {"start_from": str(finished / "model")}}
-    with pytest.raises(InputError, match=r"model.dim: 64, but .*model, world.start_from, has 32"):
+    with pytest.raises(InputError, match=r"model.dim: must be 32 as in world.start_from .*model, got 64"):
         AgentTrainer(config(model={"dim": 64}, **begun), blocks(4), SPACE, tmp_path)
     with pytest.raises(InputError, match=r"real\.environment: env is 'other', expected"):
         AgentTrainer(config(**begun), blocks(4), replace(SPACE, env="other"), tmp_path)
@@ -318,7 +318,7 @@ def test_a_segment_too_short_for_the_system_is_refused(tmp_path):
     learner = WorldLearner(trainer, SPACE, torch.device("cpu"))
     type(learner.system).shortest = 9
     try:
-        with pytest.raises(InputError, match=r"world\.steps: 6 are fewer than 9"):
+        with pytest.raises(InputError, match=r"world\.steps: must be at least 9, got 6"):
             WorldLearner(trainer, SPACE, torch.device("cpu"))
     finally:
         type(learner.system).shortest = 1

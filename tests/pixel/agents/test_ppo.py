@@ -123,7 +123,7 @@ def test_a_first_update_starts_from_ratio_one_and_teaches_good_actions(policy):
 
 def test_more_parts_than_environments_are_refused():
     policy = ActorCritic(CONFIG, SHAPE, ACTIONS)
-    with pytest.raises(ValueError, match="minibatches: 5 of 4 environments"):
+    with pytest.raises(ValueError, match="minibatches: must be between 1 and 4 environments, got 5"):
         PPO(policy, PAPER).update(made(policy), 1, 5, torch.Generator())
 
 

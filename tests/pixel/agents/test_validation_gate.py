@@ -184,7 +184,10 @@ def test_a_learner_learns_in_the_simulator_itself_without_a_world(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"objects": 1.5}, r"objects: 1.5 is outside 0 to 1"), ({"ends": -0.1}, r"ends: -0.1 is below zero")],
+    [
+        ({"objects": 1.5}, r"objects: must be between 0 and 1, got 1.5"),
+        ({"ends": -0.1}, r"ends: must be at least 0, got -0.1"),
+    ],
 )
 def test_bars_out_of_range_are_refused(change: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from loopwm.pixel.edeline.auxiliary_losses import SMALLEST, TEMPERATURE, Contrast, Preview, different
+from loopwm.pixel.edeline.auxiliary_losses import SMALLEST, TEMPERATURE, Contrast, Preview, unique_frames
 
 
 @torch.no_grad()
@@ -49,6 +49,6 @@ def test_the_frame_that_comes_is_told_by_cosines():
 def test_frames_that_are_alike_are_one_and_a_pixel_makes_two():
     frames = torch.zeros(4, 2, 3, 1, dtype=torch.uint8)
     frames[2, 1, 2] = 1
-    rows, which = different(frames)
+    rows, which = unique_frames(frames)
     assert len(rows) == 2
     assert torch.equal(rows[which], frames)

@@ -219,7 +219,7 @@ def test_what_differs_from_all_of_the_last_frames_is_new():
 def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
     system = made(loss=EdelineLoss(own_frame=False, targets=4000, novelty=share))
     steps = still_but_for_a_flash()
-    at = system._drawn(steps, system._chances(steps), seeded())
+    at = system._sample_steps(steps, system._chances(steps), seeded())
     assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
     assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
 
@@ -248,7 +248,7 @@ def test_where_nothing_is_new_targets_are_drawn_evenly():
     steps = still_but_for_a_flash()
     steps = steps._replace(obs=torch.zeros_like(steps.obs), next_obs=torch.zeros_like(steps.obs))
     system = made(loss=EdelineLoss(targets=4000, novelty=1.0))
-    at = system._drawn(steps, system._chances(steps), seeded())
+    at = system._sample_steps(steps, system._chances(steps), seeded())
     assert torch.bincount(at)[SMALL.burn_in - 1 :].tolist() == pytest.approx([800] * 5, abs=100)
 
 

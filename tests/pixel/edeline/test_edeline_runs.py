@@ -67,16 +67,16 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.frames=3", "model.frames: 3 are more than burn_in, 2"),
+        ("model.frames=3", "model.frames: must be at most burn_in (2), got 3"),
         ("model.unet.channels=[16, 16, 16, 16]", "model.unet.blocks: "),
         ("model.unet={channels: [16, 16, 16], blocks: [1, 1, 1]}", "model.channels: 3 levels and a stem of 1"),
         ("model.encoder_channels=[8, 8]", "model.encoder_channels: 2 levels and a stem of 1"),
         ("model.memory.kind=rnn", "model.memory.kind: 'rnn' is not one of recurrence"),
-        ("batch.steps=1", "batch.steps: 1 are fewer than 3"),
-        ("objective.novelty=2", "objective.novelty: 2"),
-        ("objective.contrast=-1", "objective.contrast: -1"),
-        ("objective.preview=1", "model.unet.memory_map: objective.preview wants at least one channel"),
-        ("model.unet.memory_map=-1", "model.unet.memory_map: -1 is below zero"),
+        ("batch.steps=1", "batch.steps: must be at least 3, got 1"),
+        ("objective.novelty=2", "objective.novelty: must be between 0 and 1, got 2"),
+        ("objective.contrast=-1", "objective.contrast: must be at least 0, got -1"),
+        ("objective.preview=1", "model.unet.memory_map: must be at least 1 with objective.preview, got 0"),
+        ("model.unet.memory_map=-1", "model.unet.memory_map: must be at least 0, got -1"),
     ],
 )
 def test_bad_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, message):
@@ -87,7 +87,7 @@ def test_bad_configuration_is_one_line_and_status_2(config_file, tmp_path, capsy
 
 
 def test_a_checkpoint_of_another_system_is_refused(run):
-    with pytest.raises(InputError, match="system: is 'edeline', expected 'twisted'"):
+    with pytest.raises(InputError, match="system: must be 'twisted', got 'edeline'"):
         load_checkpoint(run / "model", "twisted")
 
 

@@ -104,9 +104,9 @@ def test_depth_is_drawn_by_row_in_training(kind, played):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "dim: 16 is not divisible by heads, 3"),
-        ({"frames": -1}, "frames: -1 is below"),
-        ({"dim": 0}, "dim: 0"),
+        ({"heads": 3}, r"dim: must be divisible by heads \(3\), got 16"),
+        ({"frames": -1}, "frames: must be at least 0, got -1"),
+        ({"dim": 0}, "dim: must be at least 1, got 0"),
     ],
 )
 def test_impossible_sizes_name_their_key(changes, message):

@@ -13,8 +13,8 @@ from torch import nn
 
 from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.storm.images import IMAGES, SmallImages, StridedImages, as_pixels
-from loopwm.pixel.storm.model import Storm, StormConfig, draw, kl_divergence, log_probabilities
-from loopwm.pixel.storm.system import Dreaming, StormObjective, StormSampling, StormSystem, StormWorld
+from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, log_probabilities, sample_latents
+from loopwm.pixel.storm.system import StormObjective, StormSampling, StormState, StormSystem, StormWorld
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
@@ -121,11 +121,11 @@ def test_what_is_next_to_impossible_has_a_finite_kl_without_a_uniform_share() ->
 def test_samples_are_one_hot_as_often_as_they_are_likely_and_pass_the_gradient_of_the_probabilities() -> None:
     logits = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
     log_p = log_probabilities(logits, 0.0)
-    drawn = draw(log_p.expand(20000, 1, 3), generator())
+    drawn = sample_latents(log_p.expand(20000, 1, 3), generator())
     assert torch.equal(drawn.detach().sum(-1).round(), torch.ones(20000, 1))
     assert torch.allclose(drawn.detach().mean((0, 1)), log_p.exp().detach()[0], atol=0.02)
     weights = torch.tensor([2.0, -3.0, 5.0])
-    (draw(log_p, generator())[0] @ weights).backward()
+    (sample_latents(log_p, generator())[0] @ weights).backward()
     through = logits.grad
     again = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
     (again.softmax(-1)[0] @ weights).backward()
@@ -144,7 +144,7 @@ def by_hand(made: StormSystem, data: FrameBatch, depth: Depth) -> dict[str, floa
     """The parts of the loss, step by step."""
     network = made.network
     posterior = network.encode(data.obs)
-    z = draw(posterior, generator())
+    z = sample_latents(posterior, generator())
     steps = data.action.shape[1]
     out = network.run(network.mix(z, data.action), torch.arange(steps).expand_as(data.action), data.first, depth)
     prior = network.prior(out.h[:, :-1], z[:, 1:])
@@ -198,7 +198,7 @@ def test_each_kl_term_trains_one_side() -> None:
 # -- the world ---------------------------------------------------------------------------------------------------------
 
 
-def imagined(world: StormWorld, at: Dreaming, actions: torch.Tensor) -> list[Dreaming]:
+def imagined(world: StormWorld, at: StormState, actions: torch.Tensor) -> list[StormState]:
     states, chance = [], generator(5)
     for action in actions.unbind(1):
         at = world.step(at, action, chance).state
@@ -380,8 +380,8 @@ def _walks(rows: int, steps: int) -> tuple[FrameBatch, FrameSpace]:
 @pytest.mark.parametrize(
     ("change", "shape", "message"),
     [
-        ({"image": "strided"}, (60, 64, 3), "model.halvings: frames of 60 x 64 cannot be halved 4 times"),
-        ({"image": "small"}, (10, 17, 1), "model.image: frames of 10 x 17 are not small"),
+        ({"image": "strided"}, (60, 64, 3), "model.halvings: must divide frames into 16 x 16, got 60 x 64"),
+        ({"image": "small"}, (10, 17, 1), "model.image: small frames must be at most 16 x 16, got 10 x 17"),
     ],
 )
 def test_frames_that_the_encoder_cannot_take_are_refused(
@@ -393,16 +393,16 @@ def test_frames_that_the_encoder_cannot_take_are_refused(
 
 def test_a_context_longer_than_the_learned_positions_is_refused() -> None:
     data = batch(steps=13)
-    with pytest.raises(InputError, match="context: 13 frames are more than the model's 12 positions"):
+    with pytest.raises(InputError, match=r"context: must be at most model.positions \(12\) frames, got 13"):
         system().world().start(data.obs, data.action[:, :-1], data.first, generator())
-    with pytest.raises(InputError, match=r"steps: segments of 13 are longer than model.positions, 12"):
+    with pytest.raises(InputError, match=r"steps: segments must be at most model.positions \(12\), got 13"):
         system().loss(data, 2, generator())
-    with pytest.raises(ValueError, match="context: 13 is outside 2 to positions, 12"):
+    with pytest.raises(ValueError, match=r"context: must be between 2 and positions \(12\), got 13"):
         replace(TINY, context=13)
 
 
 def test_coefficients_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"free_bits: -1.0 is below zero"):
+    with pytest.raises(ValueError, match=r"free_bits: must be at least 0, got -1.0"):
         StormObjective(free_bits=-1.0)
-    with pytest.raises(InputError, match=r"objective.free_bits: 7.0 are more than latents hold, 6.438"):
+    with pytest.raises(InputError, match=r"objective.free_bits: must be at most 6.438 nats \(latents\), got 7.0"):
         StormSystem(TINY, StormObjective(free_bits=7.0), SPACE)

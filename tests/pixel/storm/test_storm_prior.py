@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from loopwm.pixel.storm.model import Storm, StormConfig, draw, kl_divergence
+from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, sample_latents
 from loopwm.records.frames import FrameSpace
 
 Kind = Literal["factorised", "autoregressive"]
@@ -42,7 +42,7 @@ def test_latents_are_drawn_as_often_as_the_prior_says_of_all_groups_together(kin
     made, h = network(kind), 0.3 * torch.randn(1, 16)
     likely = chances(made, h)
     assert likely.sum().item() == pytest.approx(1.0, abs=1e-5)
-    drawn = made.expect(h.expand(20000, 16), draw, torch.Generator().manual_seed(0))
+    drawn = made.expect(h.expand(20000, 16), sample_latents, torch.Generator().manual_seed(0))
     often = (drawn.flatten(1)[:, None].round() == ALL.flatten(1)).all(-1).float().mean(0)
     assert torch.allclose(often, likely, atol=0.015)
     assert likely.max() < 0.9
@@ -71,6 +71,6 @@ def test_groups_that_tell_of_one_coin_agree_if_each_knows_those_before(kind: Kin
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        drawn = made.expect(h.new_zeros(4000, 16), draw, chance).argmax(-1)
+        drawn = made.expect(h.new_zeros(4000, 16), sample_latents, chance).argmax(-1)
     assert least <= (drawn[:, 0] == drawn[:, 2]).float().mean() <= most
     assert 0.4 < drawn.float().mean() < 0.6

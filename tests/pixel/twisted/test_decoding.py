@@ -288,19 +288,22 @@ def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sticky(-0.1), "c_w: -0.1 is not a finite price of at least 0"),
-        (lambda: Transport((2, 2), math.nan, 0.1, Sinkhorn()), "c_d: nan is not a finite price of at least 0"),
-        (lambda: Transport((2, 2), 0.1, math.inf, Sinkhorn()), "c_w: inf is not a finite price of at least 0"),
-        (lambda: Sinkhorn(epsilon=0), "epsilon: 0 is not positive"),
-        (lambda: Sinkhorn(iterations=0), "iterations: 0 is less than 1"),
+        (lambda: Sticky(-0.1), "c_w: must be a finite price of at least 0, got -0.1"),
+        (lambda: Transport((2, 2), math.nan, 0.1, Sinkhorn()), "c_d: must be a finite price of at least 0, got nan"),
+        (lambda: Transport((2, 2), 0.1, math.inf, Sinkhorn()), "c_w: must be a finite price of at least 0, got inf"),
+        (lambda: Sinkhorn(epsilon=0), "epsilon: must be above 0, got 0"),
+        (lambda: Sinkhorn(iterations=0), "iterations: must be at least 1, got 0"),
         (
             lambda: Transport((2, 2), 0.1, 0.1, Sinkhorn(), region=torch.ones(5, dtype=torch.bool)),
-            "region: expected 4 bools, one for each token, and a True among them",
+            "region: must be 4 bools, one per token, at least one True",
         ),
-        (lambda: centre_region((5, 9), 2, 1), "region: an edge of 2 and 1 bottom rows leave nothing of (5, 9)"),
+        (
+            lambda: centre_region((5, 9), 2, 1),
+            "region: must leave part of the grid (5, 9), got edge 2 and bottom_rows 1",
+        ),
         (
             lambda: Transport((2, 2), 0.1, 0.1, Sinkhorn()).sources(torch.ones(1, 9, 3), torch.ones(1, 9).long()),
-            "p, previous: (1, 9, 3) and (1, 9) are not probabilities and tokens of frames of 4",
+            "p, previous: must be probabilities and tokens of 4 places, got (1, 9, 3) and (1, 9)",
         ),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(checkpoint, tmp
     ("override", "message"),
     [
         ("model.patch=[5, 2]", "model.patch: "),
-        ("model.heads=3", "model.dim: 32 is not divisible by heads, 3"),
+        ("model.heads=3", "model.dim: must be divisible by heads (3), got 32"),
         ("model.colour=3", "model.colour: unknown key"),
         ("data.train=/nowhere", "data.train: "),
         ("system=dreamer", "system: 'dreamer' is not one of"),
