@@ -56,7 +56,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 docs: $(DOCS_VENV)/.installed
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
 
 # The extra's packages without the project: the API reference reads the source, so that torch is not needed.
 $(DOCS_VENV)/.installed: pyproject.toml constraints.txt

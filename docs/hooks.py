@@ -67,7 +67,7 @@ def site_links(text: str, source: str) -> str:
         if not (ROOT / target).exists():
             raise PluginError(f"{source}: link to {link}, which does not exist")
         here = COPIES.get(source, source.removeprefix("docs/"))
-        if target in COPIES or (target.startswith("docs/") and not target.startswith("docs/results/data")):
+        if target in COPIES or (target.startswith("docs/") and (ROOT / target).is_file()):
             there = COPIES.get(target, target.removeprefix("docs/"))
             return f"{label}({posixpath.relpath(there, posixpath.dirname(here) or '.')}{mark}{anchor})"
         words = label[1:-1].strip("`")

@@ -26,8 +26,6 @@ from eval.reports.results_store import (
     read_store,
     stands,
 )
-from eval.scores.error_kinds import ERROR_KINDS
-from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table, with_bounds
 from loopwm.records.files import write_atomic
 
@@ -38,13 +36,18 @@ PAGE = "README.md"
 
 VERDICTS = ("reproduced", "contradicted", "not resolved")
 LEAD = (
-    "Made by `python -m eval results docs/results` of what each run came to, which lies beside this page in `data/`. "
-    "Exact match in per cent at horizon 5 (five actions, only the last observation decoded) unless said otherwise, 95 "
-    "% intervals over games. Unseen: windows whose last observation, actions and answer stand in no train episode. A "
-    "verdict sets a checkpoint's interval beside a baseline's mean, which may be of more windows; `lab report` pairs "
-    "those that both have. What was measured otherwise, with its command: [the checkpoint that ships](../results.md), "
-    "[pixel worlds](pixels.md), [trained for a question](studies.md), [models that came before](history.md).\n"
+    "Made by `python -m eval results docs/results` from the stored results in [data](data/), which also hold task "
+    "families, kinds of errors and the command of each run. Exact match in per cent after five actions, unless said "
+    "otherwise, with 95 % intervals over games. Unseen windows do not occur in any training episode. Elsewhere: [the "
+    "shipped checkpoint](../results.md), [pixel worlds](pixels.md), [studies](studies.md), [the log](../LOG.md).\n"
 )
+
+MOVED = (
+    ("python -m eval study", "python -m lab study"),
+    ("python -m eval plan", "python -m lab plan"),
+    ("python benchmarks/serve_load.py", "python -m lab.benchmarks.serve_load"),
+)
+"""Commands of stored results that have another name now."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,33 +80,31 @@ def render(store: ResultsStore) -> Iterator[tuple[str, str]]:
         if svg:
             yield f"{picture.name}.svg", svg
         if commands := _commands(picture.of(store)):
-            parts.append(_fold("What it is made of", commands))
+            parts.append(f"Made from:\n\n{commands}")
     if store.claims:
         parts.append(f"## What the papers claim\n\n{_claims(store.claims)}")
     if any(called(run["model"]) == SHIPPED_NAME for run in store.runs):
         parts.append(f"## The checkpoint that ships\n\n{in_short(store.runs)}")
     for suite, title in SUITE_TITLES.items():
         if runs := [run for run in store.runs if run["suite"] == suite]:
-            by_family = any(row["family"] != OVERALL for run in runs for row in run["rows"])
-            body = f"{_table(runs)}\n{_fold('By family', _families(runs))}\n" if by_family else _table(runs)
-            commands = "".join(f"    {run['provenance']['command']}\n" for run in runs)
-            body += f"\n{_fold('What is wrong', _errors(runs))}\n{_fold('Commands', commands)}"
-            parts.append(f"## {title}\n\n{verdict_of(runs)}\n\n{body}")
+            parts.append(f"## {title}\n\n{verdict_of(runs)}\n\n{_table(runs)}")
     yield PAGE, "\n".join(parts)
 
 
 def _shown(name: str, svg: str | None, caption: str) -> str:
     if svg is None:
         return "No stored result to draw; this command makes one:\n\n"
-    return f"**{caption}**\n\n![{caption}]({name}.svg)\n\n"
+    return f"**{caption}**\n\n![{name}]({name}.svg)\n\n"
 
 
-def _commands(result: Sequence[Result]) -> str:
-    """List the commands that made the results."""
+def _commands(results: Sequence[Result]) -> str:
+    """List the commands that made these results, by the names that they have now."""
     lines = []
-    for one in result:
-        where = f" (copied from {one['transcribed']}: the run's own file is lost)" if "transcribed" in one else ""
-        lines.append(f"- `{one['command']}`{where}\n")
+    for result in results:
+        command = result["command"]
+        for old, new in MOVED:
+            command = command.replace(old, new)
+        lines.append(f"- `{command}`{' (figures copied from a page)' if 'transcribed' in result else ''}\n")
     return "".join(lines)
 
 
@@ -154,37 +155,12 @@ def _cell(row: Row, name: str, count: str) -> str:
 
 def _table(runs: Sequence[Result]) -> str:
     paired = any(run["pairs"] for run in runs)
-    header = ["Model, context", "all", "unseen", "seen", "answerable", "horizon 1", "F1", "entity recall"]
     rows = []
     for run in runs:
-        row = last(run)
-        first, both = overall(run, 1), _cell(run["pairs"], "both", "n") if run["pairs"] else "-"
-        cells = [_cell(row, name, n) for name, n in (("em", "n"), ("em_novel", "n_novel"), ("em_seen", "n_seen"),
-                                                     ("em_decidable", "n_decidable"))]  # fmt: skip
-        rows.append([label_of(run), *cells, percent(first["em"]) if first else "-", percent(row["f1"]),
-                     percent(row["entity_recall"]), *([both] if paired else [])])  # fmt: skip
+        row, first = last(run), overall(run, 1)
+        parts = [row.get(name) for name in ("em_novel", "em_seen", "em_decidable", "f1", "entity_recall")]
+        cells = ["-" if value is None else percent(value) for value in (first and first["em"], *parts)]
+        both = [_cell(run["pairs"], "both", "n") if run["pairs"] else "-"] if paired else []
+        rows.append([label_of(run), _cell(row, "em", "n"), *cells, *both])
+    header = ["Model, context", "all", "one action", "unseen", "seen", "answerable", "F1", "entities"]
     return table([*header, *(["both of a pair"] if paired else [])], rows)
-
-
-def _families(runs: Sequence[Result]) -> str:
-    at = [{row["family"]: row for row in run["rows"] if row["horizon"] == last(run)["horizon"]} for run in runs]
-    counts = {name: row["n"] for rows in at for name, row in rows.items() if name != OVERALL}
-    names = sorted(counts, key=lambda name: (-counts[name], name))
-    lines = [[name, *(f"{percent(rows[name]['em'])} of {rows[name]['n']}" if name in rows else "-" for rows in at)]
-             for name in names]  # fmt: skip
-    return table(["Family", *map(label_of, runs)], lines)
-
-
-def _errors(runs: Sequence[Result]) -> str:
-    lines = []
-    for run in runs:
-        row = last(run)
-        errors, refusal = row["errors"], row["refusal"]
-        told = [f"{percent(refusal[name])}" if name in refusal else "-" for name in ("precision", "recall")]
-        lines.append([label_of(run), str(sum(errors.values())), *(str(errors[kind]) for kind in ERROR_KINDS),
-                      " / ".join(told)])  # fmt: skip
-    return table(["Model, context", "wrong", *ERROR_KINDS, "refusals told: precision / recall"], lines)
-
-
-def _fold(title: str, body: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{body}\n</details>\n"

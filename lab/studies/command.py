@@ -1,7 +1,7 @@
 """Run a study: a question about the model, answered by a protocol that is written down before.
 
 Writes results.json, report.md and plots to --out. Killed and started again with the same arguments it goes on where it
-was: a finished run or score is not made again. docs/studies.md says what each study does.
+was: a finished run or score is not made again. docs/evaluation.md says what each study does.
 """
 
 from __future__ import annotations

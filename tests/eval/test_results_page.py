@@ -78,7 +78,7 @@ def test_a_checkpoint_stands_beside_the_best_baseline(finished, tmp_path, em, lo
     assert f"**tiny, observed: {100 * em:.1f}, {told} retrieve-names, observed (50.0).**" in text
     names = [line.split("|")[1].strip() for line in text.splitlines() if "of 50 |" in line and "Melt" not in line]
     assert names == ["tiny, observed", "retrieve-names, observed", "copy, observed"]
-    assert "python -m eval run --model some/tiny" in text
+    assert "python -m eval run --model MODEL" in text
     assert (page / "horizons.svg").read_text().startswith("<svg")
 
 
