@@ -60,7 +60,5 @@ def test_unknown_option_names_the_nearest(command, capsys):
 
 def test_load_of_the_shipped_checkpoint_answers_an_action():
     worlds = loopwm.load(device="cpu")
-    worlds.begin(
-        [Context("Find a plant.", "This room is the kitchen. You see: a door to the hallway (closed).")]
-    )
+    worlds.begin([Context("Find a plant.", "This room is the kitchen. You see: a door to the hallway (closed).")])
     assert worlds.step(["open door to hallway"])[0].observation == "The door is now open."
