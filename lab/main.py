@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from data_prep.environments.base import SimulatorError
+from lab import scaling
 from lab.data import refresh_hidden, state_sufficiency, tokenizer_eval
 from lab.lm_eval import command as lm_eval_tasks
 from lab.pixels import command as pixels
@@ -18,6 +19,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),
+    "scaling": (scaling, "tabulate what each preset costs in training and serving"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "tokenizer-eval": (tokenizer_eval, "measure vocabularies: tokens per text, and names spelled in two ways"),
     "state-sufficiency": (state_sufficiency, "measure how far states determine observations"),

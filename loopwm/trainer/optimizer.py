@@ -22,7 +22,7 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimize
     Only matrices inside `LAYERS` decay: neither embeddings and heads nor the injection's B and C (Parcae, table
     20).
     """
-    matrices, rest = _split(model)
+    matrices, rest = split_parameters(model)
     undecayed = {"params": rest, "weight_decay": 0.0}
     if config.name == "adamw":
         return [_adamw([undecayed, {"params": matrices, "weight_decay": config.weight_decay}], config)]
@@ -34,7 +34,8 @@ def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> AdamW:
     return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=1e-10)
 
 
-def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the matrices inside `LAYERS`, which Muon updates, and all other parameters, which AdamW updates."""
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
