@@ -1,7 +1,7 @@
 """State retention and input injection: h' = A_bar * h + B_bar e.
 
 A_bar = exp(-dt * exp(a)) is the zero-order hold of the continuous-time diagonal A = -exp(a) (LoopWM, equations 6
-and 7; Parcae, section 4.1). B_bar = dt * B is the Euler step that both papers print; `zoh` takes the exact one instead.
+and 7; Parcae, section 4.1). B_bar = dt * B is the Euler step that both papers print.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class StateInjection(nn.Module):
     The parameters are `a` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). None of them takes weight decay.
     """
 
-    def __init__(self, dim: int, zoh: bool = False) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.zoh = zoh
         self.a = nn.Parameter(torch.empty(dim))
         self.b = nn.Parameter(torch.empty(dim))
         self.B = nn.Linear(dim, dim, bias=False)
@@ -54,22 +53,15 @@ class StateInjection(nn.Module):
         return torch.exp(-self.decay())
 
     def drive(self, e_BLD: Tensor) -> Tensor:
-        """B_bar e: (B, L, D), with B_bar = dt * B (LoopWM, section 3.2) or, by `zoh`, exact (Parcae, section 2.2).
+        """B_bar e: (B, L, D), with B_bar = dt * B (LoopWM, section 3.2).
 
         It does not change over the loops of a pass, so it is computed once.
         """
-        return self._gain().to(e_BLD.dtype) * self.B(e_BLD)
+        return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
 
     def matrix(self) -> Tensor:
         """B_bar: (D, D), for those who drive many passes with the same parameters."""
-        return self._gain()[:, None] * self.B.weight
-
-    def _gain(self) -> Tensor:
-        gain = F.softplus(self.b.float())
-        if self.zoh:
-            # (1 - A_bar) / exp(a), written with x = dt * exp(a) so that it stays finite: dt * (1 - exp(-x)) / x.
-            gain = gain * -torch.expm1(-self.decay()) / self.decay()
-        return gain
+        return F.softplus(self.b.float())[:, None] * self.B.weight
 
 
 class FreeInjection(nn.Module):

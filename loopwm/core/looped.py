@@ -41,7 +41,6 @@ class CoreConfig:
     coda_layers: int
     max_loops: int
     norm_eps: float
-    zoh: bool
     input_norm: bool = True
     spectral_constraint: bool = True
     exit_gate: bool = False
@@ -110,8 +109,7 @@ class LoopedCore(nn.Module):
         self.config = config
         self.prelude = self._layers(config.prelude_layers)
         self.input_norm = RMSNorm(config.dim, eps=config.norm_eps) if config.input_norm else nn.Identity()
-        constrained = config.spectral_constraint
-        self.injection = StateInjection(config.dim, config.zoh) if constrained else FreeInjection(config.dim)
+        self.injection = StateInjection(config.dim) if config.spectral_constraint else FreeInjection(config.dim)
         self.block = self._layers(config.block_layers, config.sandwich_norms)
         self.state_norm = RMSNorm(config.dim, eps=config.norm_eps) if config.state_norm else None
         self.C = nn.Linear(config.dim, config.dim, bias=False)

@@ -82,7 +82,6 @@ class LoopedConfig:
             coda_layers=self.coda_layers,
             max_loops=self.max_loops,
             norm_eps=1e-6,
-            zoh=False,
         )
 
 

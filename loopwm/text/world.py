@@ -38,11 +38,10 @@ from loopwm.text.world_batch import World, by_prefix, joined, not_ended, row_of,
 
 
 class _Pass(NamedTuple):
-    """Final hidden states, latents h_k and states h^(T), all (B, L, D), and each row's loops."""
+    """Final hidden states and latents h_k, both (B, L, D), and each row's loops."""
 
     hidden: Tensor
     latent: Tensor
-    state: Tensor
     loops: list[int]
 
 
@@ -99,15 +98,12 @@ class WorldModel:
         """Tokens that run after a context, in a fork of its state, for h_0."""
         return tuple(self._ids(self.slots.after_action))
 
-    def begun(
-        self, history: SharedState, at_slots: tuple[CoreState, Tensor, Tensor], depth: ExitRule, cut: int
-    ) -> World:
-        """The world h_0 of one row. history: after `context_ids`. at_slots: the state after `slot_ids`, with latent and
-        loop state (M, D) there."""
-        state, *rest = at_slots
-        latent, loop_state = (x[None].clone() for x in rest)
+    def begun(self, history: SharedState, at_slots: tuple[CoreState, Tensor], depth: ExitRule, cut: int) -> World:
+        """The world h_0 of one row. history: after `context_ids`. at_slots: the state after `slot_ids`, and the latent
+        (M, D) there."""
+        state, latent = at_slots
         state = history if self.slots.in_trunk else state
-        return World.at_h_0(history, state, latent, loop_state, depth, (cut,))
+        return World.at_h_0(history, state, latent[None].clone(), depth, (cut,))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
@@ -123,7 +119,7 @@ class WorldModel:
         rule = self._rule(world, depth).for_pass(world.steps, range(len(world)))
         state = world.state.fork()
         texts = [template.render_step(action, self.slots) for action in actions]
-        out = self._feed(state, texts, rule, (world.latent, world.loop_state))
+        out = self._feed(state, texts, rule, world.latent)
         return self._advanced(world, state, out, range(len(world)))
 
     @torch.inference_mode()
@@ -142,7 +138,7 @@ class WorldModel:
         order = [i for family in families for i in family]
         states = [joined([worlds[i].state for i in family]) for family in families]
         texts = [template.render_step(actions[i], self.slots) for i in order]
-        before = torch.cat([worlds[i].latent for i in order]), torch.cat([worlds[i].loop_state for i in order])
+        before = torch.cat([worlds[i].latent for i in order])
         out = self._feed(StateGroup(states), texts, rules.pop(), before)
         ends = {
             i: row_of(state, row)
@@ -154,9 +150,9 @@ class WorldModel:
 
     def _advanced(self, world: World, state: CoreState, out: _Pass, rows: range) -> World:
         """The world after a pass in which these rows were its own, of which it keeps nothing else."""
-        latent, loop_state = (x[rows.start : rows.stop].clone() for x in self._slots(out))
+        latent = self._slots(out)[rows.start : rows.stop].clone()
         loops = tuple((*past, out.loops[row]) for past, row in zip(world.loops, rows, strict=True))
-        return replace(world, state=state, latent=latent, loop_state=loop_state, steps=world.steps + 1, loops=loops)
+        return replace(world, state=state, latent=latent, steps=world.steps + 1, loops=loops)
 
     @torch.inference_mode()
     def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
@@ -320,23 +316,23 @@ class WorldModel:
         """The world of a history: the slots of h_0 run after it, in a fork, which is kept if steps see them."""
         state = history.fork()
         out = self._feed(state, [self.slots.after_action] * len(cut), Fixed(depth.limit))
-        return World.at_h_0(history, history if self.slots.in_trunk else state, *self._slots(out), depth, cut)
+        return World.at_h_0(history, history if self.slots.in_trunk else state, self._slots(out), depth, cut)
 
-    def _slots(self, out: _Pass) -> tuple[Tensor, Tensor]:
-        """h_k and h^(T) at the slots, which are the last columns: two tensors (B, M, D)."""
-        return out.latent[:, -self.state_slots :], out.state[:, -self.state_slots :]
+    def _slots(self, out: _Pass) -> Tensor:
+        """Return h_k (B, M, D) at the slots, which are the last columns."""
+        return out.latent[:, -self.state_slots :]
 
     def _feed(
         self,
         state: States,
         texts: Sequence[str],
         depth: ExitRule,
-        before: tuple[Tensor, Tensor] | None = None,
+        before: Tensor | None = None,
     ) -> _Pass:
         """Appends one text to each row of `state`: the first padded at the end, later ones in front.
 
-        So the first needs no mask, and later ones end in the same column. `before`: latents and loop states
-        (B, M, D), which the slots at the end of the texts take over.
+        So the first needs no mask, and later ones end in the same column. `before`: latents (B, M, D) of the step
+        before, for the slots at the end of the texts.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
@@ -348,13 +344,11 @@ class WorldModel:
         carried = None if before is None else self._carried(before, length)
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
 
-    def _carried(self, before: tuple[Tensor, Tensor], length: int) -> Carried | None:
-        """What the slots in the last of `length` columns take over, None where the model carries nothing."""
-        config = self.model.config
-        if config.propagate == "none":
+    def _carried(self, before: Tensor, length: int) -> Carried | None:
+        """Place latents at the slots, the last of `length` columns; None if the model carries nothing."""
+        if self.model.config.propagate == "none":
             return None
-        latent, loop_state = (F.pad(x, (0, 0, length - self.state_slots, 0)) for x in before)
-        return Carried(latent, loop_state if config.carry_state else None)
+        return Carried(F.pad(before, (0, 0, length - self.state_slots, 0)), None)
 
     def _forward(
         self, state: States, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None
@@ -366,4 +360,4 @@ class WorldModel:
             out = self.model.model(
                 tokens, mask, positions, past_key_values=state, depth=depth, exit_columns=columns, carried=carried
             )
-        return _Pass(out.last_hidden_state, out.latent, out.state, out.loops.tolist())
+        return _Pass(out.last_hidden_state, out.latent, out.loops.tolist())

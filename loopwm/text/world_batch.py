@@ -18,7 +18,7 @@ class World:
 
     history: keys and values of what was really seen. state: these and the imagined steps, all that the next step sees;
     the slots of h_0 stand between them where the template has none in the trunk. latent: (B, M, D) h_k at the newest
-    slots. loop_state: (B, M, D) their h^(T). depth: the rule of every pass. steps: imagined since the last real
+    slots. depth: the rule of every pass. steps: imagined since the last real
     observation. steps_cut: old steps dropped from each row's context to fit the limit. ended: rows the caller marked as
     over; no action can follow there. loops: those of each row's imagined steps.
     """
@@ -26,7 +26,6 @@ class World:
     history: CoreState
     state: CoreState
     latent: Tensor
-    loop_state: Tensor
     depth: ExitRule
     steps: int
     steps_cut: tuple[int, ...]
@@ -39,13 +38,12 @@ class World:
         history: CoreState,
         state: CoreState,
         latent: Tensor,
-        loop_state: Tensor,
         depth: ExitRule,
         steps_cut: tuple[int, ...],
     ) -> World:
         """Worlds in which nothing is imagined yet."""
         rows = len(steps_cut)
-        return cls(history, state, latent, loop_state, depth, 0, steps_cut, (False,) * rows, ((),) * rows)
+        return cls(history, state, latent, depth, 0, steps_cut, (False,) * rows, ((),) * rows)
 
     def __len__(self) -> int:
         return len(self.latent)
@@ -62,7 +60,6 @@ class World:
             history=self.history.select(index),
             state=self.state.select(index),
             latent=self.latent[index],
-            loop_state=self.loop_state[index],
             steps_cut=tuple(self.steps_cut[i] for i in rows),
             ended=tuple(self.ended[i] for i in rows),
             loops=tuple(self.loops[i] for i in rows),

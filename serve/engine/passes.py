@@ -137,12 +137,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Appended:
-    """state: one row, after the new tokens. hidden, latent, loop_state: theirs, (L, D) each."""
+    """state: one row, after the new tokens. hidden, latent: theirs, (L, D) each."""
 
     state: CoreState
     hidden: Tensor
     latent: Tensor
-    loop_state: Tensor
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ class Chunk:
         out = self.forward.run(together, [each.ids for each in every], Fixed(self.loops))
         assert out.last_hidden_state is not None
         assert out.latent is not None
-        assert out.state is not None
-        sides = (out.last_hidden_state, out.latent, out.state)
+        sides = (out.last_hidden_state, out.latent)
         return [
             Appended(row_of(states[i], 0), *(side[i, -len(each.ids) :] for side in sides))
             for i, each in enumerate(every)

@@ -24,7 +24,6 @@ CONFIG = CoreConfig(
     coda_layers=1,
     max_loops=6,
     norm_eps=1e-6,
-    zoh=False,
 )
 
 

@@ -14,7 +14,7 @@ from loopwm.pixel.positions import Rotary1D, Rotary3D
 B, T, N, D, WINDOW = 3, 6, 5, 32, 4
 CONFIG = CoreConfig(
     dim=D, heads=2, head_dim=16, mlp_dim=64, prelude_layers=1, block_layers=1, coda_layers=1, max_loops=6,
-    norm_eps=1e-6, zoh=False, exit_gate=True,
+    norm_eps=1e-6, exit_gate=True,
 )  # fmt: skip
 RULES = [Fixed(1), Fixed(4), Convergence(0.2, 5), Gate(0.5, 4)]
 

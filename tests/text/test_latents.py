@@ -19,7 +19,6 @@ EVERYTHING = {
     "prediction_heads": True,
     "monitor_head": True,
     "propagate": "latent",
-    "carry_state": True,
     "state_slots": 2,
 }
 
@@ -134,7 +133,7 @@ def test_vllm_which_builds_the_base_model_is_refused_in_one_line(overrides):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [{"propagate": "text"}, {"decode_sees": "slots"}, {"carry_state": True}], ids=str)
+@pytest.mark.parametrize("wrong", [{"propagate": "text"}, {"decode_sees": "slots"}], ids=str)
 def test_unknown_switches_are_refused_by_name(wrong):
     with pytest.raises(Exception, match=next(iter(wrong))):
         LoopWMConfig(**PRESETS["tiny"], **wrong)

@@ -82,7 +82,7 @@ def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(config_fil
     assert losses(folder, "dev") == pytest.approx(losses(finished, "dev"), abs=1e-6)
 
 
-EVERY_MODULE = "model.overrides={prediction_heads: true, monitor_head: true, propagate: latent, carry_state: true}"
+EVERY_MODULE = "model.overrides={prediction_heads: true, monitor_head: true, propagate: latent}"
 EVERYTHING = [
     EVERY_MODULE,
     "objective={supervise: all, reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",

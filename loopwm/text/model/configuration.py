@@ -17,6 +17,9 @@ AUTO_MAP = {
 }
 """Where the Auto classes look in a checkpoint folder; `loopwm/text/model/auto.py` is saved there."""
 
+RETIRED: dict[str, Any] = {"carry_state": False, "zoh": False}
+"""Keys of earlier checkpoints whose switch was removed, with the value that still means the same model."""
+
 
 @strict
 class LoopWMConfig(PreTrainedConfig):
@@ -31,13 +34,11 @@ class LoopWMConfig(PreTrainedConfig):
         slots_in_trunk: steps of the past carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in
             checkpoints that were trained without.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
-        zoh: exact zero-order hold of the input matrix instead of the Euler step the paper prints.
         input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
         spectral_constraint: A_bar is kept inside (0, 1). Off only to compare: A_bar is then a free diagonal.
         prediction_heads: reward and continuation are read from h_k.
         monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
         propagate: "latent" adds a projection of h_k to the input of the next step's slots.
-        carry_state: with "latent", these slots also start their loops from the last loop state h^(T).
         decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
         state_norm: the carried state is normalised at the end of every loop.
         sandwich_norms: what attention and MLP of the looped layers add is normalised before it is added.
@@ -65,13 +66,11 @@ class LoopWMConfig(PreTrainedConfig):
     state_slots: int = 1
     slots_in_trunk: bool = True
     copy_attention: bool = True
-    zoh: bool = False
     input_norm: bool = True
     spectral_constraint: bool = True
     prediction_heads: bool = False
     monitor_head: bool = False
     propagate: Literal["none", "latent"] = "none"
-    carry_state: bool = False
     decode_sees: Literal["all", "state"] = "all"
     exit_gate: bool = False
     state_norm: bool = False
@@ -89,6 +88,9 @@ class LoopWMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, default in RETIRED.items():
+            if (value := kwargs.pop(name, default)) != default:
+                raise ValueError(f"{name}: must be {default}, got {value!r}; this switch was removed")
         for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
@@ -111,8 +113,6 @@ class LoopWMConfig(PreTrainedConfig):
             )
         if not 1 <= self.default_depth <= self.max_loops:
             raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
-        if self.zoh and not self.spectral_constraint:
-            raise ValueError("zoh: the exact hold needs spectral_constraint")
         if not 1 <= self.context_tokens <= CONTEXT_LIMIT:
             raise ValueError(f"context_tokens: {self.context_tokens} is not in 1 .. {CONTEXT_LIMIT}")
         if self.state_slots < 1 or self.block_layers < 1:
@@ -123,8 +123,6 @@ class LoopWMConfig(PreTrainedConfig):
         ):
             if value not in known:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
-        if self.carry_state and self.propagate != "latent":
-            raise ValueError(f"carry_state: needs propagate: latent, got {self.propagate!r}")
 
     def require_causal(self, user: str) -> None:
         """Raises ValueError, one line, if the model is no plain causal language model, which `user` needs."""
@@ -153,7 +151,6 @@ class LoopWMConfig(PreTrainedConfig):
             coda_layers=self.coda_layers,
             max_loops=self.max_loops,
             norm_eps=self.rms_norm_eps,
-            zoh=self.zoh,
             input_norm=self.input_norm,
             spectral_constraint=self.spectral_constraint,
             exit_gate=self.exit_gate,

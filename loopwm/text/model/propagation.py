@@ -71,20 +71,15 @@ def run_stages(
             past_key_values=kept,
             use_cache=False,
             depth=depth,
-            carried=_carried(config, batch, stage, outs, first[:, columns]),
+            carried=_carried(batch, stage, outs, first[:, columns]),
         )
         outs.append(out)
         start = end
     return outs
 
 
-def _carried(
-    config: LoopWMConfig, batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BLD: Tensor
-) -> Carried:
-    """What the slots of this stage's columns take from the stage before; `first_BLD` is h^(0) of everything else.
-
-    The state that starts the next step: LoopWM, section 3.2, cross-timestep state propagation.
-    """
+def _carried(batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BLD: Tensor) -> Carried:
+    """Collect the latents that this stage's slots take from the stage before; `first_BLD` is h^(0) of all columns."""
     latent = torch.zeros_like(first_BLD)
     if stage == 0:
         return Carried(latent, first_BLD)
@@ -92,10 +87,7 @@ def _carried(
     here = (steps.horizon == stage).nonzero()[:, 0]
     row, column = steps.row[here, None], steps.columns[here] - starts[stage]
     source = steps.columns[here - 1] - starts[stage - 1]
-    before = outs[-1]
-    latent = latent.index_put((row, column), before["latent"][row, source].float())
-    if config.carry_state:
-        first_BLD = first_BLD.index_put((row, column), before["state"].detach()[row, source])
+    latent = latent.index_put((row, column), outs[-1]["latent"][row, source].float())
     return Carried(latent, first_BLD)
 
 

@@ -191,7 +191,7 @@ HEADS = {"prediction_heads": True, "monitor_head": True}
     ("overrides", "layout"),
     [
         (HEADS, trunk_and_branches),
-        ({**HEADS, "propagate": "latent", "carry_state": True, "decode_sees": "state"}, by_stage),
+        ({**HEADS, "propagate": "latent", "decode_sees": "state"}, by_stage),
     ],
     ids=["one pass", "stages"],
 )

@@ -130,12 +130,21 @@ def test_presets_have_the_sizes_they_promise(preset, low, high):
         {"default_depth": 99},
         {"state_slots": 0},
         {"block_layers": 0},
-        {"zoh": True, "spectral_constraint": False},
     ],
 )
 def test_impossible_configurations_are_refused_by_name(wrong):
     with pytest.raises(Exception, match=next(iter(wrong))):
         LoopWMConfig(**{**PRESETS["tiny"], **wrong})
+
+
+@pytest.mark.parametrize("name", ["carry_state", "zoh"])
+def test_config_with_retired_switch_loads_only_at_its_default(folder, tmp_path, name):
+    target = damaged(folder, tmp_path / "checkpoint", lambda t: edit_config(t, **{name: False}))
+    assert name not in load_checkpoint(target)[0].config.to_dict()
+    edit_config(target, **{name: True})
+    with pytest.raises(InputError, match=f"{name}: must be False, got True") as error:
+        load_checkpoint(target)
+    assert "\n" not in str(error.value)
 
 
 def damaged(folder, target, change):

@@ -71,7 +71,7 @@ def test_a_loss_eight_steps_later_reaches_a_step_through_the_latent(tokenizer, b
     that nothing but the carried latent joins two steps: without the projection no gradient arrives."""
     steps = 11
     episode = token_episode(tokenizer, [f"o {i}" for i in range(steps)], [f"a {i}" for i in range(steps)])
-    model = random_model(propagate="latent", carry_state=True)
+    model = random_model(propagate="latent")
     for layer in (*model.model.core.prelude, *model.model.core.block, *model.model.core.coda):
         torch.nn.init.zeros_(layer.attention.o_proj.weight)
     if not propagating:
@@ -98,7 +98,7 @@ CARRYING = [
     {"slots_in_trunk": False},
     {"propagate": "latent", "slots_in_trunk": False},
     {"propagate": "latent"},
-    {"propagate": "latent", "carry_state": True, "state_slots": 2},
+    {"propagate": "latent", "state_slots": 2},
     {"decode_sees": "state"},
     {"propagate": "latent", "decode_sees": "state", "state_slots": 2},
 ]
@@ -174,24 +174,22 @@ def teacher_forced(world_model: WorldModel, world, observation: str) -> torch.Te
 def test_carrying_changes_what_is_computed(tokenizer):
     """Otherwise the comparisons above could not tell a carried latent from a forgotten one."""
     seen = []
-    for overrides in ({}, {"propagate": "latent"}, {"propagate": "latent", "carry_state": True}):
+    for overrides in ({}, {"propagate": "latent"}):
         model = random_model(propagate="latent")
         twin = random_model(**overrides)
         twin.load_state_dict(model.state_dict() if overrides else without_projection(model))
         world = WorldModel(twin, tokenizer).encode([Context("g", "o")], depth=2)
         seen.append(WorldModel(twin, tokenizer).advance(world, ["wait"]).latent)
     assert (seen[0] - seen[1]).abs().max() > 1e-2
-    assert (seen[1] - seen[2]).abs().max() > 1e-3
 
 
 def without_projection(model) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in model.state_dict().items() if "propagation" not in name}
 
 
-@pytest.mark.parametrize("carry_state", [False, True])
-def test_the_latent_stays_finite_and_bounded_over_fifty_steps(tokenizer, carry_state):
+def test_the_latent_stays_finite_and_bounded_over_fifty_steps(tokenizer):
     """Even under a projection far larger than training leaves: the norm on e bounds what the loop is driven by."""
-    model = random_model(propagate="latent", carry_state=carry_state)
+    model = random_model(propagate="latent")
     with torch.no_grad():
         model.model.propagation.weight.mul_(30.0)
     world_model = WorldModel(model, tokenizer)
@@ -199,12 +197,9 @@ def test_the_latent_stays_finite_and_bounded_over_fifty_steps(tokenizer, carry_s
     sizes = []
     for step in range(50):
         world = world_model.advance(world, [f"go to room {step % 7}"])
-        assert world.loop_state.isfinite().all()
-        sizes.append((world.latent.square().mean().sqrt().item(), world.loop_state.square().mean().sqrt().item()))
-    for early, late in zip(
-        map(max, zip(*sizes[:10], strict=True)), map(max, zip(*sizes[10:], strict=True)), strict=True
-    ):
-        assert late < 2 * early
+        assert world.latent.isfinite().all()
+        sizes.append(world.latent.square().mean().sqrt().item())
+    assert max(sizes[10:]) < 2 * max(sizes[:10])
 
 
 def test_rows_laid_out_for_one_pass_are_refused_where_a_latent_is_carried(builder, episode):
