@@ -11,7 +11,6 @@ h' = A_bar h + B_bar e the residual form h' + residuals(h') is the papers' A_bar
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,30 +76,21 @@ class CoreConfig:
 
 
 class Settled(NamedTuple):
-    """The loops of a pass without prelude and coda, named as in `CoreOutput`."""
+    """Result of the loops of a pass without prelude and coda, named as in `CoreOutput`."""
 
     state: Tensor
     previous_state: Tensor
     loops: Tensor
-    carried: tuple[Tensor, ...] = ()
-    gate_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class CoreOutput:
-    """h: (B, L, D) coda output. state: (B, L, D) h^(T) in float32. previous_state: h^(T-1). loops: (B,) int64 T.
-
-    Of sampled depth only: carried, the states (B, L, D) after each of the last S = min(longest, mu_bwd) loops, the
-    ones that carry gradients; gate_logits (B, L, S), the exit gate's of these, NaN where a row does not run the loop;
-    None for a core without a gate.
-    """
+    """h: (B, L, D) coda output. state: (B, L, D) h^(T) in float32. previous_state: h^(T-1). loops: (B,) int64 T."""
 
     h: Tensor
     state: Tensor
     previous_state: Tensor
     loops: Tensor
-    carried: tuple[Tensor, ...] = ()
-    gate_logits: Tensor | None = None
 
 
 class LoopedCore(nn.Module):
@@ -234,20 +224,12 @@ class LoopedCore(nn.Module):
     ) -> Settled:
         """The loops of `forward_sampled` alone, driven by B_bar e (B, L, D) under A_bar (D,)."""
         h = previous = initial_BLD.detach()
-        carried, gates = [], []
         for remaining in range(plan.longest, 0, -1):
             rows = plan.rows_at(remaining, drive.device)
             loop = plan.longest - remaining
             with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
-            if remaining <= plan.mu_bwd:
-                carried.append(h)
-                if self.gate is not None:
-                    nothing = h.new_full(h.shape[:2], math.nan)
-                    gates.append(nothing.index_copy(0, rows, self.gate(h[rows])))
-        loops = torch.tensor(plan.loops, device=h.device)
-        gate_logits = torch.stack(gates, dim=-1) if gates else None
-        return Settled(h, previous, loops, tuple(carried), gate_logits)
+        return Settled(h, previous, torch.tensor(plan.loops, device=h.device))
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
         """e = RMSNorm(prelude(x)): (B, L, D) (LoopWM, equation 4)."""

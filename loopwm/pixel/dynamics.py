@@ -99,13 +99,11 @@ class DynamicsOutput(Generic[State]):
     h: coda output, (B, T, N, D)
     state: state after the last frame
     loops: loops of each frame, int64 (B, T)
-    gate: exit-gate logits after each of the last S loops, (B, T, N, S); sampled depth only
     """
 
     h: Tensor
     state: State
     loops: Tensor
-    gate: Tensor | None = None
 
 
 class Dynamics(Protocol[State]):
@@ -219,8 +217,7 @@ class LoopedAttention(nn.Module):
         mask = self._mask(episodes_of(first, empty.episodes), x.shape[1], x.shape[2])
         shared = self._inputs(positions, mask)
         out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), plan)
-        gate = None if out.gate_logits is None else out.gate_logits.unflatten(1, x.shape[1:3])
-        return DynamicsOutput(out.h.view_as(x), empty, out.loops[:, None].expand(-1, x.shape[1]), gate)
+        return DynamicsOutput(out.h.view_as(x), empty, out.loops[:, None].expand(-1, x.shape[1]))
 
     def _run(
         self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: CoreState
@@ -290,7 +287,7 @@ class LoopedRecurrence(nn.Module):
         retention, matrix = self.core.injection.retention(), self.core.injection.matrix().to(p.dtype)
         noise = plan.initial_state(slots, x.shape[-1], x.device) if plan else None
         h = self.initial(batch, x.device) if state is None else state
-        states, loops, gates = [], [], []
+        states, loops = [], []
         for t in range(steps):
             drive = F.linear(self.core.input_norm(self._carried(p[:, t], first[:, t], h)), matrix)
             at = self._shared(positions[:, t]) if slots > 1 else shared
@@ -301,11 +298,9 @@ class LoopedRecurrence(nn.Module):
             h = settled.state
             states.append(h)
             loops.append(settled.loops)
-            gates.append(settled.gate_logits)
         read = torch.stack(states, 1).flatten(0, 1)
         out = self.core.read_out(read, shared, attend, x.dtype).view_as(x)
-        gate = None if gates[0] is None else torch.stack([logits for logits in gates if logits is not None], 1)
-        return DynamicsOutput(out, h, torch.stack(loops, 1), gate)
+        return DynamicsOutput(out, h, torch.stack(loops, 1))
 
     def step(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: Tensor

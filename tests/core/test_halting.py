@@ -11,7 +11,6 @@ from loopwm.core import (
     Convergence,
     CoreState,
     CumulativeGate,
-    DepthPlan,
     ExitRule,
     Fixed,
     Gate,
@@ -232,24 +231,6 @@ def test_a_trace_for_another_batch_is_refused():
         random_core()(random_input(2, 2), shared_inputs(2, 2), causal_attention, Trace(((1,), (2,), (1,))))
     with pytest.raises(ValueError, match="2 rows, row 2"):
         Trace(((1,), (2,))).for_pass(0, range(3))
-
-
-def test_sampled_depth_yields_states_and_gates_of_the_loops_that_carry_gradients():
-    core, x = gated_core(), random_input(4, 3)
-    plan = DepthPlan(loops=(5, 1, 3, 2), mu_bwd=3, noise_seeds=(1, 2, 3, 4))
-    out = core.forward_sampled(x, shared_inputs(4, 3), causal_attention, plan)
-    assert out.loops.tolist() == list(plan.loops)
-    assert [bool(h.requires_grad) for h in out.carried] == [True] * 3
-    assert torch.equal(out.carried[-1], out.state)
-    ran = out.gate_logits.isfinite().all(1)
-    assert ran.tolist() == [[True] * 3, [False, False, True], [True] * 3, [False, True, True]]
-    assert torch.equal(out.gate_logits.isnan().any(1), ~ran)
-    torch.testing.assert_close(out.gate_logits[..., -1], core.gate(out.state))
-    out.gate_logits.nan_to_num().sum().backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in core.parameters())
-    assert core.gate.linear.weight.grad.abs().max() > 0
-    assert core.forward_sampled(x, shared_inputs(4, 3), causal_attention, plan).gate_logits is not None
-    assert random_core().forward_sampled(x, shared_inputs(4, 3), causal_attention, plan).gate_logits is None
 
 
 def test_a_trajectory_read_out_at_t_is_the_pass_of_t_loops():

@@ -7,9 +7,7 @@ import pytest
 import torch
 import yaml
 
-from loopwm.core import Gate
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import Cursor
 from loopwm.text.data.tree import IGNORED
@@ -19,7 +17,6 @@ from loopwm.text.training.config import load_config
 from loopwm.text.training.fit_gate import Decisions, decisions, gate_loss, judge, main, with_gate
 from loopwm.text.training.program import TextProgram
 from loopwm.text.world import WorldModel
-from loopwm.trainer.trainer import Trainer
 from tests.text.conftest import random_model
 
 SLOTS = 2
@@ -191,34 +188,13 @@ def test_an_existing_folder_is_not_overwritten(source, slotted_config, capsys):
     load_checkpoint(source)
 
 
-@pytest.mark.parametrize(("loss", "coefficient"), [("entropy", 0.1), ("expected", 0.1)])
-def test_a_gate_trained_beside_the_model_is_exported_and_can_be_used(config_file, tmp_path, loss, coefficient):
-    changes = [
-        "model.overrides={exit_gate: true, mu_rec: 4.0}",
-        f"objective.exit_loss={loss}",
-        f"objective.exit_entropy_coef={coefficient}",
-        "run.steps=3",
-    ]
-    Trainer(load_config(config_file, changes), TextProgram, tmp_path).run()
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 < r["gate"] < 1 for r in records if r["kind"] == "train")
-    assert all("gate" not in r for r in records if r["kind"] == "dev")
-    model = WorldModel.from_pretrained(tmp_path / "model")
-    weight = model.model.model.core.gate.linear.weight
-    assert bool(weight.any()) == (loss == "expected")  # the regulariser's optimum is where the gate starts
-    world = model.advance(model.encode([Context("g", "o")], Gate(0.5, 4)), ["wait"])
-    assert 1 <= world.loops[0][0] <= 4
+def test_training_with_exit_gate_is_refused(config_file):
+    with pytest.raises(InputError, match=r"model\.overrides\.exit_gate: must be false, got true \(use .*fit_gate\)"):
+        TextProgram(load_config(config_file, ["model.overrides={exit_gate: true}"]))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model.overrides={exit_gate: true}"],
-        ["objective.exit_loss=entropy"],
-        ["objective.exit_entropy_coef=-1.0"],
-        ["model.overrides={exit_gate: true, mu_rec: 2.0}", "objective.exit_loss=expected"],
-    ],
-)
-def test_a_gate_and_its_loss_go_together(config_file, overrides):
-    with pytest.raises(InputError, match=r"objective\.exit"):
-        TextProgram(load_config(config_file, overrides))
+def test_config_with_retired_key_loads_only_at_its_default(config_file):
+    at_default = ["objective.exit_loss=none", "objective.exit_entropy_coef=0.0"]
+    assert load_config(config_file, at_default) == load_config(config_file)
+    with pytest.raises(InputError, match=r"objective\.exit_loss: must be none, got 'entropy'"):
+        load_config(config_file, ["objective.exit_loss=entropy"])

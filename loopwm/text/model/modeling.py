@@ -93,8 +93,6 @@ class LoopWMOutput(BaseModelOutputWithPast):
     state: Tensor | None = None
     previous_state: Tensor | None = None
     loops: Tensor | None = None
-    carried: tuple[Tensor, ...] | None = None
-    gate_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,6 @@ class LoopWMModel(LoopWMPreTrainedModel):
             state=out.state,
             previous_state=out.previous_state,
             loops=out.loops,
-            carried=out.carried or None,
-            gate_logits=out.gate_logits,
         )
 
     def trajectory(self, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor, limit: int) -> list[Tensor]:

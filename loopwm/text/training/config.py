@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from loopwm.records.config import load_typed, require_positive
+from loopwm.records.config import read_sections, require_positive, typed
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_LIMIT, ContextKind
 from loopwm.trainer.config import OptimizerConfig, RunConfig
@@ -147,10 +147,6 @@ class ObjectiveConfig:
     """Of the tokens of look and inventory after every step, predicted from its slots."""
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
-    exit_loss: Literal["none", "entropy", "expected"] = "none"
-    """What teaches the exit gate: the paper's regulariser, or the expected loss over exits instead of the last one."""
-    exit_entropy_coef: float = 0.0
-    """alpha: weight of the gate's entropy, or of that of the exit distribution."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +193,6 @@ NOT_NEGATIVE = {
         "bag_coef",
         "state_coef",
         "horizon_every",
-        "exit_entropy_coef",
     ),
     "data": ("history_share", "max_branches", "episode_steps", "query_share", "max_queries"),
     "optimizer": ("weight_decay", "average"),
@@ -237,6 +232,16 @@ class TrainingConfig:
             raise InputError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
 
 
+RETIRED: dict[str, dict[str, Any]] = {"objective": {"exit_loss": "none", "exit_entropy_coef": 0.0}}
+"""Keys of earlier run folders whose mechanism was removed, with the value that still means the same run."""
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
-    """Reads a YAML file and applies `section.key=value` overrides. Raises InputError."""
-    return load_typed(TrainingConfig, path, overrides)
+    """Read a YAML file and apply `section.key=value` overrides. Raises InputError."""
+    sections = read_sections(path, overrides)
+    for section, keys in RETIRED.items():
+        values = sections.get(section)
+        for key, default in keys.items() if isinstance(values, dict) else ():
+            if (value := values.pop(key, default)) != default:
+                raise InputError(f"{section}.{key}: must be {default}, got {value!r}; this key was removed")
+    return typed(TrainingConfig, sections)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,25 +23,20 @@ COLUMNS = ("last_hidden_state", "latent", "state", "previous_state")
 
 @dataclass(frozen=True)
 class RowOutput:
-    """Those parts of a `LoopWMOutput` that every column has, (B, L, D) each; and, of one pass only, what a gate is
-    taught from (`CoreOutput`)."""
+    """Per-column parts of a `LoopWMOutput`, (B, L, D) each."""
 
     last_hidden_state: Tensor
     latent: Tensor
     state: Tensor
     previous_state: Tensor
-    carried: tuple[Tensor, ...] = ()
-    gate_logits: Tensor | None = None
 
     @classmethod
     def of(cls, out: LoopWMOutput) -> RowOutput:
-        columns = {name: out[name] for name in COLUMNS}
-        return cls(**columns, carried=out.carried or (), gate_logits=out.gate_logits)
+        return cls(**{name: out[name] for name in COLUMNS})
 
     @classmethod
     def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
-        columns: dict[str, Any] = {name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS}
-        return cls(**columns)
+        return cls(**{name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS})
 
 
 def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:

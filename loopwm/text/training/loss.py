@@ -1,8 +1,7 @@
 """The training objective of text worlds: each part returns (loss, diagnostics).
 
     L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont + gamma sum_k l_bag
-         + delta sum_k l_state + alpha sum_branches L_consist + beta sum_branches L_contract
-         + sum_positions L_exit) / tokens
+         + delta sum_k l_state + alpha sum_branches L_consist + beta sum_branches L_contract) / tokens
 
 Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
 of the observation loss are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
@@ -12,20 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core import DepthPlan
-from loopwm.core.gate_loss import expected_exit_loss, gate_entropy_loss
 from loopwm.core.twohot import two_hot_loss, two_hot_value
 from loopwm.text.data.collate import BranchSteps, TreeBatch
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.heads import POINTS, BagHead, StateHead
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.training.forward import RowOutput, one_pass_mask, run_rows
+from loopwm.text.training.forward import RowOutput, run_rows
 
 Term = tuple[Tensor, dict[str, Tensor]]
 """A loss, summed, and its diagnostics."""
@@ -35,9 +32,6 @@ MEDIAN_STEPS = 256
 
 TINY = 1e-12
 """Under the root of a norm, whose slope at zero is infinite."""
-
-ExitLoss = Literal["none", "entropy", "expected"]
-"""What teaches the exit gate while the model trains: nothing; the paper's regulariser; the expected loss over exits."""
 
 
 def observation_loss(
@@ -238,18 +232,10 @@ class TextObjective(nn.Module):
 
     first_steps: Tensor
 
-    def __init__(
-        self,
-        model: LoopWMForCausalLM,
-        coefficients: Coefficients = Coefficients(),
-        exit_loss: ExitLoss = "none",
-        exit_entropy_coef: float = 0.0,
-    ) -> None:
+    def __init__(self, model: LoopWMForCausalLM, coefficients: Coefficients = Coefficients()) -> None:
         super().__init__()
         self.model = model
         self.coefficients = coefficients
-        self.exit_loss = exit_loss
-        self.exit_entropy_coef = exit_entropy_coef
         self.bag = BagHead(model.config.hidden_size) if coefficients.bag_of_words else None
         config = model.config
         self.state_head = StateHead(config.hidden_size, config.vocab_size) if coefficients.state else None
@@ -278,36 +264,10 @@ class TextObjective(nn.Module):
         )
         if isinstance(depth, DepthPlan):
             diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
-        if out.gate_logits is not None:
-            loss, numbers = self._with_exits(loss, batch, out, loss_N, normaliser)
-            diagnostics |= numbers
         for weight, (term, numbers) in self._branch_terms(batch, out):
             loss = loss + weight * term / normaliser
             diagnostics |= numbers
         return loss, diagnostics | recurrence_norms(batch, out)
-
-    def _with_exits(self, loss: Tensor, batch: TreeBatch, out: RowOutput, loss_N: Tensor, normaliser: float) -> Term:
-        """The observation loss with what teaches the gate: beside it (LoopWM, section 3.3), or in its place."""
-        assert out.gate_logits is not None
-        if self.exit_loss == "entropy":
-            term, numbers = gate_entropy_loss(out.gate_logits[batch.branch >= 0], self.exit_entropy_coef)
-            return loss + term / normaliser, numbers
-        if self.exit_loss == "expected":
-            wanted = batch.label != IGNORED
-            weighted_NS = batch.weight[wanted][:, None] * self._losses_by_exit(batch, out, loss_N)
-            term, numbers = expected_exit_loss(out.gate_logits[wanted], weighted_NS, self.exit_entropy_coef)
-            return term / normaliser, numbers
-        return loss, {}
-
-    def _losses_by_exit(self, batch: TreeBatch, out: RowOutput, last_loss_N: Tensor) -> Tensor:
-        """Cross-entropy of the targets (N, S) had their rows left after each of the loops that carry gradients."""
-        wanted, mask = batch.label != IGNORED, one_pass_mask(self.model.config, batch)
-        losses = []
-        for state in out.carried[:-1]:
-            hidden = self.model.model.read_out(state, batch.tokens, mask, batch.positions)
-            logits = self.model.lm_head(hidden[wanted])
-            losses.append(F.cross_entropy(logits.float(), batch.label[wanted], reduction="none"))
-        return torch.stack((*losses, last_loss_N), dim=-1)
 
     def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
         """The terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""

@@ -95,9 +95,9 @@ def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
 def new_model(
     model_config: LoopWMConfig, config: TrainingConfig, tokenizer: PreTrainedTokenizerFast
 ) -> LoopWMForCausalLM:
-    """The model that a run begins with. Raises InputError for `model.weights` of another shape or tokenizer.
+    """Build the model that a run starts from. Raises InputError for `model.weights` of another shape or tokenizer.
 
-    A gate among the weights stays behind where the new model has none: it was fitted to what they were.
+    An exit gate among the weights is dropped: it was fitted to weights that training will change.
     """
     model = LoopWMForCausalLM(model_config)
     if config.model.weights:
@@ -105,12 +105,8 @@ def new_model(
         if known.get_vocab() != tokenizer.get_vocab():
             raise InputError(f"model.weights: {config.model.weights} has another tokenizer")
         try:
-            known_weights = given.state_dict()
-            if not model_config.exit_gate:
-                known_weights = {
-                    name: w for name, w in known_weights.items() if not name.startswith("model.core.gate.")
-                }
-            model.load_state_dict(known_weights)
+            gate = "model.core.gate."
+            model.load_state_dict({k: weight for k, weight in given.state_dict().items() if not k.startswith(gate)})
         except RuntimeError as error:
             raise InputError(f"model.weights: {' '.join(str(error).split())[:200]}") from error
     elif config.model.integers == "fourier":
@@ -140,10 +136,10 @@ class TextProgram:
         self.model_config = model_config(config.model, len(self.tokenizer))
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         self.learned_mean = self._learned_mean()
-        self._check_exit_loss()
-        model = new_model(self.model_config, config, self.tokenizer)
-        exits = config.objective
-        self.objective = TextObjective(model, self._coefficients(), exits.exit_loss, exits.exit_entropy_coef)
+        if self.model_config.exit_gate:
+            # Nothing in the objective reaches the gate: it would only decay.
+            raise InputError("model.overrides.exit_gate: must be false, got true (use loopwm.text.training.fit_gate)")
+        self.objective = TextObjective(new_model(self.model_config, config, self.tokenizer), self._coefficients())
         episodes = _episodes(config.data.train, config.data.folder_weights)
         self.training_episodes = self._training_episodes()
         self._check_names(episodes)
@@ -161,15 +157,6 @@ class TextProgram:
         episodes = TrainingEpisodes.of_shards(map(Path, self.config.data.train))
         weights = self.config.model.weights
         return episodes.joined(TrainingEpisodes.load(Path(weights))) if weights else episodes
-
-    def _check_exit_loss(self) -> None:
-        wanted, model = self.config.objective.exit_loss, self.model_config
-        if model.exit_gate != (wanted != "none"):
-            raise InputError("objective.exit_loss: a gate (model.overrides.exit_gate) and its loss go together")
-        if wanted == "expected" and model.mu_rec <= 2:
-            raise InputError("objective.exit_loss: expected needs two loops with gradients, so a mu_rec above 2")
-        if wanted != "none" and model.propagate != "none":
-            raise InputError("objective.exit_loss: a gate is trained with model.overrides.propagate none")
 
     def _check_names(self, episodes: Sequence[TokenEpisode]) -> None:
         """Raises InputError for a world or a task that a key names and no episode of training is of."""

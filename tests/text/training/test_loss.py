@@ -306,8 +306,7 @@ def cut(rows, depths: list[int], groups: list[list[int]]) -> list[tuple[TreeBatc
     return list(zip(batches, plans, strict=True))
 
 
-@pytest.mark.parametrize("exit_loss", ["none", "entropy", "expected"])
-def test_loss_gradient_and_what_is_logged_do_not_depend_on_how_the_global_batch_is_cut(builder, episode, exit_loss):
+def test_loss_gradient_and_what_is_logged_do_not_depend_on_how_the_global_batch_is_cut(builder, episode):
     plans = [
         RowPlan(0, "observed", 1, 2, (every(0, 3), every(2, 1)), 1),
         RowPlan(1, "snapshot", 2, 2, (every(1, 2),), None),  # few targets among many tokens
@@ -317,8 +316,8 @@ def test_loss_gradient_and_what_is_logged_do_not_depend_on_how_the_global_batch_
     targets = sum(row.targets for row in rows)
     found = []
     for groups in ([[0, 1, 2]], [[0], [1, 2]], [[2], [0], [1]]):
-        model = random_model(prediction_heads=True, monitor_head=True, exit_gate=exit_loss != "none")
-        objective = TextObjective(model, Coefficients(1.0, 1.0, 1.0, 1.0), exit_loss, 0.7)
+        model = random_model(prediction_heads=True, monitor_head=True)
+        objective = TextObjective(model, Coefficients(1.0, 1.0, 1.0, 1.0))
         objective.remember_first_step(1e-3)
         total, logged = 0.0, {}
         for batch, plan in cut(rows, depths, groups):

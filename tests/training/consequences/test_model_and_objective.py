@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from itertools import islice
 
 import pytest
 import torch
 from torch import Tensor
 
-from loopwm.core import DepthPlan
 from loopwm.records.errors import InputError
 from loopwm.text.data.data_loader import Cursor
 from loopwm.text.data.tree import IGNORED
@@ -118,7 +116,6 @@ def test_the_deepest_branch_grows_by_one_every_so_many_steps(config_file):
 
 
 HEADS = "model.overrides={prediction_heads: true, monitor_head: true}"
-GATE = "model.overrides={exit_gate: true, mu_rec: 4.0}"
 
 
 @shows(
@@ -209,24 +206,3 @@ def test_the_first_token_of_an_observation_counts_as_often_as_its_world_says(con
     assert both.weight.equal(heavier.weight * integers)
     with pytest.raises(InputError, match=r"objective.opening_weights.alfworld: data.train holds no episode"):
         program_of(config_file, "objective.opening_weights={alfworld: 2.0}")
-
-
-@shows("objective.exit_entropy_coef")
-@pytest.mark.parametrize("coefficient", [0.5, 2.0])
-def test_the_entropy_of_a_fresh_gate_is_one_bit_a_loop_and_position_times_its_coefficient(config_file, coefficient):
-    entropy = [GATE, "objective.exit_loss=entropy"]
-    plain, _, _ = loss_of(config_file, entropy, moved=False)
-    loss, _, batch = loss_of(config_file, [*entropy, f"objective.exit_entropy_coef={coefficient}"], moved=False)
-    loops = DepthPlan.sample(0, 0, batch.row_ids, 4.0, 6).loops
-    positions = (batch.branch >= 0).sum(1).tolist()
-    gates = sum(min(loop, 2) * count for loop, count in zip(loops, positions, strict=True))
-    assert loss - plain == pytest.approx(-coefficient * math.log(2) * gates / 100, rel=1e-4)
-
-
-@shows("objective.exit_loss")
-def test_the_expected_loss_takes_the_place_of_the_last_one(config_file):
-    last, _, _ = loss_of(config_file, [GATE, "objective.exit_loss=entropy"])
-    expected, measured, batch = loss_of(config_file, [GATE, "objective.exit_loss=expected"])
-    assert expected == pytest.approx(measured["expected_loss"][0].item() / 100, rel=1e-5)
-    assert measured["expected_loss"][1].item() == batch.targets
-    assert abs(expected - last) > 1e-5
