@@ -4,7 +4,7 @@ T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, equation 9;
 `max_loops`; gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
 
 Other ways to draw are kept to compare with: one depth for a whole micro-batch, as in prior work, and no draw at all.
-`mu_rec` may grow over a run (`MeanRamp`) or be learned (`LearnedMean`).
+`mu_rec` may grow over a run (`MeanRamp`).
 
 Depth and initial noise are pure functions of (seed, step, index in the global batch): how many processes share a
 batch does not change them.
@@ -22,9 +22,6 @@ from torch import Tensor
 
 NOISE_CUT = 3.0
 """Standard deviations at which the initial noise is cut."""
-
-BASELINE_KEEP = 0.95
-"""Share of the moving average of costs that stays at each step."""
 
 
 def backward_loops(mu_rec: float) -> int:
@@ -123,46 +120,3 @@ class MeanRamp:
             return self.start
         ramped = step - self.wait
         return self.end if ramped >= self.steps else self.start + (self.end - self.start) * ramped / self.steps
-
-
-@dataclass(frozen=True)
-class DepthMoments:
-    """Means over the rows of a global batch: of their losses in nats a target, their loops, and products of these."""
-
-    nats: float
-    loops: float
-    nats_loops: float
-    loops_squared: float
-
-
-class LearnedMean:
-    """A learned mu_rec: LoopWM, equation 9 has a learnable mean, but a sampled integer passes no gradient.
-
-    Our reading is the score-function estimator. The expected cost E[loss(T) + price T] has the derivative
-    E[(cost - baseline)(T / mu - 1)], the second factor being d log Poisson(T; mu) / d mu; T is taken as drawn after its
-    cut to 1 .. max_loops, which is a small bias. The baseline is a moving average of the cost. Without a price more
-    loops can only help, and mu grows as far as it may.
-
-    The estimate needs no more of a batch than four means over its rows, `DepthMoments`, which processes can share.
-    """
-
-    def __init__(self, mu_rec: float, max_loops: int, price: float, rate: float) -> None:
-        """price: nats a loop; rate: of the gradient step on mu."""
-        self.mu_rec, self.max_loops, self.price, self.rate = mu_rec, max_loops, price, rate
-        self.baseline: float | None = None
-
-    def update(self, rows: DepthMoments) -> None:
-        """One step from the rows of a global batch."""
-        cost = rows.nats + self.price * rows.loops
-        cost_loops = rows.nats_loops + self.price * rows.loops_squared
-        baseline = cost if self.baseline is None else self.baseline
-        slope = (cost_loops - baseline * rows.loops) / self.mu_rec - (cost - baseline)
-        self.mu_rec = min(max(self.mu_rec - self.rate * slope, 1.0), float(self.max_loops))
-        self.baseline = BASELINE_KEEP * baseline + (1 - BASELINE_KEEP) * cost
-
-    def state_dict(self) -> dict[str, float | None]:
-        return {"mu_rec": self.mu_rec, "baseline": self.baseline}
-
-    def load_state_dict(self, state: dict[str, float | None]) -> None:
-        assert state["mu_rec"] is not None
-        self.mu_rec, self.baseline = state["mu_rec"], state["baseline"]

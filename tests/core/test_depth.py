@@ -1,18 +1,15 @@
-"""Depths are drawn as promised, and a learned mean settles."""
+"""Depths in training."""
 
 from __future__ import annotations
 
-import math
 from statistics import mean
 
-import numpy as np
-import pytest
 import torch
 
 from loopwm.core import (
     DepthPlan,
 )
-from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
+from loopwm.core.depth import MeanRamp
 
 
 def test_depth_and_noise_depend_only_on_seed_step_and_global_row():
@@ -54,25 +51,3 @@ def test_the_ramp_ends_at_mu_rec():
     assert [MeanRamp(1.0, 4.0, 6).at(step) for step in (0, 2, 6, 99)] == [1.0, 2.0, 4.0, 4.0]
     assert MeanRamp(1.0, 4.0, 0).at(0) == 4.0
     assert [MeanRamp(1.0, 4.0, 0, 5).at(step) for step in (0, 4, 5)] == [1.0, 1.0, 4.0]
-
-
-@pytest.mark.parametrize("price", [0.0, 0.04, 2.0])
-def test_a_learned_mean_settles_where_a_loop_gains_what_it_costs(price):
-    """loss(T) = exp(-T / 2): the least expected cost lies at the upper end, between, and at the lower end."""
-
-    def cost(mu):
-        chances = [math.exp(-mu) * mu**n / math.factorial(n) for n in range(60)]
-        return sum(c * (math.exp(-min(max(n, 1), 8) / 2) + price * min(max(n, 1), 8)) for n, c in enumerate(chances))
-
-    best = min((mu / 10 for mu in range(10, 81)), key=cost)
-    assert {0.0: best == 8, 0.04: 2 < best < 8, 2.0: best == 1}[price]
-    mean = LearnedMean(3.0, max_loops=8, price=price, rate=3.0)
-    for step in range(1500):
-        plan = DepthPlan.sample(0, step, range(16), mean.mu_rec, 8)
-        loops = np.array(plan.loops)
-        nats = np.exp(-loops / 2)
-        mean.update(DepthMoments(nats.mean(), loops.mean(), (nats * loops).mean(), (loops**2).mean()))
-    assert abs(mean.mu_rec - best) < 1.2
-    resumed = LearnedMean(1.0, max_loops=8, price=price, rate=3.0)
-    resumed.load_state_dict(mean.state_dict())
-    assert (resumed.mu_rec, resumed.baseline) == (mean.mu_rec, mean.baseline)

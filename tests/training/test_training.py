@@ -87,7 +87,6 @@ EVERYTHING = [
     EVERY_MODULE,
     "objective={supervise: all, reward_coef: 1, continue_coef: 1, consistency_coef: 1, contraction_coef: 1}",
     "objective.horizon_every=2",
-    "depth.mean_rate=0.5",
     "run.steps=8",
 ]
 
@@ -106,20 +105,18 @@ def test_a_run_with_every_term_logs_them_and_resumes_with_its_median_and_its_hor
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     again = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
     names = {"reward_loss", "reward_error", "continue_loss", "continue_accuracy", "consistency_loss"}
-    names |= {"contraction_loss", "latent_step_rms", "first_step_rms", "c_max", "mu_rec"}
+    names |= {"contraction_loss", "latent_step_rms", "first_step_rms", "c_max"}
     assert names <= records[3].keys()
     assert [max(int(k[6:]) for k in r if k.startswith("loss_k")) for r in records if r["kind"] == "train"] == [
         1, 1, 2, 2, 3, 3, 4, 4,
     ]  # fmt: skip
     assert all("loss_k0" not in r for r in records)
-    for name in ("loss", "c_max", "contraction_loss", "reward_loss", "mu_rec"):
+    for name in ("loss", "c_max", "contraction_loss", "reward_loss"):
         expected = [r[name] for r in records if r["kind"] == "train"]
         assert [r[name] for r in again if r["kind"] == "train"] == pytest.approx(expected, abs=1e-6)
     firsts = [r["first_step_rms"] for r in records if r["kind"] == "train"]
     assert records[0]["c_max"] == pytest.approx(2 * firsts[0], rel=1e-5)
-    model = load_checkpoint(whole / "model")[0].model
-    assert model.heads is not None
-    assert model.config.mu_rec == records[-1]["mu_rec"] != load_config(config_file).model.overrides.get("mu_rec", 2.0)
+    assert load_checkpoint(whole / "model")[0].model.heads is not None
 
 
 def test_the_horizon_grows_by_one_every_delta_steps_up_to_its_limit():
@@ -291,8 +288,7 @@ def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(con
         ("objective.reward_coef=1", "prediction_heads"),
         ("objective.consistency_coef=1", "monitor_head"),
         ("model.overrides={propagate: text}", "propagate"),
-        ("depth={mean_rate: 1.0, ramp_steps: 5}", "depth.mean_rate"),
-        ("depth.loop_price=-1", "depth.loop_price"),
+        ("depth.mean_rate=1.0", "depth.mean_rate: must be 0.0, got 1.0"),
     ],
 )
 def test_a_wrong_configuration_is_one_line_and_status_2(config_file, tmp_path, capsys, override, named):

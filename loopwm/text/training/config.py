@@ -169,10 +169,6 @@ class DepthConfig:
     ramp_start: int = 0
     ramp_steps: int = 0
     """mu_rec is 1 up to step `ramp_start` and grows over so many steps from there."""
-    mean_rate: float = 0.0
-    """mu_rec is learned at this rate, from the model's on; 0: it is not. The exported model names where it ended."""
-    loop_price: float = 0.01
-    """Nats of the mean target that a loop must earn where mu_rec is learned."""
 
 
 POSITIVE = {
@@ -196,7 +192,7 @@ NOT_NEGATIVE = {
     ),
     "data": ("history_share", "max_branches", "episode_steps", "query_share", "max_queries"),
     "optimizer": ("weight_decay", "average"),
-    "depth": ("backward_loops", "ramp_start", "ramp_steps", "mean_rate", "loop_price"),
+    "depth": ("backward_loops", "ramp_start", "ramp_steps"),
 }
 """Keys whose values must not be below zero."""
 
@@ -226,13 +222,14 @@ class TrainingConfig:
             raise InputError("data.max_branches: without branches nothing is supervised but trunks (supervise: every)")
         if self.optimizer.average >= 1:
             raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
-        if self.depth.mean_rate and (self.depth.ramp_steps or self.depth.sampling == "fixed"):
-            raise InputError("depth.mean_rate: mu_rec is learned where depths are drawn, and without depth.ramp_steps")
         if self.batch.rows < self.batch.micro_batches:
             raise InputError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
 
 
-RETIRED: dict[str, dict[str, Any]] = {"objective": {"exit_loss": "none", "exit_entropy_coef": 0.0}}
+RETIRED: dict[str, dict[str, Any]] = {
+    "objective": {"exit_loss": "none", "exit_entropy_coef": 0.0},
+    "depth": {"mean_rate": 0.0, "loop_price": 0.01},
+}
 """Keys of earlier run folders whose mechanism was removed, with the value that still means the same run."""
 
 

@@ -47,9 +47,6 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     objective = TextObjective(model, coefficients(config.objective))
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
     state = read_json(checkpoint / "progress.json")["program"]
-    learned = state.get("learned_mean")
-    if learned is not None:
-        model.config.mu_rec = learned["mu_rec"]
     out.parent.mkdir(parents=True, exist_ok=True)
     export_model(objective.model, tokenizer, out, TrainingEpisodes.from_state(state.get("training_episodes")))
 

@@ -193,19 +193,6 @@ def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     return {name: _pair(x.square().mean().sqrt().expand(rows)) for name, x in norms.items()}
 
 
-@torch.no_grad()
-def depth_moments(loss_N: Tensor, row_N: Tensor, loops: Sequence[int]) -> dict[str, Tensor]:
-    """The fields of `DepthMoments` as pairs over rows; a row without targets has no loss and does not count.
-
-    loss_N, row_N: loss and row of every target. loops: of each row.
-    """
-    nats, targets = (loss_N.new_zeros(len(loops)).index_add(0, row_N, x) for x in (loss_N, torch.ones_like(loss_N)))
-    counted = targets > 0
-    nats, depth = nats[counted] / targets[counted], nats.new_tensor(loops)[counted]
-    values = {"nats": nats, "loops": depth, "nats_loops": nats * depth, "loops_squared": depth.square()}
-    return {f"row_{name}": _pair(x) for name, x in values.items()}
-
-
 def _pair(values: Tensor) -> Tensor:
     """Sum and number of some values."""
     return torch.stack((values.detach().sum(), torch.tensor(float(len(values)), device=values.device)))
@@ -262,8 +249,6 @@ class TextObjective(nn.Module):
             batch.undetermined[wanted],
             normaliser,
         )
-        if isinstance(depth, DepthPlan):
-            diagnostics |= depth_moments(loss_N, wanted.nonzero()[:, 0], depth.loops)
         for weight, (term, numbers) in self._branch_terms(batch, out):
             loss = loss + weight * term / normaliser
             diagnostics |= numbers

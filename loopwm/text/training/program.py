@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
-from loopwm.core.depth import DepthMoments, LearnedMean, MeanRamp
+from loopwm.core.depth import MeanRamp
 from loopwm.records import template as template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
@@ -135,7 +135,6 @@ class TextProgram:
         self.tokenizer = load_tokenizer()
         self.model_config = model_config(config.model, len(self.tokenizer))
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
-        self.learned_mean = self._learned_mean()
         if self.model_config.exit_gate:
             # Nothing in the objective reaches the gate: it would only decay.
             raise InputError("model.overrides.exit_gate: must be false, got true (use loopwm.text.training.fit_gate)")
@@ -145,12 +144,6 @@ class TextProgram:
         self._check_names(episodes)
         self.train_stream = self._stream(episodes, config.run.seed)
         self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
-
-    def _learned_mean(self) -> LearnedMean | None:
-        depth, model = self.config.depth, self.model_config
-        if not depth.mean_rate:
-            return None
-        return LearnedMean(model.mu_rec, model.max_loops, depth.loop_price, depth.mean_rate)
 
     def _training_episodes(self) -> TrainingEpisodes | None:
         """Those of the data, and of the weights that the run begins with; None where these have no record."""
@@ -243,8 +236,8 @@ class TextProgram:
 
     def _draw(self, step: int, row_ids: Sequence[int], places: Tensor | None = None) -> DepthPlan:
         draw = SAMPLERS[self.config.depth.sampling]
-        mu_rec = self.learned_mean.mu_rec if self.learned_mean else self.ramp.at(step)
-        plan = draw(self.config.run.seed, step, row_ids, mu_rec, self.model_config.max_loops, places)
+        seed, mean = self.config.run.seed, self.ramp.at(step)
+        plan = draw(seed, step, row_ids, mean, self.model_config.max_loops, places)
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def normaliser(self, batches: Sequence[TreeBatch]) -> float:
@@ -275,20 +268,12 @@ class TextProgram:
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
         if "first_step_rms" in record:  # a step may have no branch
             self.objective.remember_first_step(record["first_step_rms"])
-        more = {"c_max": self.objective.c_max().item()}
-        if self.learned_mean:
-            self.learned_mean.update(DepthMoments(**{f.name: record[f"row_{f.name}"] for f in fields(DepthMoments)}))
-            more["mu_rec"] = self.learned_mean.mu_rec
-        return more
+        return {"c_max": self.objective.c_max().item()}
 
     def state_dict(self) -> dict[str, Any]:
-        episodes = self.training_episodes and self.training_episodes.state_dict()
-        state: dict[str, Any] = {"training_episodes": episodes}
-        return state | ({"learned_mean": self.learned_mean.state_dict()} if self.learned_mean else {})
+        return {"training_episodes": self.training_episodes and self.training_episodes.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.learned_mean:
-            self.learned_mean.load_state_dict(state["learned_mean"])
         if self.training_episodes:  # the checkpoint may be that of another run, on other episodes
             earlier = TrainingEpisodes.from_state(state.get("training_episodes"))
             self.training_episodes = self.training_episodes.joined(earlier)
@@ -299,8 +284,6 @@ class TextProgram:
         return {"tokenizer_hash": tokenizer_hash(), "data": shards}
 
     def export(self, folder: Path) -> None:
-        if self.learned_mean:
-            self.objective.model.config.mu_rec = self.learned_mean.mu_rec
         export_model(self.objective.model, self.tokenizer, folder, self.training_episodes)
 
 

@@ -23,7 +23,6 @@ from loopwm.text.training.loss import (
     consistency_loss,
     continuation_loss,
     contraction_loss,
-    depth_moments,
     reward_loss,
     state_loss,
 )
@@ -287,13 +286,6 @@ def test_reward_and_continuation_can_be_learned_from_the_latents(builder, episod
     charged = batch.steps.supervised
     torch.testing.assert_close(predicted.reward[charged], batch.steps.reward[charged], atol=1.0, rtol=0)
     assert ((predicted.continuation[charged] < 0.5) == batch.steps.done[charged]).all()
-
-
-def test_depth_moments_are_means_over_the_rows_that_have_targets():
-    loss, row = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 2])
-    sums = depth_moments(loss, row, (2, 7, 4))
-    means = {name: (total / count).item() for name, (total, count) in sums.items()}
-    assert means == {"row_nats": 3.5, "row_loops": 3.0, "row_nats_loops": 12.0, "row_loops_squared": 10.0}
 
 
 def cut(rows, depths: list[int], groups: list[list[int]]) -> list[tuple[TreeBatch, DepthPlan]]:

@@ -135,18 +135,3 @@ def test_rows_draw_depths_alone_together_or_not_at_all(config_file, sampling):
         "per_batch": (False, True),
         "fixed": (False, False),
     }[sampling]
-
-
-@shows("depth.mean_rate", "depth.loop_price")
-def test_a_learned_mean_moves_at_its_rate_and_falls_with_the_price_of_a_loop(config_file, tmp_path):
-    def means(name: str, depth: str) -> list[float]:
-        run = briefly(config_file, tmp_path / name, f"depth={depth}", "run.seed=3")
-        return [record["mu_rec"] for record in run.records("train")]
-
-    slow, fast, dear = (
-        means(str(i), f"{{mean_rate: {rate}, loop_price: {price}}}")
-        for i, (rate, price) in enumerate([(0.01, 0.0), (0.02, 0.0), (0.01, 5.0)])
-    )
-    assert slow[0] != 2.0
-    assert fast[0] - 2.0 == pytest.approx(2 * (slow[0] - 2.0), rel=1e-4)
-    assert dear[0] < slow[0]
