@@ -237,8 +237,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
     """Read a YAML file and apply `section.key=value` overrides. Raises InputError."""
     sections = read_sections(path, overrides)
     for section, keys in RETIRED.items():
-        values = sections.get(section)
-        for key, default in keys.items() if isinstance(values, dict) else ():
+        if not isinstance(values := sections.get(section), dict):
+            continue  # `typed` reports a section that is no mapping
+        for key, default in keys.items():
             if (value := values.pop(key, default)) != default:
                 raise InputError(f"{section}.{key}: must be {default}, got {value!r}; this key was removed")
     return typed(TrainingConfig, sections)
