@@ -143,7 +143,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("loopwm.training.real_world", "def f():\n    from data_prep.environments.pixels import by_name"),
         ("loopwm.trainer.trainer", "from loopwm.text.model import modeling"),
         ("loopwm.core.looped", "from loopwm.records import template"),
-        ("loopwm.core.state", "def f():\n    import transformers"),
+        ("loopwm.core.kv_cache", "def f():\n    import transformers"),
         ("loopwm.records.template", "import numpy"),
         ("loopwm.records.frames", "import torch"),
         ("loopwm.records.files", "from loopwm.core import block"),

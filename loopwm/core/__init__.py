@@ -1,7 +1,6 @@
 """The looped transformer core: tensors only. It knows neither text nor pixels nor files."""
 
 from loopwm.core.block import Attend, AttentionInputs, SeesItself, causal_attention, prefix_attention, rotary_angles
-from loopwm.core.buffers import allocated_bytes
 from loopwm.core.depth import DepthPlan
 from loopwm.core.halting import (
     RULES,
@@ -20,11 +19,11 @@ from loopwm.core.halting import (
     numbers_of,
     parse_rule,
 )
+from loopwm.core.kv_cache import KVCache, RaggedBatch, SharedPrefixCache, allocated_bytes
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.core.shared_state import SharedState
-from loopwm.core.state import CoreState
-from loopwm.core.state_group import StateGroup
 from loopwm.machine import attention_products, quick_products
+
+CoreState, SharedState, StateGroup = KVCache, SharedPrefixCache, RaggedBatch
 
 __all__ = [
     "RULES",
@@ -33,18 +32,18 @@ __all__ = [
     "Convergence",
     "CoreConfig",
     "CoreOutput",
-    "CoreState",
     "CumulativeGate",
     "DepthPlan",
     "ExitGate",
     "ExitRule",
     "Fixed",
     "Gate",
+    "KVCache",
     "LoopedCore",
+    "RaggedBatch",
     "RandomExit",
     "SeesItself",
-    "SharedState",
-    "StateGroup",
+    "SharedPrefixCache",
     "Trace",
     "allocated_bytes",
     "as_rule",

@@ -147,7 +147,7 @@ class LoopedCore(nn.Module):
 
         A row leaves with all its columns, by one decision over its last `exit_columns`. It keeps its state from then
         on, but is computed along until the last row leaves: a pass costs what its deepest row costs. The keys and
-        values it leaves in deeper slots meanwhile are void; `CoreState.finish` replaces them. Raises ValueError as
+        values it leaves in deeper slots meanwhile are void; `KVCache.finish` replaces them. Raises ValueError as
         `check` does, before anything is computed.
         """
         rule = self.check(depth)

@@ -21,10 +21,10 @@ from loopwm.core import (
     AttentionInputs,
     CoreConfig,
     CoreOutput,
-    CoreState,
     DepthPlan,
     ExitRule,
     Fixed,
+    KVCache,
     LoopedCore,
     SeesItself,
 )
@@ -134,7 +134,7 @@ class Dynamics(Protocol[State]):
 class FrameCache:
     """Keys and values of past frames, and the per-row episode number of each frame, (B, frames)."""
 
-    columns: CoreState
+    columns: KVCache
     episodes: Tensor
 
     def select(self, rows: Tensor) -> FrameCache:
@@ -179,7 +179,7 @@ class LoopedAttention(nn.Module):
 
     def initial(self, batch: int, device: torch.device) -> FrameCache:
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        return FrameCache(CoreState(batch, device), empty)
+        return FrameCache(KVCache(batch, device), empty)
 
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: FrameCache | None = None
@@ -220,8 +220,8 @@ class LoopedAttention(nn.Module):
         return DynamicsOutput(out.h.view_as(x), empty, out.loops[:, None].expand(-1, x.shape[1]))
 
     def _run(
-        self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: CoreState
-    ) -> tuple[CoreOutput, CoreState]:
+        self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: KVCache
+    ) -> tuple[CoreOutput, KVCache]:
         columns = before.fork()
         columns.extend(torch.ones(len(x), x.shape[1] * x.shape[2], dtype=torch.bool, device=x.device))
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreState, StateGroup
+from loopwm.core import KVCache, RaggedBatch
 from loopwm.text.model.modeling import States
 
 
@@ -49,7 +49,7 @@ Forward = Callable[[States, Sequence[int], int, Sequence[int]], tuple[Tensor, li
 of the batch that they belong to) -> logits (B, V) and the loops of each row."""
 
 
-def decode_greedily(forward: Forward, state: CoreState, first: int, max_new_tokens: int, end: int) -> list[Hypothesis]:
+def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens: int, end: int) -> list[Hypothesis]:
     """Take the most probable token until the end mark, for every row of a state.
 
     Args:
@@ -82,7 +82,7 @@ def decode_greedily(forward: Forward, state: CoreState, first: int, max_new_toke
 class Extension(NamedTuple):
     """A pass that a search asks for: one token for each row of a state. step: tokens chosen before."""
 
-    state: CoreState
+    state: KVCache
     tokens: list[int]
     step: int
 
@@ -90,7 +90,7 @@ class Extension(NamedTuple):
 class Extended(NamedTuple):
     """The state after an `Extension`, with logits (B, V) and the loops of each row."""
 
-    state: CoreState
+    state: KVCache
     logits: Tensor
     loops: Sequence[int]
 
@@ -98,14 +98,14 @@ class Extended(NamedTuple):
 Search = Generator[Extension, Extended, list[Hypothesis]]
 
 
-def search_beams(state: CoreState, first: int, beams: int, max_new_tokens: int, end: int, results: int = 1) -> Search:
+def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, end: int, results: int = 1) -> Search:
     """Search the most probable texts after a state of one row; yield the passes needed, return the best texts.
 
     The beam holds the `beams` best hypotheses, ended ones among them: a score only falls as a text goes on, so one that
     has ended and is best stays so. With one beam this is greedy decoding.
 
     Args:
-        state: forks of it must be cheap: a `SharedState`, whose prefix is kept and read once for all beams.
+        state: forks of it must be cheap: a `SharedPrefixCache`, whose prefix is kept and read once for all beams.
         first: the token that comes before the text.
         results: return this many hypotheses, best first; the search stops when these have ended.
     """
@@ -168,7 +168,7 @@ def _extend(passes: Mapping[int, Extension], forward: Forward) -> dict[int, Exte
     tokens = [token for each in passes.values() for token in each.tokens]
     rows = [row for row, each in passes.items() for _ in each.tokens]
     step = next(iter(passes.values())).step
-    logits_BV, loops = forward(StateGroup([each.state for each in passes.values()]), tokens, step, rows)
+    logits_BV, loops = forward(RaggedBatch([each.state for each in passes.values()]), tokens, step, rows)
     taken, answers = 0, {}
     for row, each in passes.items():
         part = slice(taken, taken := taken + len(each.tokens))

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import CoreState, ExitRule, Fixed, SharedState, StateGroup, quick_products
+from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, SharedPrefixCache, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.decoding import Decoded, decode_greedily, run_searches, search_beams
@@ -76,7 +76,7 @@ class WorldModel:
         core = self.model.model.core
         rule = core.check(self.model.config.default_depth if depth is None else depth)
         fitted = [self.fit(context) for context in contexts]
-        history = CoreState(len(fitted), self.model.device)
+        history = KVCache(len(fitted), self.model.device)
         texts = [template.render_context(context, self.slots) for context, _ in fitted]
         self._feed(history, texts, Fixed(rule.limit))
         return self._at_slots(shareable(history), rule, tuple(dropped for _, dropped in fitted))
@@ -98,7 +98,7 @@ class WorldModel:
         """Tokens that run after a context, in a fork of its state, for h_0."""
         return tuple(self._ids(self.slots.after_action))
 
-    def begun(self, history: SharedState, at_slots: tuple[CoreState, Tensor], depth: ExitRule, cut: int) -> World:
+    def begun(self, history: SharedPrefixCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule, cut: int) -> World:
         """The world h_0 of one row. history: after `context_ids`. at_slots: the state after `slot_ids`, and the latent
         (M, D) there."""
         state, latent = at_slots
@@ -139,7 +139,7 @@ class WorldModel:
         states = [joined([worlds[i].state for i in family]) for family in families]
         texts = [template.render_step(actions[i], self.slots) for i in order]
         before = torch.cat([worlds[i].latent for i in order])
-        out = self._feed(StateGroup(states), texts, rules.pop(), before)
+        out = self._feed(RaggedBatch(states), texts, rules.pop(), before)
         ends = {
             i: row_of(state, row)
             for family, state in zip(families, states, strict=True)
@@ -148,7 +148,7 @@ class WorldModel:
         rows = {i: range(row, row + 1) for row, i in enumerate(order)}
         return [self._advanced(world, ends[i], out, rows[i]) for i, world in enumerate(worlds)]
 
-    def _advanced(self, world: World, state: CoreState, out: _Pass, rows: range) -> World:
+    def _advanced(self, world: World, state: KVCache, out: _Pass, rows: range) -> World:
         """The world after a pass in which these rows were its own, of which it keeps nothing else."""
         latent = self._slots(out)[rows.start : rows.stop].clone()
         loops = tuple((*past, out.loops[row]) for past, row in zip(world.loops, rows, strict=True))
@@ -208,7 +208,7 @@ class WorldModel:
         if beams == 1:
             best = decode_greedily(forward, state, self._obs, max_new_tokens, self._end)
         else:
-            states = [SharedState(state.alone(row), 1) for row in range(len(world))]
+            states = [SharedPrefixCache(state.row(row).whole(), 1) for row in range(len(world))]
             searches = [search_beams(each, self._obs, beams, max_new_tokens, self._end) for each in states]
             best = run_searches(searches, forward)
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
@@ -291,7 +291,7 @@ class WorldModel:
         summary: Tensor = head(world.latent)
         return summary
 
-    def before_decoding(self, world: World) -> CoreState:
+    def before_decoding(self, world: World) -> KVCache:
         """What the decoder may look at, to be written to; `<|obs|>` comes next."""
         if self.model.config.decode_sees == "all":
             return world.state.fork()
@@ -312,7 +312,7 @@ class WorldModel:
             raise ValueError(f"depth: {rule.limit} loops, the world was encoded for at most {world.depth.limit}")
         return rule
 
-    def _at_slots(self, history: CoreState, depth: ExitRule, cut: tuple[int, ...]) -> World:
+    def _at_slots(self, history: KVCache, depth: ExitRule, cut: tuple[int, ...]) -> World:
         """The world of a history: the slots of h_0 run after it, in a fork, which is kept if steps see them."""
         state = history.fork()
         out = self._feed(state, [self.slots.after_action] * len(cut), Fixed(depth.limit))

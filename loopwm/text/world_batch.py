@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreState, ExitRule, SharedState
+from loopwm.core import ExitRule, KVCache, SharedPrefixCache
 from loopwm.records.template import FormatError
 
 
@@ -23,8 +23,8 @@ class World:
     over; no action can follow there. loops: those of each row's imagined steps.
     """
 
-    history: CoreState
-    state: CoreState
+    history: KVCache
+    state: KVCache
     latent: Tensor
     depth: ExitRule
     steps: int
@@ -35,8 +35,8 @@ class World:
     @classmethod
     def at_h_0(
         cls,
-        history: CoreState,
-        state: CoreState,
+        history: KVCache,
+        state: KVCache,
         latent: Tensor,
         depth: ExitRule,
         steps_cut: tuple[int, ...],
@@ -70,27 +70,27 @@ class World:
         return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
 
 
-def shareable(history: CoreState) -> CoreState:
+def shareable(history: KVCache) -> KVCache:
     """A single history as something that copies of its world share."""
-    return SharedState(history.alone(0), 1) if len(history.valid) == 1 else history
+    return SharedPrefixCache(history.row(0).whole(), 1) if len(history.valid) == 1 else history
 
 
-def by_prefix(states: Sequence[CoreState]) -> list[list[int]]:
+def by_prefix(states: Sequence[KVCache]) -> list[list[int]]:
     """Which of these go on from one prefix, and can read it together."""
     families: dict[int, list[int]] = {}
     for i, state in enumerate(states):
-        families.setdefault(id(state.prefix if isinstance(state, SharedState) else state), []).append(i)
+        families.setdefault(id(state.prefix if isinstance(state, SharedPrefixCache) else state), []).append(i)
     return list(families.values())
 
 
-def joined(states: Sequence[CoreState]) -> CoreState:
+def joined(states: Sequence[KVCache]) -> KVCache:
     first, *others = states
     return first.join(*others) if others else first.fork()
 
 
-def row_of(state: CoreState, row: int) -> CoreState:
+def row_of(state: KVCache, row: int) -> KVCache:
     """The state of one row without padding: the state itself where that is all there is."""
-    return state if len(state.valid) == 1 and state.valid.all() else state.trimmed(row)
+    return state if len(state.valid) == 1 and state.valid.all() else state.row(row)
 
 
 def same_length(name: str, values: Sequence[str], world: World) -> None:

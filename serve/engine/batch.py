@@ -38,7 +38,7 @@ class RowGroup:
         return self.state.prefix is state.prefix and self.depth == depth
 
     def take(self, row: Row, state: CoreState) -> None:
-        self.state = self.state.absorb(state)
+        self.state = self.state.join(state, in_place=True)
         self.rows.append(row)
         self.tokens.append(row.request.prompt[-1])
 
@@ -122,7 +122,7 @@ class RunningBatch:
             self.groups.remove(group)
             for i, row in enumerate(group.rows):
                 try:  # memory may be short even for a row's copy of what it read together with others
-                    single = RowGroup([row], state.alone(i), [group.tokens[i]])
+                    single = RowGroup([row], state.row(i).whole(), [group.tokens[i]])
                     ((logits_BV, loops),) = self._pass([single], single.depth)
                 except Exception as error:
                     row.deliver(Event(error=error))

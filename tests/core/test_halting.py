@@ -9,11 +9,11 @@ import torch
 
 from loopwm.core import (
     Convergence,
-    CoreState,
     CumulativeGate,
     ExitRule,
     Fixed,
     Gate,
+    KVCache,
     LoopedCore,
     RandomExit,
     Trace,
@@ -47,9 +47,9 @@ def gated_core() -> LoopedCore:
 
 def run_passes(
     core: LoopedCore, x: torch.Tensor, rules: Sequence[ExitRule]
-) -> tuple[torch.Tensor, torch.Tensor, CoreState]:
+) -> tuple[torch.Tensor, torch.Tensor, KVCache]:
     """Outputs (B, L, D), loops (B, passes) and the state after the passes of ENDS."""
-    state = CoreState(len(x), x.device)
+    state = KVCache(len(x), x.device)
 
     def attend(slot, q, k, v, mask):
         k, v = state.update(k, v, slot)

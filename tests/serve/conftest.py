@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from loopwm.core import CoreState, Fixed
-from loopwm.core.buffers import SLACK
+from loopwm.core.kv_cache import SLACK
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Engine, Limits
 from serve.engine.requests import Request

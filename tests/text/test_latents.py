@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwm.core import CoreState
 from loopwm.records.template import Context, FormatError
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMModel
@@ -32,11 +31,10 @@ def imagined(world_model: WorldModel) -> World:
 
 def with_columns(world: World, columns: slice, change) -> World:
     """The world with `change` applied to the keys and values of some columns, (B, H, n, E) each."""
-    tensors = {name: tensor.clone() for name, tensor in world.state.tensors().items()}
-    for name, tensor in tensors.items():
-        if name.startswith(("key", "value")):
-            tensor[:, :, columns] = change(tensor[:, :, columns])
-    return replace(world, state=CoreState.from_tensors(tensors))
+    state = world.state.select(torch.arange(len(world)))
+    for side in (side for slot in state._lengths for side in state.columns(slot)):
+        side[:, :, columns] = change(side[:, :, columns].clone())
+    return replace(world, state=state)
 
 
 def talkative(tokenizer, **overrides) -> WorldModel:

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from loopwm.core import (
     Attend,
     AttentionInputs,
-    CoreState,
+    KVCache,
 )
 from loopwm.core.block import RMSNorm, for_queries, rotate, split_heads
 from loopwm.text.model.configuration import LoopWMConfig
@@ -32,7 +32,7 @@ class AttentionSlot(nn.Module):
         self.scaling = config.head_dim**-0.5
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Cache | CoreState | None, **kwargs: Any
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Cache | KVCache | None, **kwargs: Any
     ) -> Tensor:
         """q: (B, H, L, E); k, v: (B, G, L, E). Returns (B, L, H * E)."""
         if cache is not None:

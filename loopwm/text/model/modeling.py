@@ -31,12 +31,12 @@ from transformers.utils import can_return_tuple
 from loopwm.core import (
     Attend,
     AttentionInputs,
-    CoreState,
     DepthPlan,
     ExitRule,
+    KVCache,
     LoopedCore,
-    SharedState,
-    StateGroup,
+    RaggedBatch,
+    SharedPrefixCache,
     as_rule,
     attention_products,
     causal_attention,
@@ -51,7 +51,7 @@ from loopwm.text.model.heads import MonitorHead, PredictionHeads
 from loopwm.text.model.propagation import Carried as Carried
 from loopwm.text.model.propagation import Propagation
 
-States = CoreState | StateGroup
+States = KVCache | RaggedBatch
 """What keeps keys and values for us."""
 
 RowMask = TreeMask | BranchMask
@@ -136,7 +136,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
     ) -> LoopWMOutput:
         """Runs tokens (B, L) through the core.
 
-        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, what a StateGroup
+        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, what a RaggedBatch
         gave, or the RowMask of training rows, which leaves the slots aside. `depth` is the number of loops or an exit
         rule that decides by the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`.
         `carried` is what a step takes over from the one before it. Raises ValueError for a depth that the core refuses,
@@ -164,7 +164,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
             past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
         return LoopWMOutput(
             last_hidden_state=final,
-            past_key_values=past_key_values,  # type: ignore[arg-type]  # a CoreState stands in for a Cache
+            past_key_values=past_key_values,  # type: ignore[arg-type]  # a KVCache stands in for a Cache
             latent=out.h,
             state=out.state,
             previous_state=out.previous_state,
@@ -190,8 +190,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
         cache: Cache | States | None,
         **kwargs: Any,
     ) -> _Inputs:
-        if isinstance(cache, StateGroup):
-            assert position_ids is not None, "a StateGroup tells them"
+        if isinstance(cache, RaggedBatch):
+            assert position_ids is not None, "a RaggedBatch tells them"
             angles = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
             attend = cache.attend(partial(self._slot_attention, **kwargs))
             return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _apart(attend))
@@ -202,7 +202,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
             return _Inputs(embeds, AttentionInputs(cos, sin, attention_mask), _apart(_row_attention(cache)))
         mask = self._causal_mask(embeds, attention_mask, cache, position_ids)
         attend = self._slot_attention(cache, **kwargs)
-        if isinstance(cache, CoreState):  # other caches are of libraries that compile the pass: no settings within it
+        if isinstance(cache, KVCache):  # other caches are of libraries that compile the pass: no settings within it
             attend = _apart(attend)
         return _Inputs(embeds, AttentionInputs(cos, sin, mask), attend)
 
@@ -214,11 +214,11 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return final
 
     def _causal_mask(
-        self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | CoreState | None, position_ids: Tensor
+        self, embeds: Tensor, attention_mask: Tensor | None, cache: Cache | KVCache | None, position_ids: Tensor
     ) -> Tensor | None:
         if attention_mask is not None and attention_mask.dim() == 4:
             return attention_mask
-        if isinstance(cache, CoreState):
+        if isinstance(cache, KVCache):
             return None  # the first columns of a state are plainly causal; later ones come with its mask
         return create_causal_mask(  # type: ignore[return-value]  # a BlockMask only with flex attention
             config=self.config,
@@ -249,8 +249,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
         real = positions < length_N[:, None]
         return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
 
-    def _slot_attention(self, cache: Cache | CoreState | None, **kwargs: Any) -> Attend:
-        if isinstance(cache, SharedState):
+    def _slot_attention(self, cache: Cache | KVCache | None, **kwargs: Any) -> Attend:
+        if isinstance(cache, SharedPrefixCache):
             return _attention_of_sharers(cache)
 
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -269,16 +269,16 @@ def _apart(attention: Attend) -> Attend:
     return attend
 
 
-def _attention_of_sharers(cache: SharedState) -> Attend:
+def _attention_of_sharers(cache: SharedPrefixCache) -> Attend:
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return prefix_attention(q, *cache.update(k, v, slot), mask, *cache.prefix.columns(slot))
 
     return attend
 
 
-def _row_attention(kept: Cache | CoreState | None) -> Attend:
+def _row_attention(kept: Cache | KVCache | None) -> Attend:
     """Attention of training rows. With a state, columns also see those of earlier passes that it keeps."""
-    if not isinstance(kept, CoreState):
+    if not isinstance(kept, KVCache):
         return tree_attention
 
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: RowMask) -> Tensor:
@@ -287,7 +287,7 @@ def _row_attention(kept: Cache | CoreState | None) -> Attend:
     return attend
 
 
-def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: Cache | CoreState | None) -> Tensor:
+def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: Cache | KVCache | None) -> Tensor:
     """Positions (B or 1, L) of new tokens: counted over real tokens where a padding mask (B, S) tells them."""
     length = embeds.shape[1]
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
@@ -311,7 +311,7 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | CoreState | None = None,
+        past_key_values: Cache | KVCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,

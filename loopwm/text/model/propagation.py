@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from loopwm.core import CoreState, DepthPlan
+from loopwm.core import DepthPlan, KVCache
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree_attention import TreeMask
 from loopwm.text.model.configuration import LoopWMConfig
@@ -58,7 +58,7 @@ def run_stages(
     """What the model says of every stage. Raises ValueError for a batch that is not laid out `by_stage`."""
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: laid out for one pass, propagate: latent needs the layout by_stage")
-    kept = CoreState(0, batch.tokens.device)
+    kept = KVCache(0, batch.tokens.device)
     first = _first_states(config, batch, depth)
     outs: list[Output] = []
     start = 0

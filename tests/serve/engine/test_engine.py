@@ -94,7 +94,7 @@ def test_who_can_neither_run_together_nor_be_copied_apart_hears_it(tiny_model, r
     heard, made = [Collector(request) for request in requests[:3]], Model(tiny_model)
     made.add(*heard)
     monkeypatch.setattr(type(tiny_model.model), "forward", fail)
-    monkeypatch.setattr(CoreState, "alone", fail)
+    monkeypatch.setattr(CoreState, "row", fail)
     made.finish()
     assert all(isinstance(collector.last.error, MemoryError) for collector in heard)
 

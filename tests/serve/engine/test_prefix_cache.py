@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from loopwm.core import CoreState, allocated_bytes
-from loopwm.core.buffers import SLACK
+from loopwm.core.kv_cache import SLACK
 from serve.engine.prefix_cache import BLOCK, KVCache
 from tests.serve.in_the_engine import random_prompt
 

@@ -10,10 +10,10 @@ import torch
 
 from loopwm.core import (
     AttentionInputs,
-    CoreState,
     Fixed,
-    SharedState,
-    StateGroup,
+    KVCache,
+    RaggedBatch,
+    SharedPrefixCache,
     Trace,
     causal_attention,
     prefix_attention,
@@ -22,15 +22,15 @@ from loopwm.core import (
 from tests.core.cores import CONFIG, THETA, random_core, random_input
 
 
-def keys(state: CoreState) -> torch.Tensor:
+def keys(state: KVCache) -> torch.Tensor:
     return state.columns(0)[0]
 
 
 def test_states_that_share_a_buffer_never_see_each_others_columns():
     """Any order of forks, crops, selections and appends equals the same on plain lists."""
     rng = random.Random(0)
-    states: list[tuple[CoreState, list[float]]] = []
-    root = CoreState(1, torch.device("cpu"))
+    states: list[tuple[KVCache, list[float]]] = []
+    root = KVCache(1, torch.device("cpu"))
     root.extend(torch.ones(1, 1, dtype=torch.bool))
     root.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
     states.append((root, [0.0]))
@@ -54,7 +54,7 @@ def test_states_that_share_a_buffer_never_see_each_others_columns():
 
 
 def test_reserved_columns_are_allocated_once_and_hold_the_same():
-    reserved, plain = CoreState(1, torch.device("cpu")), CoreState(1, torch.device("cpu"))
+    reserved, plain = KVCache(1, torch.device("cpu")), KVCache(1, torch.device("cpu"))
     reserved.reserve(300)
     for number in range(150):
         column = torch.full((1, 1, 1, 1), float(number))
@@ -75,7 +75,7 @@ def test_reserved_columns_are_allocated_once_and_hold_the_same():
 
 
 def test_gradients_flow_through_a_state():
-    state = CoreState(1, torch.device("cpu"))
+    state = KVCache(1, torch.device("cpu"))
     first, second = (torch.ones(1, 1, 1, 2, requires_grad=True) for _ in range(2))
     state.update(first, first, 0)
     state.update(2 * second, second, 0)[0].sum().backward()
@@ -85,7 +85,7 @@ def test_gradients_flow_through_a_state():
 
 
 def test_forks_and_selections_of_a_state_are_independent():
-    state = CoreState(2, torch.device("cpu"))
+    state = KVCache(2, torch.device("cpu"))
     state.extend(torch.tensor([[False, True], [True, True]]))
     state.update(torch.ones(2, 1, 2, 3), torch.ones(2, 1, 2, 3), 0)
     fork = state.fork()
@@ -105,7 +105,7 @@ def test_forks_and_selections_of_a_state_are_independent():
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_rows_that_close_up_are_those_that_a_selection_copies(owned):
-    state = CoreState(4, torch.device("cpu"))
+    state = KVCache(4, torch.device("cpu"))
     for column in range(3):
         state.extend(torch.tensor([[True], [column > 0], [column > 1], [True]]))
         state.update(*torch.randn(2, 4, 2, 1, 3), 0)
@@ -131,13 +131,13 @@ def test_rows_that_close_up_are_those_that_a_selection_copies(owned):
 def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(kv_heads):
     """Passes of one and several columns, with padding, after selection, join and with rows that left early."""
     core, loops = random_core(dataclasses.replace(CONFIG, kv_heads=kv_heads)), CONFIG.loop_slots
-    prefix, x = CoreState(1, torch.device("cpu")), random_input(4, 9)
+    prefix, x = KVCache(1, torch.device("cpu")), random_input(4, 9)
     passes = [torch.ones(4, 3, dtype=torch.bool), torch.tensor([[True, True], [False, True]] * 2), torch.ones(4, 1) > 0]
 
     def run(state, inputs, valid, rule):
         def attend(slot, q, k, v, mask):
             k, v = state.update(k, v, slot)
-            if isinstance(state, SharedState):
+            if isinstance(state, SharedPrefixCache):
                 return prefix_attention(q, k, v, mask, *state.prefix.columns(slot))
             return causal_attention(slot, q, k, v, mask)
 
@@ -149,7 +149,7 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
 
     with torch.no_grad():
         run(prefix, x[:1, :3], torch.ones(1, 3, dtype=torch.bool), Fixed(3))
-        shared, repeated = SharedState(prefix, 4), prefix.select(torch.zeros(4, dtype=torch.long))
+        shared, repeated = SharedPrefixCache(prefix, 4), prefix.select(torch.zeros(4, dtype=torch.long))
         start, rows = 3, 4
         for valid, left in zip(passes, (Fixed(3), Trace(((1,), (3,), (2,), (1,))), Fixed(3)), strict=True):
             end = start + valid.shape[1]
@@ -160,28 +160,28 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
             torch.testing.assert_close(shared.whole().columns(slot), repeated.columns(slot))
         one, others = shared.select(torch.tensor([1])), shared.select(torch.tensor([3, 0]))
         joined, expected = one.join(others), repeated.select(torch.tensor([1, 3, 0]))
-        absorbed = one.fork().absorb(others)
+        absorbed = one.fork().join(others, in_place=True)
         outs = [run(state, x[:3, 8:9], torch.ones(3, 1) > 0, Fixed(2)) for state in (joined, absorbed, expected)]
         torch.testing.assert_close(outs[0], outs[2])
         torch.testing.assert_close(outs[1], outs[2])
     with pytest.raises(ValueError, match="share one prefix"):
-        one.join(SharedState(prefix.fork(), 1))
+        one.join(SharedPrefixCache(prefix.fork(), 1))
     with pytest.raises(ValueError, match="share one prefix"):
-        one.absorb(SharedState(prefix.fork(), 1))
+        one.join(SharedPrefixCache(prefix.fork(), 1), in_place=True)
     with pytest.raises(ValueError, match="one row without padding"):
-        SharedState(repeated, 2)
+        SharedPrefixCache(repeated, 2)
 
 
 def test_rows_that_come_and_go_keep_their_columns():
     """Any order of arrivals, departures and appends leaves each row what it is on plain lists, and nothing of rows that
     are gone: neither columns nor, after a while, memory."""
     rng = random.Random(0)
-    state, expected, number = CoreState(0, torch.device("cpu")), [], 0
+    state, expected, number = KVCache(0, torch.device("cpu")), [], 0
     state.update(*torch.zeros(2, 0, 1, 0, 1), 0)
 
-    def arrived(length: int) -> tuple[CoreState, list[float]]:
+    def arrived(length: int) -> tuple[KVCache, list[float]]:
         values = [float(number + i) for i in range(length)]
-        new = CoreState(1, torch.device("cpu"))
+        new = KVCache(1, torch.device("cpu"))
         new.extend(torch.ones(1, length, dtype=torch.bool))
         new.update(*torch.tensor(values).expand(2, 1, 1, length).unsqueeze(-1), 0)
         return new, values
@@ -189,7 +189,7 @@ def test_rows_that_come_and_go_keep_their_columns():
     for _ in range(400):
         coming = [arrived(rng.randint(1, 5)) for _ in range(rng.choice([0, 0, 1, 2]))]
         if coming:
-            state = state.absorb(*(new for new, _ in coming))
+            state = state.join(*(new for new, _ in coming), in_place=True)
             expected += [values for _, values in coming]
         stay = [row for row in range(len(expected)) if rng.random() > 0.1]
         stay = stay[-8:]
@@ -216,7 +216,7 @@ def test_states_side_by_side_are_what_each_is_alone():
     def attention(state):
         def attend(slot, q, k, v, mask):
             k, v = state.update(k, v, slot)
-            if isinstance(state, SharedState):
+            if isinstance(state, SharedPrefixCache):
                 return prefix_attention(q, k, v, mask, *state.prefix.columns(slot))
             return causal_attention(slot, q, k, v, mask)
 
@@ -230,14 +230,14 @@ def test_states_side_by_side_are_what_each_is_alone():
         return out.h
 
     def begun(rows, columns):
-        state = CoreState(rows, torch.device("cpu"))
+        state = KVCache(rows, torch.device("cpu"))
         run(state, attention(state), random_input(rows, columns), torch.ones(rows, columns) > 0, Fixed(3))
         return state
 
     with torch.no_grad():
-        states = [begun(1, 4), SharedState(begun(1, 3), 2), begun(1, 2)]
+        states = [begun(1, 4), SharedPrefixCache(begun(1, 3), 2), begun(1, 2)]
         alone = [state.fork() for state in states]
-        group = StateGroup(states)
+        group = RaggedBatch(states)
         for valid in (torch.tensor([[True, True], [False, True], [True, True], [False, True]]), torch.ones(4, 1) > 0):
             x = random_input(4, valid.shape[1])
             together = run(group, group.attend(attention), x, valid, rule)
