@@ -1,4 +1,4 @@
-"""One pre-norm transformer layer. Attention itself is passed in, so the layer knows no cache and no backend.
+"""Pre-norm transformer layer. Attention is an argument, so the layer is independent of caches and backends.
 
 Shape suffixes: B batch, L query positions, S key positions, P those of a shared prefix, N = B * L, D width, H heads,
 G heads of keys and values, each shared by H / G heads of queries (grouped-query attention, Ainslie et al. 2023), E
@@ -22,17 +22,19 @@ from loopwm.machine import quick_products
 
 
 class Attend(Protocol):
-    """Attention behind a slot number: caching, masks and backends live in the implementation."""
+    """Attention of one slot: caching, masks and backends are up to the implementation."""
 
     def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """q: (B, H, L, E); k, v: (B, G, L, E); mask: whatever this `Attend` understands. Returns (B, L, H * E)."""
+        """Attend with q (B, H, L, E), k and v (B, G, L, E); `mask` is specific to the implementation. Returns (B, L, H
+        * E).
+        """
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What every layer of a pass shares: rotary angles (B or 1, 1, L, E) and the mask.
+    """Inputs that all layers of a pass share: rotary angles (B or 1, 1, L, E) and the mask.
 
-    The core only hands the mask on to `attend`, and takes rows of it by `mask[rows]`.
+    The core passes the mask to `attend` and selects rows of it by `mask[rows]`; nothing else.
     """
 
     cos: Tensor
@@ -40,7 +42,7 @@ class AttentionInputs:
     mask: Any = None
 
     def select(self, rows: Tensor) -> AttentionInputs:
-        """The same for a subset of the batch. Parts shared by the whole batch (first size 1) stay as they are."""
+        """Select rows of the batch. Parts shared by the whole batch (first size 1) stay unchanged."""
         mask = None if self.mask is None else self.mask[rows]
         return AttentionInputs(_select(self.cos, rows), _select(self.sin, rows), mask)
 
@@ -50,7 +52,7 @@ def _select(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def rotary_angles(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin for `rotate`: two tensors (B, 1, L, E) in float32, pairs (i, i + E/2) by falling frequency."""
+    """Return cos and sin for `rotate`, (B, 1, L, E) float32 each, pairs (i, i + E/2) by falling frequency."""
     steps = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32)
     frequencies = theta ** (-steps / head_dim)
     angles = positions_BL[:, None, :, None].float() * frequencies
@@ -59,15 +61,16 @@ def rotary_angles(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Te
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x (B, H, L, E); scores then depend on position differences only."""
+    """Apply the rotary embedding to x (B, H, L, E), so that scores depend on position differences only."""
     half = x.shape[-1] // 2
     swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cos.to(x.dtype) + swapped * sin.to(x.dtype)
 
 
 def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, G, S, E), each repeated for the heads of queries that share it (Ainslie et al. 2023): (B,
-    heads, S, E)."""
+    """Repeat keys or values (B, G, S, E) for the heads of queries that share them: (B, heads, S, E) (Ainslie et al.
+    2023).
+    """
     groups = x_BGSE.shape[1]
     if groups == heads:
         return x_BGSE
@@ -75,7 +78,7 @@ def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
 
 
 def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """The plain `Attend`: no cache, every slot alike. mask: (B, 1, L, L) bool or additive, None for causal."""
+    """Attend without a cache, the same in every slot. mask: (B, 1, L, L) bool or additive, None for causal."""
     k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
     return out.transpose(1, 2).flatten(2)
@@ -83,7 +86,7 @@ def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
 
 @dataclass(frozen=True)
 class SeesItself:
-    """Attention of columns that see nothing but themselves: what each gets is its own value."""
+    """Attention over one's own column only: its output is the column's value."""
 
     def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         return for_queries(v, q.shape[1]).transpose(1, 2).flatten(2)
@@ -92,17 +95,23 @@ class SeesItself:
 def prefix_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix_k: Tensor, prefix_v: Tensor
 ) -> Tensor:
-    """Attention of rows that share a prefix, every key and value of which is read once for all of them.
+    """Attend over a shared prefix and each row's own columns; the prefix is read once for all rows.
 
-    q: (B, H, L, E); k, v: (B, G, S, E) own ones, the last L of the queries; mask: (B, 1, L, S) bool, None for causal;
-    prefix_k, prefix_v: (1, G, P, E), seen by every query. Returns (B, L, H * E).
+    Args:
+        q: (B, H, L, E).
+        k, v: own keys and values (B, G, S, E), the last L of the queries.
+        mask: (B, 1, L, S) bool over own columns, None for causal.
+        prefix_k, prefix_v: (1, G, P, E), visible to every query.
+
+    Returns:
+        (B, L, H * E).
     """
     (rows, heads, length, width), groups, shared = q.shape, k.shape[1], prefix_k.shape[2]
 
     def by_group(x_BGNi: Tensor) -> Tensor:
         return x_BGNi.transpose(0, 1).flatten(1, 2)
 
-    # Heads that share keys are so many queries of them: n runs over heads and columns.
+    # Fold the query heads that share a key head into the query dimension: n runs over heads and columns.
     q_BGnE = (q * width**-0.5).reshape(rows, groups, -1, width)
     own_BGnS = q_BGnE @ k.mT
     if length > 1 or mask is not None:
@@ -119,7 +128,7 @@ def prefix_attention(
 
 
 def _hide(scores_BGRLS: Tensor, mask: Tensor | None) -> Tensor:
-    """Without the scores that `mask`, (B, 1, L, S) or None for causal, hides."""
+    """Mask scores by `mask` (B, 1, L, S), None for causal."""
     if mask is None:
         length, columns = scores_BGRLS.shape[-2:]
         visible = torch.ones(length, columns, dtype=torch.bool, device=scores_BGRLS.device).tril(columns - length)
@@ -129,7 +138,7 @@ def _hide(scores_BGRLS: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMSNorm in the precision of its weight: under autocast that is float32."""
+    """RMSNorm in the precision of its weight, which is float32 under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -150,7 +159,7 @@ class Attention(nn.Module):
         return self.o_proj(attend(slot, *self.project(x_BLD, shared.cos, shared.sin), shared.mask))
 
     def own_values(self, x_BLD: Tensor) -> Tensor:
-        """What `SeesItself` gives: (B, L, H * E)."""
+        """Return the output under `SeesItself`, (B, L, H * E)."""
         v = self.v_proj(x_BLD)
         shared_by = self.q_proj.out_features // self.v_proj.out_features
         if shared_by == 1:
@@ -158,7 +167,7 @@ class Attention(nn.Module):
         return v.unflatten(-1, (-1, 1, self.head_dim)).expand(*v.shape[:-1], -1, shared_by, -1).flatten(-3)
 
     def project(self, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, L, E), keys and values (B, G, L, E)."""
+        """Return queries (B, H, L, E), keys and values (B, G, L, E)."""
         q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), cos, sin)
         k = rotate(self.k_norm(split_heads(self.k_proj(x_BLD), self.head_dim)), cos, sin)
         v = split_heads(self.v_proj(x_BLD), self.head_dim)
@@ -166,7 +175,7 @@ class Attention(nn.Module):
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """(B, L, H * E) -> (B, H, L, E)."""
+    """Reshape (B, L, H * E) to (B, H, L, E)."""
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
@@ -181,9 +190,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D). The layer of Parcae, table 18.
+    """Compute x + attention(norm(x)), then x + mlp(norm(x)); x: (B, L, D). The layer of Parcae, table 18.
 
-    sandwich: what attention and MLP add is normalised too, before it is added.
+    sandwich: normalise the outputs of attention and MLP before they are added.
     """
 
     def __init__(
@@ -200,12 +209,14 @@ class Block(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Matrices with variance 1 / fan-in, the two output projections zero: a fresh layer is the identity."""
+        """Draw matrices with variance 1 / fan-in; zero the two output projections, so that a fresh layer is the
+        identity.
+        """
         for linear in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj, self.mlp.up_proj):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         for linear, norm in ((self.attention.o_proj, self.attention_out_norm), (self.mlp.down_proj, self.mlp_out_norm)):
             if isinstance(norm, RMSNorm):
-                # Behind a norm a zero projection has no useful gradient, so the norm starts at zero in its place.
+                # A norm of a zero projection has no useful gradient, so the norm's weight starts at zero instead.
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
                 nn.init.zeros_(norm.weight)
             else:
@@ -214,7 +225,7 @@ class Block(nn.Module):
             nn.init.ones_(norm.weight)
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
-        if isinstance(attend, SeesItself):  # nor queries nor keys nor positions decide anything
+        if isinstance(attend, SeesItself):  # over one position a softmax is 1: skip q, k and RoPE
             return self.after(self, x_BLD, self.attention.own_values(self.attention_norm(x_BLD)))
         q, k, v = self.before(self, x_BLD, shared.cos, shared.sin)
         return self.after(self, x_BLD, attend(slot, q, k, v, shared.mask))
@@ -230,9 +241,9 @@ def after_attention(block: Block, x_BLD: Tensor, attended: Tensor) -> Tensor:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Has Inductor compile what a model's layers do before and after attention, once for all of them and all lengths.
+    """Compile everything in a model's layers except attention with Inductor, once for all layers and lengths.
 
-    Needs a C++ compiler on a processor. The first passes, there and back, take half a minute longer.
+    Needs a C++ compiler on CPU. The first forward and backward pass take half a minute longer.
     """
     before = torch.compile(before_attention, dynamic=True)
     after = torch.compile(after_attention, dynamic=True)

@@ -1,13 +1,13 @@
-"""How deep each sequence loops in training, and what of it is back-propagated.
+"""Loop depth in training: depth per sequence, and the loops that are back-propagated.
 
 T_i = max(1, Poisson(mu_rec)) for every sequence on its own (LoopWM, equation 9; Parcae, section 4.2), cut at
 `max_loops`; gradients flow through the last min(T_i, mu_bwd) loops, mu_bwd = ceil(mu_rec / 2).
 
-Other ways to draw are kept to compare with: one depth for a whole micro-batch, as in prior work, and no draw at all.
+Two other samplers exist for comparison: one depth for a whole micro-batch, as in prior work, and a constant.
 `mu_rec` may grow over a run (`MeanRamp`).
 
-Depth and initial noise are pure functions of (seed, step, index in the global batch): how many processes share a
-batch does not change them.
+Depth and initial noise are pure functions of (seed, step, index in the global batch), so the number of processes does
+not change them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 NOISE_CUT = 3.0
-"""Standard deviations at which the initial noise is cut."""
+"""Standard deviations at which the initial noise is truncated."""
 
 
 def backward_loops(mu_rec: float) -> int:
-    """mu_bwd = ceil(mu_rec / 2) (LoopWM, section 3.3; Parcae, equation 6)."""
+    """Return mu_bwd = ceil(mu_rec / 2) (LoopWM, section 3.3; Parcae, equation 6)."""
     return math.ceil(mu_rec / 2)
 
 
 def _draw(seed: int, step: int, row: int, mu_rec: float, max_loops: int) -> tuple[int, int]:
-    """Depth and noise seed of a row."""
+    """Draw the depth and the noise seed of a row."""
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
     return min(max(1, int(rng.poisson(mu_rec))), max_loops), int(rng.integers(2**63))
 
@@ -39,8 +39,9 @@ def _draw(seed: int, step: int, row: int, mu_rec: float, max_loops: int) -> tupl
 class DepthPlan:
     """Loops of each row, loops that carry gradients, and the seed of each row's initial noise.
 
-    places: (B, L) index of each column within its row, where padding moves a row's columns about; None where column
-    i is the row's i-th. Noise goes by place, so that a row draws the same whatever it is batched with.
+    places: (B, L) index of each column within its row if padding moves columns, else None. Noise is drawn by this
+    index,
+    so that a row draws the same values in any batch.
     """
 
     loops: tuple[int, ...]
@@ -50,16 +51,24 @@ class DepthPlan:
 
     def __post_init__(self) -> None:
         if len(self.loops) != len(self.noise_seeds):
-            raise ValueError(f"{len(self.loops)} depths but {len(self.noise_seeds)} noise seeds")
+            raise ValueError(f"noise_seeds: must be {len(self.loops)}, one a depth, got {len(self.noise_seeds)}")
         if not self.loops or min(self.loops) < 1 or self.mu_bwd < 1:
-            raise ValueError(f"depths and mu_bwd must be at least 1, got {self.loops} and {self.mu_bwd}")
+            raise ValueError(f"loops, mu_bwd: must be at least 1, got {self.loops}, {self.mu_bwd}")
 
     @classmethod
     def sample(
         cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
     ) -> DepthPlan:
-        """A Poisson depth for each of the rows with these indices in the global batch of optimiser step `step` (LoopWM,
-        equation 9)."""
+        """Draw a Poisson depth per row (LoopWM, equation 9).
+
+        Args:
+            seed: of the run.
+            step: optimiser step.
+            rows: indices in the global batch.
+            mu_rec: mean depth.
+            max_loops: upper limit.
+            places: see `DepthPlan`.
+        """
         loops, noise_seeds = zip(*(_draw(seed, step, row, mu_rec, max_loops) for row in rows), strict=True)
         return cls(loops, backward_loops(mu_rec), noise_seeds, places)
 
@@ -67,7 +76,7 @@ class DepthPlan:
     def sample_batch(
         cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
     ) -> DepthPlan:
-        """One Poisson depth for all rows of a micro-batch."""
+        """Draw one Poisson depth for all rows of a micro-batch."""
         plan = cls.sample(seed, step, rows, mu_rec, max_loops, places)
         return replace(plan, loops=(plan.loops[0],) * len(rows))
 
@@ -75,7 +84,7 @@ class DepthPlan:
     def constant(
         cls, seed: int, step: int, rows: Sequence[int], mu_rec: float, max_loops: int, places: Tensor | None = None
     ) -> DepthPlan:
-        """Every row loops mu_rec times, rounded."""
+        """Give every row round(mu_rec) loops."""
         plan = cls.sample(seed, step, rows, mu_rec, max_loops, places)
         return replace(plan, loops=(min(max(1, round(mu_rec)), max_loops),) * len(rows))
 
@@ -84,22 +93,24 @@ class DepthPlan:
         return max(self.loops)
 
     def rows_at(self, remaining: int, device: torch.device) -> Tensor:
-        """Rows that still have at least `remaining` loops to run: int64 (n,).
+        """Return the rows that still have `remaining` loops to run, int64 (n,).
 
         Passes are aligned at their last loop, so a shallow row joins late instead of leaving early.
         """
         return torch.tensor([i for i, loops in enumerate(self.loops) if loops >= remaining], device=device)
 
     def initial_state(self, length: int, dim: int, device: torch.device) -> Tensor:
-        """h^(0) ~ N(0, 2 / (5 D)) cut at NOISE_CUT standard deviations: (B, length, dim) float32.
+        """Draw h^(0) ~ N(0, 2 / (5 D)), truncated at NOISE_CUT standard deviations: (B, length, dim) float32.
 
-        LoopWM, section 3.2 leaves the variance open; Parcae, table 18 takes the one that weights start with. A row's
-        values for its first positions do not depend on how far the batch pads it.
+        LoopWM, section 3.2 leaves the variance open; Parcae, table 18 uses that of the initial weights. A row's values
+        for
+        its first positions do not depend on its padding.
         """
         rows = torch.empty(len(self.noise_seeds), length, dim, device=device)
         for row, seed in zip(rows, self.noise_seeds, strict=True):
             torch.rand(length, dim, generator=torch.Generator(device=device).manual_seed(seed), out=row)
-        # The inverse of the cut distribution function; library routines draw a number of values that depends on length.
+        # Invert the truncated distribution function: library samplers draw a number of values that depends on
+        # the length, so the same row would get other noise under other padding.
         tail = 0.5 * math.erfc(NOISE_CUT / math.sqrt(2))
         quantiles = tail + rows * (1 - 2 * tail)
         noise = math.sqrt(2 / (5 * dim)) * torch.special.ndtri(quantiles)
@@ -108,7 +119,7 @@ class DepthPlan:
 
 @dataclass(frozen=True)
 class MeanRamp:
-    """mu_rec as a function of the optimiser step: linear from `start` to `end` over `steps`, after the first `wait`."""
+    """Ramp mu_rec over optimiser steps: `start` for `wait` steps, then linear to `end` over `steps`."""
 
     start: float
     end: float

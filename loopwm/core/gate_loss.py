@@ -14,24 +14,23 @@ from torch.nn import functional as F
 
 LABEL_SLOPE = 50.0
 LABEL_MARGIN = 0.005
-"""Nats a loop must gain for its continue label to pass one half, and how sharply it does (Ouro, section 3.4).
+"""Nats that a loop must gain for a continue label above one half, and the label's slope (Ouro, section 3.4).
 
-A loop that gains nothing is still labelled sigmoid(-0.25) = 0.44, so a fitted gate hardly passes 0.56: thresholds that
-tell anything apart lie below.
+A loop without gain is still labelled sigmoid(-0.25) = 0.44, so a fitted gate hardly exceeds 0.56: use thresholds below.
 """
 
 
 def continue_labels(loss_NT: Tensor) -> Tensor:
-    """w_t = sigmoid(50 (I_t - 0.005)), I_t = max(0, loss_{t-1} - loss_t), for t = 2 .. T: (N, T - 1).
+    """Return w_t = sigmoid(50 (I_t - 0.005)), I_t = max(0, loss_{t-1} - loss_t), t = 2 .. T: (N, T - 1).
 
-    Ouro, equation 5 is I_t; the label follows it.
+    I_t is Ouro, equation 5; the label follows it.
     """
     gain = (loss_NT[:, :-1] - loss_NT[:, 1:]).clamp(min=0)
     return torch.sigmoid(LABEL_SLOPE * (gain - LABEL_MARGIN))
 
 
 def continue_loss(gate_logits_NT: Tensor, loss_NT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean binary cross-entropy of 1 - g^(t) against the continue labels, t >= 2 (Ouro, equation 6)."""
+    """Return the mean binary cross-entropy of 1 - g^(t) against the continue labels, t >= 2 (Ouro, equation 6)."""
     labels, logits = continue_labels(loss_NT), gate_logits_NT[:, 1:]
     loss = F.binary_cross_entropy_with_logits(-logits, labels)
     return loss, {"gate": logits.detach().sigmoid().mean(), "label": labels.mean()}

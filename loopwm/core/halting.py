@@ -1,11 +1,11 @@
-"""When a pass leaves the loop: the exit gate and the exit rules.
+"""Exit gate and exit rules: when a pass leaves the loop.
 
     g^(t) = sigmoid(w . h^(t) + b)                       LoopWM, equation 12
 
-A pass decides once for each row, after every loop, from the mean state over its last columns: the M state slots of a
+A pass decides once per row after every loop, from the mean state over its last columns: the M state slots of a
 transition, the one column of a decoded token. Rules are small frozen objects with one interface, `ExitRule`; an int
-in their place means `Fixed`. A new rule is a frozen dataclass here, named by `exit_rule`: command lines, HTTP, studies
-and files of worlds know it by that.
+in their place means `Fixed`. To add a rule, write a frozen dataclass here under `exit_rule(name)`: command lines, HTTP
+and studies use that name.
 
 Shape suffixes: B rows, L columns, D width.
 """
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 
 class ExitGate(nn.Module):
-    """The logit of g^(t) (LoopWM, equation 12): a linear layer on h^(t), which a sigmoid turns into an exit
-    probability. Starts at 0.5."""
+    """Compute the logit of g^(t), a linear layer on h^(t) (LoopWM, equation 12). The gate starts at 0.5."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -35,13 +34,13 @@ class ExitGate(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, h: Tensor) -> Tensor:
-        """h: (..., D) -> logits (...) in float32, under autocast too: a threshold is compared with them."""
+        """Map h (..., D) to logits (...) in float32, also under autocast: thresholds are compared with them."""
         return (h.float() * self.linear.weight[0].float()).sum(-1) + self.linear.bias.float()
 
 
 @dataclass(frozen=True)
 class LoopView:
-    """What a rule sees after loop t >= 1 of a pass.
+    """Inputs of an exit decision after loop t >= 1 of a pass.
 
     states: (B, D) each, pooled h^(0) .. h^(t). gates: (B, t) g^(1) .. g^(t), only for rules that need the gate.
     """
@@ -53,20 +52,20 @@ class LoopView:
 
 @runtime_checkable
 class ExitRule(Protocol):
-    """Decides which rows leave the loop. `limit` is the loop after which every row has left."""
+    """Rule for the rows that exit the loop. `limit` is the loop after which every row has exited."""
 
     needs_gate: ClassVar[bool]
     depends_on_batch: ClassVar[bool]
-    """Whether a row's exits depend on its place in a batch: such a rule is of no use where others join the batch."""
+    """True if a row's exits depend on its place in the batch; such a rule cannot be used with continuous batching."""
 
     @property
     def limit(self) -> int: ...
 
     def for_pass(self, index: int, rows: Sequence[int]) -> ExitRule:
-        """The rule for these rows of a batch in the index-th pass of a rollout (the index-th step, or token)."""
+        """Return the rule for these rows in the index-th pass (step or token) of a rollout."""
 
     def exits(self, view: LoopView) -> Tensor:
-        """(B,) bool: rows whose state after this loop is their last. Asked of rows that have left, too."""
+        """Return (B,) bool: rows whose state after this loop is their last. Also called for rows that have exited."""
 
 
 RULES: dict[str, type[Any]] = {}
@@ -76,12 +75,12 @@ _Rule = TypeVar("_Rule", bound=type)
 
 
 def exit_rule(name: str) -> Callable[[_Rule], _Rule]:
-    """Names a frozen dataclass that follows `ExitRule`. Raises TypeError for one that lacks a member."""
+    """Register a frozen dataclass that implements `ExitRule`. Raises TypeError if a member is missing."""
 
     def register(rule: _Rule) -> _Rule:
         for member in ("needs_gate", "depends_on_batch", "for_pass", "exits"):
             if not hasattr(rule, member):
-                raise TypeError(f"{rule.__name__}: an exit rule has {member}")
+                raise TypeError(f"{rule.__name__}: must have {member}, as every exit rule")
         RULES[name] = rule
         return rule
 
@@ -89,7 +88,7 @@ def exit_rule(name: str) -> Callable[[_Rule], _Rule]:
 
 
 class SameInEveryPass:
-    """What most rules share: they need no gate, decide for each row by itself, and alike in every pass."""
+    """Defaults of most rules: no gate, each row by itself, the same in every pass."""
 
     needs_gate: ClassVar[bool] = False
     depends_on_batch: ClassVar[bool] = False
@@ -101,7 +100,7 @@ class SameInEveryPass:
 @exit_rule("fixed")
 @dataclass(frozen=True)
 class Fixed(SameInEveryPass):
-    """Every row takes this many loops."""
+    """Exit after `loops` loops."""
 
     loops: int
 
@@ -117,7 +116,7 @@ class Fixed(SameInEveryPass):
 @exit_rule("gate")
 @dataclass(frozen=True)
 class Gate(SameInEveryPass):
-    """Leaves where g^(t) > tau (LoopWM, section 3.4). Raises ValueError if tau is not inside (0, 1)."""
+    """Exit if g^(t) > tau (LoopWM, section 3.4). Raises ValueError if tau is not inside (0, 1)."""
 
     tau: float
     limit: int
@@ -133,8 +132,7 @@ class Gate(SameInEveryPass):
 @exit_rule("cumulative")
 @dataclass(frozen=True)
 class CumulativeGate(SameInEveryPass):
-    """Leaves where the probability of having left, 1 - prod_{s<=t}(1 - g^(s)), reaches q (Ouro, section 3.2:
-    Q-exit).
+    """Exit if the cumulated exit probability 1 - prod_{s<=t}(1 - g^(s)) reaches q (Ouro, section 3.2: Q-exit).
 
     Raises ValueError if q is not inside (0, 1).
     """
@@ -153,10 +151,9 @@ class CumulativeGate(SameInEveryPass):
 @exit_rule("convergence")
 @dataclass(frozen=True)
 class Convergence(SameInEveryPass):
-    """Leaves where |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, section 3.4, after Pappone
-    et al. 2025). The paper prints a bound that is not relative to |h^(t)|.
+    """Exit if |h^(t) - 2 h^(t-1) + h^(t-2)| < eps |h^(t)|, t >= 2 (LoopWM, section 3.4, after Pappone et al. 2025).
 
-    Raises ValueError if eps is not above zero.
+    The paper prints an absolute bound; this one is relative to |h^(t)|. Raises ValueError if eps is not above zero.
     """
 
     eps: float
@@ -164,7 +161,7 @@ class Convergence(SameInEveryPass):
 
     def __post_init__(self) -> None:
         if not self.eps > 0:
-            raise ValueError(f"eps: {self.eps} is not above zero")
+            raise ValueError(f"eps: must be above 0, got {self.eps}")
 
     def exits(self, view: LoopView) -> Tensor:
         h = view.states
@@ -177,9 +174,10 @@ class Convergence(SameInEveryPass):
 @exit_rule("trace")
 @dataclass(frozen=True)
 class Trace:
-    """Loops taken before, to be taken again: `loops[row][pass]`.
+    """Replay recorded depths: `loops[row][pass]`.
 
-    After its last number a row leaves after one loop: a finished observation that waits for the others of its batch.
+    After its last number a row takes one loop per pass, as a finished observation does while others of its batch
+    decode.
     Raises ValueError for an empty trace or a number below 1.
     """
 
@@ -189,22 +187,22 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.loops or min((loops for row in self.loops for loops in row), default=0) < 1:
-            raise ValueError("loops: a trace holds at least one number of loops, none below 1")
+            raise ValueError(f"loops: must be numbers from 1 on, got {self.loops}")
 
     @property
     def limit(self) -> int:
         return max(loops for row in self.loops for loops in row)
 
     def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
-        """Raises ValueError for a row that the trace does not have."""
+        """Return the trace of one pass. Raises ValueError for a row beyond the trace."""
         if max(rows) >= len(self.loops):
-            raise ValueError(f"loops: the trace has {len(self.loops)} rows, row {max(rows)} is asked for")
+            raise ValueError(f"loops: must have row {max(rows)}, got a trace of {len(self.loops)} rows")
         return Trace(tuple(self.loops[row][index : index + 1] or (1,) for row in rows))
 
     def exits(self, view: LoopView) -> Tensor:
-        """Raises ValueError if the batch has another number of rows than the trace."""
+        """Compare with the recorded depths. Raises ValueError if the batch and the trace differ in rows."""
         if len(self.loops) != len(view.states[-1]):
-            raise ValueError(f"loops: a trace of {len(self.loops)} rows for a batch of {len(view.states[-1])}")
+            raise ValueError(f"loops: must be {len(view.states[-1])} rows as the batch, got {len(self.loops)}")
         first = [row[0] for row in self.loops]
         return torch.tensor(first, device=view.states[-1].device) <= view.loop
 
@@ -212,10 +210,11 @@ class Trace:
 @exit_rule("random")
 @dataclass(frozen=True)
 class RandomExit:
-    """Leaves after each loop with this probability: the baseline a rule has to beat at equal mean loops.
+    """Exit after each loop with this probability: the baseline of a rule at equal mean loops.
 
-    Draws depend on (seed, pass, row of the batch) alone, so different batches want different seeds. The mean is
+    Draws depend on (seed, pass, row of the batch) only, so use another seed for each batch. The mean is
     (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1) or the seed
+    is
     below zero.
     """
 
@@ -228,7 +227,7 @@ class RandomExit:
     def __post_init__(self) -> None:
         _inside_unit("probability", self.probability)
         if self.seed < 0:
-            raise ValueError(f"seed: {self.seed} is below zero")
+            raise ValueError(f"seed: must not be below 0, got {self.seed}")
 
     def for_pass(self, index: int, rows: Sequence[int]) -> Trace:
         generators = (np.random.default_rng((self.seed, index, row)) for row in rows)
@@ -239,16 +238,16 @@ class RandomExit:
 
 
 def as_rule(depth: int | ExitRule) -> ExitRule:
-    """The rule itself, or `Fixed` for a number of loops. Raises ValueError for anything else."""
+    """Return `depth` if it is a rule, `Fixed` if it is a number of loops. Raises ValueError otherwise."""
     if isinstance(depth, int) and not isinstance(depth, bool):
         return Fixed(depth)
     if not isinstance(depth, ExitRule):
-        raise ValueError(f"depth: {depth!r} is neither a number of loops nor an exit rule")
+        raise ValueError(f"depth: must be a number of loops or an exit rule, got {depth!r}")
     return depth
 
 
 def numbers_of(name: str) -> dict[str, type]:
-    """Fields of a rule, each int or float; none of a rule that is not made of numbers alone."""
+    """Return the fields of a rule and their types, int or float; empty if a field has another type."""
     hints = get_type_hints(RULES[name])
     kinds = {field.name: hints[field.name] for field in fields(RULES[name])}
     return kinds if set(kinds.values()) <= {int, float} else {}
@@ -259,9 +258,9 @@ def name_of(rule: ExitRule) -> str:
 
 
 def make_rule(name: str, values: Mapping[str, Any]) -> ExitRule:
-    """Raises ValueError for a name that is not known, a field too many or too few, and what the rule refuses."""
+    """Build a rule by name. Raises ValueError for an unknown name, an unknown or missing field, or an invalid value."""
     if name not in RULES:
-        raise ValueError(f"rule: unknown {name!r}, expected one of {', '.join(RULES)}")
+        raise ValueError(f"rule: must be one of {', '.join(RULES)}, got {name!r}")
     expected = {field.name for field in fields(RULES[name])}
     if wrong := sorted(expected ^ values.keys()):
         raise ValueError(
@@ -272,14 +271,14 @@ def make_rule(name: str, values: Mapping[str, Any]) -> ExitRule:
 
 
 def parse_rule(text: str) -> ExitRule:
-    """Reads a number of loops, or a rule such as `gate:tau=0.5,limit=4`. Raises ValueError naming what is wrong."""
+    """Parse a number of loops, or a rule such as `gate:tau=0.5,limit=4`. Raises ValueError naming the fault."""
     if text.isdecimal() and int(text) > 0:
         return Fixed(int(text))
     name, _, given = text.partition(":")
     kinds = numbers_of(name) if name in RULES else {}
     if not kinds:
         offered = ", ".join(name for name in RULES if numbers_of(name))
-        raise ValueError(f"{text!r} is neither a number of loops nor one of {offered}, such as gate:tau=0.5,limit=4")
+        raise ValueError(f"must be a number of loops or one of {offered}, such as gate:tau=0.5,limit=4, got {text!r}")
     values = dict(item.partition("=")[::2] for item in given.split(",") if item)
     try:
         numbers = {field: kinds.get(field, float)(value) for field, value in values.items()}
@@ -289,7 +288,7 @@ def parse_rule(text: str) -> ExitRule:
 
 
 def format_rule(rule: ExitRule) -> int | str:
-    """What `parse_rule` reads as this rule, which is made of numbers; of `Fixed` its number."""
+    """Format a rule of numbers for `parse_rule`; `Fixed` becomes its number."""
     if isinstance(rule, Fixed):
         return rule.loops
     return f"{name_of(rule)}:" + ",".join(f"{field.name}={getattr(rule, field.name)!r}" for field in fields(rule))  # type: ignore[arg-type]
@@ -297,7 +296,7 @@ def format_rule(rule: ExitRule) -> int | str:
 
 def _inside_unit(name: str, value: float) -> None:
     if not 0 < value < 1:
-        raise ValueError(f"{name}: {value} is not inside (0, 1)")
+        raise ValueError(f"{name}: must be inside (0, 1), got {value}")
 
 
 def _gates(view: LoopView) -> Tensor:

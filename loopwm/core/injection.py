@@ -19,7 +19,7 @@ INITIAL_RETENTION = math.sqrt(1 / 5)
 
 
 class StateInjection(nn.Module):
-    """Diagonal contractive retention with a full input matrix.
+    """Retain the state by a contractive diagonal and inject e through a full matrix.
 
     The parameters are `a` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). None of them takes weight decay.
     """
@@ -32,40 +32,44 @@ class StateInjection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """a = 0, b so that A_bar = sqrt(1/5), B = identity (Parcae)."""
+        """Set a = 0, b so that A_bar = sqrt(1/5), B = identity (Parcae)."""
         dt = -math.log(INITIAL_RETENTION)
         nn.init.zeros_(self.a)
         nn.init.constant_(self.b, math.log(math.expm1(dt)))
         identity_(self.B.weight)
 
     def decay(self) -> Tensor:
-        """dt * exp(a) = -dt * A in float32, clamped: (D,) (LoopWM, equation 6). Its negative is the exponent of A_bar.
+        """Return dt * exp(a) = -dt * A, clamped, (D,) float32 (LoopWM, equation 6). Its negative is the exponent of
+        A_bar.
 
         Computed from logarithms, since dt may underflow while exp(a) overflows.
         """
         b = self.b.float()
-        # log(softplus(b)) is b itself where softplus underflows.
+        # softplus(b) underflows to 0 in float32 below about -17 (half precision earlier); its logarithm is b there.
         log_dt = torch.where(b < -15, b, F.softplus(b.clamp(min=-15)).log())
         return (self.a.float() + log_dt).clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
 
     def retention(self) -> Tensor:
-        """A_bar: (D,) float32, every entry strictly inside (0, 1) for any finite parameters (LoopWM, equation 7)."""
+        """Return A_bar, (D,) float32, every entry strictly inside (0, 1) for any finite parameters (LoopWM, equation
+        7).
+        """
         return torch.exp(-self.decay())
 
     def drive(self, e_BLD: Tensor) -> Tensor:
-        """B_bar e: (B, L, D), with B_bar = dt * B (LoopWM, section 3.2).
+        """Return B_bar e, (B, L, D), with B_bar = dt * B (LoopWM, section 3.2).
 
-        It does not change over the loops of a pass, so it is computed once.
+        Constant over the loops of a pass, so callers compute it once.
         """
+        # dt in float32: bfloat16 keeps 8 bits of a value that scales every loop.
         return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
 
     def matrix(self) -> Tensor:
-        """B_bar: (D, D), for those who drive many passes with the same parameters."""
+        """Return B_bar, (D, D), for callers that drive many passes with the same parameters."""
         return F.softplus(self.b.float())[:, None] * self.B.weight
 
 
 class FreeInjection(nn.Module):
-    """State injection without the spectral constraint, to compare with: A_bar is a free diagonal and may leave (0, 1).
+    """Inject without the spectral constraint, for comparison: A_bar is a free diagonal and may leave (0, 1).
 
     The parameters are `A_bar` (D,), `b` (D,) with dt = softplus(b), and `B` (D, D). None of them takes weight decay.
     """
@@ -78,26 +82,26 @@ class FreeInjection(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The values that `StateInjection` starts from."""
+        """Set the same initial values as `StateInjection`."""
         nn.init.constant_(self.A_bar, INITIAL_RETENTION)
         nn.init.constant_(self.b, math.log(math.expm1(-math.log(INITIAL_RETENTION))))
         identity_(self.B.weight)
 
     def retention(self) -> Tensor:
-        """A_bar: (D,) float32."""
+        """Return A_bar, (D,) float32."""
         return self.A_bar.float()
 
     def drive(self, e_BLD: Tensor) -> Tensor:
-        """B_bar e with B_bar = dt * B: (B, L, D)."""
+        """Return B_bar e, (B, L, D), with B_bar = dt * B."""
         return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
 
     def matrix(self) -> Tensor:
-        """B_bar: (D, D)."""
+        """Return B_bar, (D, D)."""
         return F.softplus(self.b.float())[:, None] * self.B.weight
 
 
 @torch.no_grad()
 def identity_(matrix: Tensor) -> None:
-    """Fills a square matrix with the identity. `nn.init.eye_` fails on parameters that are on the meta device."""
+    """Fill a square matrix with the identity. `nn.init.eye_` fails for parameters on the meta device."""
     matrix.zero_()
     matrix.fill_diagonal_(1.0)

@@ -1,7 +1,7 @@
-"""LoopedCore: prelude -> looped block -> coda. The only place that iterates the block.
+"""Looped core: prelude -> looped block -> coda. The only place that iterates the block.
 
     e        = RMSNorm(prelude(x))                       x: (B, L, D)
-    h^(0)    = truncated noise in training, zeros otherwise, or what the caller carries over
+    h^(0)    = truncated noise in training, zeros otherwise, or the caller's state
     h^(t+1)  = block(A_bar * h^(t) + B_bar e)            the same block in every loop
     out      = coda(C h^(T))
 
@@ -27,8 +27,7 @@ from loopwm.core.injection import FreeInjection, StateInjection, identity_
 class CoreConfig:
     """Sizes of a core. Slots number the attention calls of the deepest pass.
 
-    Two switches are off only to measure what they do: input_norm is the RMSNorm on e, spectral_constraint keeps A_bar
-    inside (0, 1).
+    input_norm (RMSNorm on e) and spectral_constraint (A_bar inside (0, 1)) are off only in comparisons.
     """
 
     dim: int
@@ -44,11 +43,11 @@ class CoreConfig:
     spectral_constraint: bool = True
     exit_gate: bool = False
     state_norm: bool = False
-    """Normalise the carried state at the end of every loop, h^(t+1) = RMSNorm(block(..)), to the size of e."""
+    """Normalise the state at the end of every loop, h^(t+1) = RMSNorm(block(..)), to the size of e."""
     sandwich_norms: bool = False
-    """Normalise what attention and MLP of the looped layers add, before it is added (Huginn, arXiv:2502.05171)."""
+    """Normalise the outputs of attention and MLP in looped layers before they are added (Huginn, arXiv:2502.05171)."""
     kv_heads: int = 0
-    """Heads of keys and values, a divisor of `heads`; 0: as many."""
+    """Heads of keys and values, a divisor of `heads`; 0 for the same number."""
 
     def prelude_slot(self, layer: int) -> int:
         return layer
@@ -58,7 +57,7 @@ class CoreConfig:
 
     @property
     def copy_slot(self) -> int:
-        """Reserved for the copy attention of text models."""
+        """Slot of the copy attention in text models."""
         return self.prelude_layers + self.coda_layers
 
     def loop_slot(self, loop: int, layer: int) -> int:
@@ -66,7 +65,7 @@ class CoreConfig:
 
     @property
     def loop_slots(self) -> tuple[tuple[int, ...], ...]:
-        """The slots of each layer of the block, from the first loop to the deepest."""
+        """Slots of each layer of the block, first loop first."""
         loops = range(self.max_loops)
         return tuple(tuple(self.loop_slot(loop, layer) for loop in loops) for layer in range(self.block_layers))
 
@@ -76,7 +75,7 @@ class CoreConfig:
 
 
 class Settled(NamedTuple):
-    """Result of the loops of a pass without prelude and coda, named as in `CoreOutput`."""
+    """Result of the loops without prelude and coda, named as in `CoreOutput`."""
 
     state: Tensor
     previous_state: Tensor
@@ -125,13 +124,16 @@ class LoopedCore(nn.Module):
         return nn.ModuleList(Block(*sizes, sandwich) for _ in range(count))
 
     def check(self, depth: int | ExitRule) -> ExitRule:
-        """The rule that `depth` stands for. Raises ValueError for what is no rule, for a limit outside
-        [1, max_loops], and for a rule that needs the gate of a core that has none."""
+        """Convert `depth` to an exit rule and validate it.
+
+        Raises:
+            ValueError: not a rule, limit outside [1, max_loops], or a gate rule for a core without a gate.
+        """
         rule = as_rule(depth)
         if not 1 <= rule.limit <= self.config.max_loops:
-            raise ValueError(f"depth: {rule.limit} loops, expected 1 to max_loops = {self.config.max_loops}")
+            raise ValueError(f"depth: must be 1 to max_loops = {self.config.max_loops}, got {rule.limit} loops")
         if rule.needs_gate and self.gate is None:
-            raise ValueError(f"depth: {type(rule).__name__} needs an exit gate, this model has none")
+            raise ValueError(f"depth: {type(rule).__name__} needs an exit gate, which this model lacks")
         return rule
 
     def forward(
@@ -143,12 +145,24 @@ class LoopedCore(nn.Module):
         exit_columns: int = 1,
         initial_BLD: Tensor | None = None,
     ) -> CoreOutput:
-        """Every row loops from `initial_BLD`, None for zeros, until the rule lets it go; x_BLD: (B, L, D).
+        """Loop each row until the rule ends it; then run the coda.
 
-        A row leaves with all its columns, by one decision over its last `exit_columns`. It keeps its state from then
-        on, but is computed along until the last row leaves: a pass costs what its deepest row costs. The keys and
-        values it leaves in deeper slots meanwhile are void; `KVCache.finish` replaces them. Raises ValueError as
-        `check` does, before anything is computed.
+        A row exits with all its columns, by one decision over its last `exit_columns`. Its state is fixed from then on,
+        but
+        it is computed until the last row exits: a pass costs as much as its deepest row. Its keys and values in deeper
+        slots
+        are void; `KVCache.finish` replaces them.
+
+        Args:
+            x_BLD: input of the prelude.
+            shared: rotary angles and mask of all layers.
+            attend: attention, by slot.
+            depth: number of loops or exit rule.
+            exit_columns: columns pooled for an exit decision.
+            initial_BLD: h^(0); None for zeros.
+
+        Raises:
+            ValueError: as `check`, before anything is computed.
         """
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
@@ -165,10 +179,13 @@ class LoopedCore(nn.Module):
         exit_columns: int = 1,
         initial_BLD: Tensor | None = None,
     ) -> Settled:
-        """The loops of `forward` alone, driven by B_bar e (B, L, D) under A_bar (D,); a rule that was checked."""
+        """Run the loops of `forward` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,).
+
+        rule: must have passed `check`.
+        """
         h = previous = torch.zeros_like(drive, dtype=torch.float32) if initial_BLD is None else initial_BLD
         if isinstance(rule, Fixed):
-            # No decision may depend on data here: serving engines capture this path as a graph.
+            # No branch may depend on data here: serving engines capture this path as a graph.
             for loop in range(rule.loops):
                 previous, h = h, self._loop(h, drive, retention, shared, attend, loop)
             loops = torch.full((len(h),), rule.loops, device=h.device)
@@ -177,7 +194,10 @@ class LoopedCore(nn.Module):
         return Settled(h, previous, loops)
 
     def trajectory(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, limit: int) -> list[Tensor]:
-        """h^(1) .. h^(limit), each (B, L, D) float32, of one pass: `read_out` of the t-th is `forward` at depth t."""
+        """Return h^(1) .. h^(limit), each (B, L, D) float32, of one pass.
+
+        `read_out` of the t-th equals `forward` at depth t.
+        """
         drive, retention = self._drive(x_BLD, shared, attend)
         states = [torch.zeros_like(drive, dtype=torch.float32)]
         for loop in range(self.check(limit).limit):
@@ -185,7 +205,7 @@ class LoopedCore(nn.Module):
         return states[1:]
 
     def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
-        """coda(C h): (B, L, D) in this type (LoopWM, equation 8)."""
+        """Return coda(C h), (B, L, D) in `dtype` (LoopWM, equation 8)."""
         out = self.C(h_BLD.to(dtype)).to(dtype)
         for index, layer in enumerate(self.coda):
             out = layer(out, shared, attend, self.config.coda_slot(index))
@@ -199,13 +219,18 @@ class LoopedCore(nn.Module):
         plan: DepthPlan,
         initial_BLD: Tensor | None = None,
     ) -> CoreOutput:
-        """Training: each row has its own depth, and only the last min(T_i, mu_bwd) loops carry gradients
-        (LoopWM, section 3.3; Parcae, algorithm 2).
+        """Run a training pass: a depth per row, gradients through the last min(T_i, mu_bwd) loops only.
 
-        The first state is `initial_BLD`, None for the plan's noise; no gradient reaches what it was made from.
+        All rows end together. The loops without gradients come first and hold only the rows deep enough to need them,
+        so the
+        cost follows the mean depth. LoopWM, section 3.3; Parcae, algorithm 2.
 
-        All rows finish together, so the loops without gradients come first and hold only the rows that are deep
-        enough to need them: the cost follows the mean depth and no row is computed in vain.
+        Args:
+            x_BLD: input of the prelude.
+            shared: rotary angles and mask of all layers.
+            attend: attention, by slot.
+            plan: depth and noise of each row.
+            initial_BLD: h^(0), detached; None for the plan's noise.
         """
         drive, retention = self._drive(x_BLD, shared, attend)
         if initial_BLD is None:
@@ -222,7 +247,8 @@ class LoopedCore(nn.Module):
         plan: DepthPlan,
         initial_BLD: Tensor,
     ) -> Settled:
-        """The loops of `forward_sampled` alone, driven by B_bar e (B, L, D) under A_bar (D,)."""
+        """Run the loops of `forward_sampled` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,)."""
+        # Detached: back-propagation is truncated to mu_bwd loops, so no gradient may pass h^(0).
         h = previous = initial_BLD.detach()
         for remaining in range(plan.longest, 0, -1):
             rows = plan.rows_at(remaining, drive.device)
@@ -232,24 +258,24 @@ class LoopedCore(nn.Module):
         return Settled(h, previous, torch.tensor(plan.loops, device=h.device))
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
-        """e = RMSNorm(prelude(x)): (B, L, D) (LoopWM, equation 4)."""
+        """Return e = RMSNorm(prelude(x)), (B, L, D) (LoopWM, equation 4)."""
         return self.input_norm(self.run_prelude(x_BLD, shared, attend))
 
     def run_prelude(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
-        """prelude(x): (B, L, D)."""
+        """Return prelude(x), (B, L, D)."""
         for index, layer in enumerate(self.prelude):
             x_BLD = layer(x_BLD, shared, attend, self.config.prelude_slot(index))
         return x_BLD
 
     def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
-        """B_bar e (B, L, D) and A_bar (D,): what stays fixed over the loops of a pass."""
+        """Return B_bar e (B, L, D) and A_bar (D,), which are constant over the loops of a pass."""
         e_BLD = self.encode_input(x_BLD, shared, attend)
         return self.injection.drive(e_BLD).to(x_BLD.dtype), self.injection.retention()
 
     def _loop(
         self, h: Tensor, drive: Tensor, retention: Tensor, shared: AttentionInputs, attend: Attend, loop: int
     ) -> Tensor:
-        """block(A_bar h + B_bar e): (B, L, D) float32 (LoopWM, equation 5)."""
+        """Return block(A_bar h + B_bar e), (B, L, D) float32 (LoopWM, equation 5)."""
         # The state stays in float32: in half precision an A_bar close to 1 would round to 1.
         h = retention * h + drive
         for index, layer in enumerate(self.block):
@@ -266,7 +292,7 @@ class LoopedCore(nn.Module):
         loop: int,
         rows: Tensor,
     ) -> Tensor:
-        if len(rows) == len(h):
+        if len(rows) == len(h):  # the common case: spares three gathers
             return self._loop(h, drive, retention, shared, attend, loop)
         updated = self._loop(h[rows], drive[rows], retention, shared.select(rows), attend, loop)
         return h.index_copy(0, rows, updated)
@@ -281,12 +307,13 @@ class LoopedCore(nn.Module):
         rule: ExitRule,
         exit_columns: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """h^(T), h^(T-1) and T of rows that leave one by one."""
+        """Return h^(T), h^(T-1) and T for rows that exit one by one."""
         previous, going = h, torch.ones(len(h), dtype=torch.bool, device=h.device)
         loops = going.long() * rule.limit
         states, gates = [_pooled(h, exit_columns)], []
         for loop in range(rule.limit):
             updated = self._loop(h, drive, retention, shared, attend, loop)
+            # `where`, not indexing: a row that exited keeps its exact state while others loop on.
             stays = going[:, None, None]
             previous, h = torch.where(stays, h, previous), torch.where(stays, updated, h)
             states.append(_pooled(h, exit_columns))
@@ -295,7 +322,7 @@ class LoopedCore(nn.Module):
             leaving = going & rule.exits(LoopView(loop + 1, states, torch.stack(gates, 1) if gates else None))
             loops = loops.where(~leaving, loop + 1)
             going = going & ~leaving
-            if not going.any():
+            if not going.any():  # waits for the device, once a loop
                 break
         return h, previous, loops
 

@@ -17,15 +17,20 @@ from torch.nn import functional as F
 from loopwm.core.block import for_queries
 
 QUERY_BLOCK = 256
-"""Queries that look at their keys together."""
+"""Queries whose scores are computed together; bounds the memory of the scores."""
 
 
 def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Attention of whole rows, with gradients: (B, H, L, E). seen: (L, S) bool, who sees whom; None: plainly causal.
+    """Attend over whole rows, with gradients: (B, H, L, E).
 
-    In bfloat16 on a processor, two plain products and a softmax for every block of queries take half of the fused
-    kernel's time or less (lab/benchmarks/training_attention.py), whose own products are slower. In float32 and
-    elsewhere the kernel is the faster one. Every query must see a key.
+    In bfloat16 on CPU, two plain products and a softmax per block of queries take at most half the time of the fused
+    kernel, whose own products are slower (lab/benchmarks/training_attention.py). In float32 and on other devices the
+    kernel is faster.
+
+    Args:
+        q: (B, H, L, E).
+        k, v: (B, G, S, E).
+        seen: (L, S) bool, True where a query attends, at least one key each; None for causal.
     """
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         out: Tensor = _Blockwise.apply(q, k, v, seen)
@@ -35,9 +40,9 @@ def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = No
 
 
 class _Blockwise(Function):
-    """Block after block of queries, whose weights are kept for the way back.
+    """Attention block by block of queries; the weights are saved for the backward pass.
 
-    By hand, since autograd would mask gradients that are zero anyway, and send back one of all keys for every block.
+    Written by hand: autograd would mask gradients that are zero anyway, and return a gradient of all keys per block.
     """
 
     @staticmethod
@@ -74,12 +79,12 @@ class _Blockwise(Function):
 
 
 def _blocks(length: int, keys: int | None) -> list[tuple[int, int, int]]:
-    """Start and end of blocks of queries, and how many keys they look at: all, or without `keys` those before them."""
+    """Return start, end and number of keys of each block of queries; `keys` None for causal."""
     starts = range(0, length, QUERY_BLOCK)
     ends = [min(length, start + QUERY_BLOCK) for start in starts]
     return [(start, end, keys or end) for start, end in zip(starts, ends, strict=True)]
 
 
 def _after(start: int, end: int, device: torch.device) -> Tensor:
-    """(end - start, end) bool: the keys that come after each of these queries."""
+    """Return (end - start, end) bool, True for keys after the query."""
     return torch.ones(end - start, end, dtype=torch.bool, device=device).triu(start + 1)

@@ -210,12 +210,12 @@ def test_impossible_rules_are_refused_by_name(make, named):
     [
         (Gate(0.5, 4), "Gate needs an exit gate"),
         (CumulativeGate(0.5, 4), "CumulativeGate needs an exit gate"),
-        (Convergence(0.1, 0), "0 loops, expected 1 to max_loops = 6"),
-        (Convergence(0.1, 7), "7 loops, expected 1 to max_loops = 6"),
-        ("gate", "neither a number of loops nor an exit rule"),
-        (True, "neither a number of loops nor an exit rule"),
-        (2.0, "neither a number of loops nor an exit rule"),
-        (None, "neither a number of loops nor an exit rule"),
+        (Convergence(0.1, 0), "must be 1 to max_loops = 6, got 0 loops"),
+        (Convergence(0.1, 7), "must be 1 to max_loops = 6, got 7 loops"),
+        ("gate", "must be a number of loops or an exit rule"),
+        (True, "must be a number of loops or an exit rule"),
+        (2.0, "must be a number of loops or an exit rule"),
+        (None, "must be a number of loops or an exit rule"),
     ],
 )
 def test_a_depth_that_a_core_cannot_run_is_refused_before_anything_is_computed(depth, named):
@@ -227,9 +227,9 @@ def test_a_depth_that_a_core_cannot_run_is_refused_before_anything_is_computed(d
 
 
 def test_a_trace_for_another_batch_is_refused():
-    with pytest.raises(ValueError, match="a trace of 3 rows for a batch of 2"):
+    with pytest.raises(ValueError, match="must be 2 rows as the batch, got 3"):
         random_core()(random_input(2, 2), shared_inputs(2, 2), causal_attention, Trace(((1,), (2,), (1,))))
-    with pytest.raises(ValueError, match="2 rows, row 2"):
+    with pytest.raises(ValueError, match="must have row 2, got a trace of 2 rows"):
         Trace(((1,), (2,))).for_pass(0, range(3))
 
 
@@ -252,15 +252,15 @@ def test_what_is_written_of_a_rule_is_read_as_it(rule):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("0", "neither a number of loops"),
-        ("-1", "neither a number of loops"),
-        ("magic:x=1", "neither a number of loops"),
-        ("trace:loops=1", "neither a number of loops"),
+        ("0", "must be a number of loops or one of"),
+        ("-1", "must be a number of loops or one of"),
+        ("magic:x=1", "must be a number of loops or one of"),
+        ("trace:loops=1", "must be a number of loops or one of"),
         ("gate:tau=0.5", "limit: missing"),
         ("gate:tau=0.5,limit=4,q=1", "q: unknown"),
         ("gate:tau=half,limit=4", "half"),
-        ("gate:tau=2,limit=4", "tau: 2.0 is not inside"),
-        ("random:probability=0.5,limit=4,seed=-1", "seed: -1"),
+        ("gate:tau=2,limit=4", "tau: must be inside .0, 1., got 2.0"),
+        ("random:probability=0.5,limit=4,seed=-1", "seed: must not be below 0, got -1"),
         ("gate:tau=0.5,limit=2.5", "2.5"),
     ],
 )

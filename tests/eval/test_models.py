@@ -99,5 +99,5 @@ def test_a_head_over_the_context_limit_names_the_window(checkpoint: Path, make_w
 
 @pytest.mark.parametrize("depth", [0, 99])
 def test_a_depth_outside_the_checkpoints_is_refused(checkpoint: Path, depth: int) -> None:
-    with pytest.raises(ValueError, match=f"--depth: {depth} loops, expected 1 to max_loops = 6"):
+    with pytest.raises(ValueError, match=f"--depth: must be 1 to max_loops = 6, got {depth} loops"):
         CheckpointPredictor(checkpoint, depth)

@@ -126,8 +126,8 @@ def test_a_refused_depth_is_one_line_and_leaves_the_world_as_it_was(gated, world
         (5, "5 loops, the world was encoded for at most 4"),
         (0, "0 loops"),
         (99, "99 loops"),
-        ("deep", "neither a number of loops nor an exit rule"),
-        (Trace(((2,),)), "the trace has 1 rows, row 1 is asked for"),
+        ("deep", "must be a number of loops or an exit rule"),
+        (Trace(((2,),)), "loops: must have row 1, got a trace of 1 rows"),
     ):
         for call in (
             lambda depth=depth: gated.advance(world, ["a", "b"], depth),
@@ -138,7 +138,7 @@ def test_a_refused_depth_is_one_line_and_leaves_the_world_as_it_was(gated, world
             assert "\n" not in str(error.value)
     assert gated.decode(world, 4) == before
     assert world.state.valid.shape[1] == columns
-    with pytest.raises(ValueError, match="Gate needs an exit gate, this model has none"):
+    with pytest.raises(ValueError, match="Gate needs an exit gate, which this model lacks"):
         world_model.encode(CONTEXTS[:1], Gate(0.5, 4))
 
 
