@@ -24,8 +24,8 @@ def load(checkpoint: str | Path = "pretrained", device: str = "auto") -> LocalWo
     Raises:
         loopwm.records.errors.InputError: for a folder that is no checkpoint, or `cuda` without a GPU.
     """
-    from loopwm.machine import use_device  # imports torch, which takes seconds
     from loopwm.records.files import PACKAGED
+    from loopwm.runtime import use_device  # imports torch, which takes seconds
     from loopwm.worlds.local import LocalWorlds
 
     folder = PACKAGED if checkpoint == "pretrained" else Path(checkpoint)

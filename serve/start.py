@@ -16,11 +16,11 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from loopwm.core import ExitRule, name_of, parse_rule
-from loopwm.machine import DEVICES, keep_for_reuse, settle, use_device
 from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import END, SPECIAL_TOKENS
+from loopwm.runtime import DEVICES, keep_for_reuse, settle, use_device
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.world import WorldModel
 from serve import play

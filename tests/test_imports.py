@@ -15,29 +15,29 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("loopwm", "data_prep", "eval", "serve", "lab")
 
 MAY_IMPORT = {
-    "loopwm": ("loopwm.worlds", "loopwm.records", "loopwm.machine"),  # `loopwm.load`
+    "loopwm": ("loopwm.worlds", "loopwm.records", "loopwm.runtime"),  # `loopwm.load`
     "loopwm.records": (),
-    "loopwm.machine": ("loopwm.records",),
-    "loopwm.core": ("loopwm.machine",),
-    "loopwm.trainer": ("loopwm.core", "loopwm.records", "loopwm.machine"),
-    "loopwm.text": ("loopwm.core", "loopwm.records", "loopwm.trainer", "loopwm.machine"),
-    "loopwm.pixel": ("loopwm.core", "loopwm.records", "loopwm.trainer", "loopwm.machine"),
+    "loopwm.runtime": ("loopwm.records",),
+    "loopwm.core": ("loopwm.runtime",),
+    "loopwm.trainer": ("loopwm.core", "loopwm.records", "loopwm.runtime"),
+    "loopwm.text": ("loopwm.core", "loopwm.records", "loopwm.trainer", "loopwm.runtime"),
+    "loopwm.pixel": ("loopwm.core", "loopwm.records", "loopwm.trainer", "loopwm.runtime"),
     "loopwm.worlds": ("loopwm.text", "loopwm.core", "loopwm.records"),
     "loopwm.training": (
-        *("loopwm.text", "loopwm.pixel", "loopwm.trainer", "loopwm.core", "loopwm.records", "loopwm.machine"),
+        *("loopwm.text", "loopwm.pixel", "loopwm.trainer", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "loopwm.pretrained": ("loopwm.text",),
     "data_prep": ("loopwm.records", "loopwm.worlds.spaces"),
     "eval.scores": ("loopwm.records", "data_prep.environments"),  # what an environment says of itself
     "eval.models": (
-        *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.machine"),
+        *("eval.scores", "loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     ),
     "eval.commands": ("eval.models", "eval.scores", "loopwm.worlds", "loopwm.records", "data_prep.environments"),
     "eval.reports": ("eval.commands", "eval.models", "eval.scores", "loopwm.records"),
     "eval.pixels": ("eval.models", "eval.scores", "loopwm.pixel", "loopwm.records", "loopwm.training.real_world"),
     "eval": ("loopwm.records",),
     "serve.engine": (
-        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.decoding", "loopwm.core", "loopwm.machine"),
+        *("loopwm.text.model", "loopwm.text.world_batch", "loopwm.text.decoding", "loopwm.core", "loopwm.runtime"),
     ),
     "serve.generation": ("serve.engine", "loopwm.core", "loopwm.records"),
     "serve.worlds": (
@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "loopwm.worlds.protocol",
     ),
     "serve.http": ("serve.generation", "serve.worlds", "serve.playground", "loopwm.records"),
-    "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.machine"),
+    "serve": ("loopwm.worlds", "loopwm.text", "loopwm.core", "loopwm.records", "loopwm.runtime"),
     "lab": ("loopwm", "data_prep", "eval", "serve"),  # and nothing imports it
 }
 """What of ours a package may import besides itself and what lies in it; the innermost package that is named counts."""

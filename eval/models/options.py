@@ -134,7 +134,7 @@ def make_predictor(
     if kind == CHECKPOINT:
         # torch: seconds to import, and the baselines run without it
         from eval.models.checkpoint import CheckpointPredictor, read_depth
-        from loopwm.machine import use_device
+        from loopwm.runtime import use_device
 
         depth = None if options.depth is None else read_depth(options.depth)
         return CheckpointPredictor(Path(model), depth, options.beams or 1, use_device(options.device or "auto"))
@@ -143,7 +143,7 @@ def make_predictor(
     if kind == ENDPOINT:
         return _endpoint(model, options, examples)
     from eval.models.causal_lm import CausalLMPredictor
-    from loopwm.machine import use_device
+    from loopwm.runtime import use_device
 
     return CausalLMPredictor(Path(model), examples, use_device(options.device or "auto"))
 

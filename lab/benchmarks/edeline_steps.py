@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from lab.benchmarks.pixel_imagination import medians
-from loopwm.machine import keep_everything
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.edeline.auxiliary_losses import to_signed
 from loopwm.pixel.edeline.system import Edeline, EdelineWorld
@@ -26,6 +25,7 @@ from loopwm.pixel.system import FrameBatch
 from loopwm.pixel.training_config import training_config
 from loopwm.records.config import read_sections
 from loopwm.records.frames import FrameSpace
+from loopwm.runtime import keep_everything
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = training_config(read_sections(CONFIGS / "edeline-memory-small.yaml", ["data.train=made up"]))

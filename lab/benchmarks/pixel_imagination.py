@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
-from loopwm.machine import keep_everything
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
@@ -30,6 +29,7 @@ from loopwm.pixel.storm.system import StormState, StormSystem, StormWorld
 from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.records.config import read_sections
+from loopwm.runtime import keep_everything
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GAME = "minatar/breakout"

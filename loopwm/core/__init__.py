@@ -21,7 +21,7 @@ from loopwm.core.halting import (
 )
 from loopwm.core.kv_cache import KVCache, RaggedBatch, SharedPrefixCache, allocated_bytes
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
-from loopwm.machine import attention_products, quick_products
+from loopwm.runtime import attention_products, quick_products
 
 CoreState, SharedState, StateGroup = KVCache, SharedPrefixCache, RaggedBatch
 

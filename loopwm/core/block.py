@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.machine import quick_products
+from loopwm.runtime import quick_products
 
 
 class Attend(Protocol):

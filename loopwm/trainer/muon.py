@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwm.machine import quick_products
+from loopwm.runtime import quick_products
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 """Of the odd quintic whose slope at zero is steepest (Jordan et al. 2024, "Muon")."""

@@ -24,9 +24,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from loopwm.core.block import compile_blocks
-from loopwm.machine import Precision, compiler_found, faster_precision, product_rate, use_device
 from loopwm.records.errors import InputError
 from loopwm.records.run_folder import RunFolder, where_from
+from loopwm.runtime import Precision, compiler_found, faster_precision, product_rate, use_device
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
 from loopwm.trainer.program import MicroBatch, Program, SystemConfig
 from loopwm.trainer.throughput import Throughput

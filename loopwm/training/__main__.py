@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loopwm.core import quick_products
-from loopwm.machine import keep_everything
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
 from loopwm.records.command import Parser
 from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
+from loopwm.runtime import keep_everything
 from loopwm.text.training.config import TrainingConfig
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.

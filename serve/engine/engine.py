@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from loopwm.core import CoreState, SharedState
-from loopwm.machine import give_back
+from loopwm.runtime import release_memory
 from loopwm.text.decoding import Hypothesis
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
@@ -255,7 +255,7 @@ class Engine:
 
     def _give_back_after(self, seconds: float) -> None:
         if time.monotonic() - self._given_back >= seconds:
-            give_back()
+            release_memory()
             self._given_back = time.monotonic()
 
     def _has_work(self) -> bool:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from loopwm import machine as products
+from loopwm import runtime as products
 from loopwm.core import attention_products, quick_products
 
 

@@ -7,7 +7,7 @@ import torch
 
 from loopwm.core.block import AttentionInputs, Block, causal_attention, compile_blocks, rotary_angles
 from loopwm.core.training_attention import QUERY_BLOCK, training_attention
-from loopwm.machine import compiler_found
+from loopwm.runtime import compiler_found
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

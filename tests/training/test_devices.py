@@ -12,7 +12,6 @@ import torch
 from accelerate.state import AcceleratorState
 
 from eval.__main__ import main as evaluate
-from loopwm import machine
 from loopwm.records.errors import InputError
 from loopwm.text.model.configuration import PRESETS
 from loopwm.text.model.modeling import LoopWMForCausalLM

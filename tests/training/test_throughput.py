@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopwm.machine import product_rate
+from loopwm.runtime import product_rate
 from loopwm.text.data.data_loader import Cursor, deal
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.flops import row_flops

@@ -29,7 +29,6 @@ from gymnasium.vector import VectorEnv
 from torch import nn
 from tqdm import tqdm
 
-from loopwm.machine import use_device
 from loopwm.pixel.agents.config import AgentConfig
 from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, step_means
 from loopwm.pixel.agents.simulator_world import Oracle, in_unit
@@ -44,6 +43,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from loopwm.records.run_folder import RunFolder, where_from
+from loopwm.runtime import use_device
 
 STATE, LEARNER, HELD_OUT = "state.pt", "learner.pt", "held-out"
 KEEP_CHECKPOINTS = 2

@@ -27,11 +27,11 @@ from tqdm import tqdm
 
 from loopwm.core.gate_loss import continue_labels, continue_loss
 from loopwm.core.halting import ExitGate
-from loopwm.machine import use_device
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 from loopwm.records.training_episodes import TrainingEpisodes
+from loopwm.runtime import use_device
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import Cursor
 from loopwm.text.data.tree import IGNORED

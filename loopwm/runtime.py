@@ -57,7 +57,7 @@ def settle() -> None:
     gc.freeze()
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Takes some 50 ms a gigabyte."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
