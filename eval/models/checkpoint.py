@@ -81,7 +81,7 @@ class CheckpointPredictor:
                         prediction.ends[k] = step.ends
         return predictions
 
-    def nats(
+    def nll(
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[dict[int, tuple[float, int]]]:
         """Return the teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
@@ -90,8 +90,8 @@ class CheckpointPredictor:
         for k in range(1, max(horizons) + 1):
             worlds.step([window["actions"][k - 1] for window in windows], decode=False)
             if k in horizons:
-                nats, tokens = worlds.nats([window["observations"][k - 1] for window in windows])
-                for row, loss, count in zip(found, nats.tolist(), tokens.tolist(), strict=True):
+                losses, tokens = worlds.nll([window["observations"][k - 1] for window in windows])
+                for row, loss, count in zip(found, losses.tolist(), tokens.tolist(), strict=True):
                     row[k] = (loss, count)
         return found
 

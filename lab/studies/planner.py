@@ -138,9 +138,9 @@ class LookAhead:
 
 
 def _agreements(worlds: LocalWorlds, seen: Sequence[str]) -> list[float]:
-    nats, tokens = worlds.nats(seen)
-    refused = sum(torch.exp(-worlds.nats([text] * len(seen))[0]) for text in sorted(REFUSALS))
-    agreements: list[float] = ((1 - refused) * torch.exp(-nats / tokens)).tolist()
+    losses, tokens = worlds.nll(seen)
+    refused = sum(torch.exp(-worlds.nll([text] * len(seen))[0]) for text in sorted(REFUSALS))
+    agreements: list[float] = ((1 - refused) * torch.exp(-losses / tokens)).tolist()
     return agreements
 
 

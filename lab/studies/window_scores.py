@@ -58,7 +58,7 @@ def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settin
         for batch in plan_batches(windows, settings):
             missing = [window for window in batch if window["id"] not in known]
             if missing:
-                losses = predictor.nats(missing, settings.context, settings.horizons)
+                losses = predictor.nll(missing, settings.context, settings.horizons)
                 append_lines(path, [_line(w, row, settings.horizons) for w, row in zip(missing, losses, strict=True)])
                 bar.update(len(missing))
 

@@ -222,7 +222,7 @@ class WorldModel:
         return self.model.lm_head(out.hidden[:, -1]), out.loops
 
     @torch.inference_mode()
-    def nats(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def nll(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Teacher-forced loss: -log p of each row's observation with its `<|end|>`, and how many tokens that is.
 
         Both (B,), the first float32. Tokens loop to the limit of the world's rule. `world` stays as it is.

@@ -93,9 +93,9 @@ class LocalWorlds:
         except ContextTooLongError:  # encoding drops the oldest steps
             self.begin(self._contexts)
 
-    def nats(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Teacher-forced loss of each row's observation after its last step, and its tokens (`WorldModel.nats`)."""
-        return self._model.nats(self.world, observations)
+    def nll(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Teacher-forced loss of each row's observation after its last step, and its tokens (`WorldModel.nll`)."""
+        return self._model.nll(self.world, observations)
 
     def close(self) -> None:
         self._real = self._now = None

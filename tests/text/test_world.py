@@ -86,7 +86,7 @@ def test_teacher_forced_losses_are_those_of_whole_prompts_and_leave_the_world_as
     for k in (1, 2, 3):
         world = world_model.advance(world, [row[k - 1] for row in ACTIONS])
     before = world_model.decode(world, 8)
-    nats, tokens = world_model.nats(world, observations)
+    nats, tokens = world_model.nll(world, observations)
     for i, (context, actions) in enumerate(zip((SHORT, LONG), ACTIONS, strict=True)):
         texts = (template.render_prompt(context, actions), observations[i] + template.END)
         prompt, target = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
@@ -97,7 +97,7 @@ def test_teacher_forced_losses_are_those_of_whole_prompts_and_leave_the_world_as
         assert tokens[i] == len(target)
     assert world_model.decode(world, 8) == before
     with pytest.raises(FormatError, match="observations"):
-        world_model.nats(world, observations[:1])
+        world_model.nll(world, observations[:1])
 
 
 def test_advance_and_decode_leave_the_old_world_as_it_was(world_model):

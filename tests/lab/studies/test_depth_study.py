@@ -30,7 +30,7 @@ def test_depths_up_to_twice_the_mean_are_compared_with_the_default(
     losses = {m["arm"]: m["mean"] for m in found["means"] if (m["metric"], m["horizon"]) == ("nats", 2)}
     windows = list(load_suite(str(windows_file)).windows)
     for depth in (1, 4):
-        nats = [row[2][0] for row in CheckpointPredictor(checkpoint, depth).nats(windows, "observed", (2,))]
+        nats = [row[2][0] for row in CheckpointPredictor(checkpoint, depth).nll(windows, "observed", (2,))]
         assert losses[f"T={depth}"] == pytest.approx(sum(nats) / len(nats), rel=1e-4)
     assert losses["T=1"] != pytest.approx(losses["T=4"], rel=1e-3)
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -100,8 +100,8 @@ def _agreement_alone(model: WorldModel, steps: Sequence[Transition]) -> float:
     world = model.encode([FAR], 2)
     for step in steps:
         world = model.advance(world, [step.action])
-    nats, tokens = model.nats(world, [steps[-1].observation])
-    refused = sum(math.exp(-float(model.nats(world, [text])[0])) for text in REFUSALS)
+    nats, tokens = model.nll(world, [steps[-1].observation])
+    refused = sum(math.exp(-float(model.nll(world, [text])[0])) for text in REFUSALS)
     return (1 - refused) * math.exp(-float(nats / tokens))
 
 
@@ -122,7 +122,7 @@ def test_what_is_expected_after_a_plan_agrees_more_than_a_refusal(agent: Retriev
             super().__init__(model.model, model.tokenizer)
             self.expected = expected
 
-        def nats(self, world: World, observations: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        def nll(self, world: World, observations: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
             nats = [0.1 if text == self.expected else 50.0 for text in observations]
             return torch.tensor(nats), torch.full((len(nats),), 10)
 

@@ -32,7 +32,7 @@ def test_window_losses_are_those_of_whole_prompts_without_a_cache(
     predictor = CheckpointPredictor(checkpoint, 3)
     model, tokenizer = predictor.world_model.model, predictor.world_model.tokenizer
     windows = list(load_suite(str(windows_file)).windows)
-    for window, row in zip(windows, predictor.nats(windows, context_kind, HORIZONS), strict=True):
+    for window, row in zip(windows, predictor.nll(windows, context_kind, HORIZONS), strict=True):
         for k in HORIZONS:
             prompt = template.render_prompt(window_context(window, context_kind), window["actions"][:k])
             target = window["observations"][k - 1] + template.END

@@ -127,7 +127,7 @@ def test_a_world_computes_the_latents_and_logits_of_training(tokenizer, episode,
                 torch.testing.assert_close(decoded, expected, atol=2e-4, rtol=1e-3)
                 labels = batch.label[0, here][:-1]
                 assert (labels != IGNORED).all()
-                nats, tokens = world_model.nats(world, [OBSERVATIONS[start + k]])
+                nats, tokens = world_model.nll(world, [OBSERVATIONS[start + k]])
                 with torch.no_grad():
                     loss = torch.nn.functional.cross_entropy(model.lm_head(expected), labels, reduction="sum")
                 torch.testing.assert_close(nats[0], loss, atol=1e-3, rtol=1e-3)
