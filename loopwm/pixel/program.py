@@ -42,14 +42,14 @@ def seeded(device: torch.device, *seed: int) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class NoCursor:
+class NoLoaderState:
     """Empty loader state: batches are a function of the step, so there is nothing to resume."""
 
 
 class PixelProgram:
     """Any pixel system as a `Program`; the objective is the system itself."""
 
-    cursor_type = NoCursor
+    loader_state_type = NoLoaderState
 
     def __init__(self, config: PixelTrainingConfig) -> None:
         """Load the data and create the system.
@@ -72,10 +72,12 @@ class PixelProgram:
     def size(self) -> str:
         return f"{sum(p.numel() for p in self.objective.parameters()) / 1e6:.1f}M parameters"
 
-    def global_batches(self, cursor: NoCursor, step: int, processes: int = 1) -> Iterator[tuple[list[Rows], NoCursor]]:
+    def global_batches(
+        self, loader_state: NoLoaderState, step: int, processes: int = 1
+    ) -> Iterator[tuple[list[Rows], NoLoaderState]]:
         batch = self.config.batch
         while True:
-            yield [self._batch(self.train, step, i * batch.rows) for i in range(batch.micro_batches)], cursor
+            yield [self._batch(self.train, step, i * batch.rows) for i in range(batch.micro_batches)], loader_state
             step += 1
 
     def evaluation_batches(self) -> list[Rows]:

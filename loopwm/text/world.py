@@ -345,7 +345,7 @@ class WorldModel:
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
 
     def _carried(self, before: Tensor, length: int) -> Carried | None:
-        """Place latents at the slots, the last of `length` columns; None if the model carries nothing."""
+        """SourcePosition latents at the slots, the last of `length` columns; None if the model carries nothing."""
         if self.model.config.propagate == "none":
             return None
         return Carried(F.pad(before, (0, 0, length - self.state_slots, 0)), None)

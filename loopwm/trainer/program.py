@@ -32,7 +32,7 @@ class MicroBatch(Protocol):
 class Program(Protocol):
     """Builds model and objective, streams global batches, gives each its loss, reads out what was measured.
 
-    Batches are lists of micro-batches with a cursor behind them to resume from. Measurements are sums over
+    Batches are lists of micro-batches with a loader_state behind them to resume from. Measurements are sums over
     micro-batches, processes included, that `record` turns into numbers to log.
     """
 
@@ -43,7 +43,7 @@ class Program(Protocol):
     def micro_batches(self) -> int: ...
 
     @property
-    def cursor_type(self) -> type[Any]:
+    def loader_state_type(self) -> type[Any]:
         """A dataclass; without arguments it stands at the beginning."""
         ...
 
@@ -51,8 +51,8 @@ class Program(Protocol):
         """Return the size of the model in one line, printed before the first step."""
         ...
 
-    def global_batches(self, cursor: Any, step: int, processes: int) -> Iterator[tuple[list[Any], Any]]:
-        """Those from optimiser step `step` on, each with the cursor after it; process i of so many takes the
+    def global_batches(self, loader_state: Any, step: int, processes: int) -> Iterator[tuple[list[Any], Any]]:
+        """Those from optimiser step `step` on, each with the loader_state after it; process i of so many takes the
         micro-batches i, i + processes, .."""
         ...
 

@@ -67,7 +67,7 @@ class Trainer(Generic[Config]):
         self.objective, self.optimizers = prepared[0], list(prepared[1:])
         self.average = self._average()
         self.step = 0
-        self.cursor = self.program.cursor_type()
+        self.loader_state = self.program.loader_state_type()
         if start_from is not None and not self.files.checkpoints():
             self._take_over(start_from)
         self._prepare_folder()
@@ -99,11 +99,11 @@ class Trainer(Generic[Config]):
         bar = tqdm(total=self.config.run.steps, initial=self.step, disable=not main, unit="step", mininterval=5)
         throughput = Throughput(self._roof())
         processes = self.accelerator.num_processes
-        for batches, cursor in self.program.global_batches(self.cursor, self.step, processes):
+        for batches, loader_state in self.program.global_batches(self.loader_state, self.step, processes):
             if self.step >= self.config.run.steps or self._out_of_time(started, max_minutes):
                 break
             record = self._train_step(batches)
-            self.step, self.cursor = self.step + 1, cursor
+            self.step, self.loader_state = self.step + 1, loader_state
             record |= throughput.add(record["tokens"], record.pop("flops", None))
             bar.update()
             bar.set_postfix_str(self._summary(record))
@@ -245,8 +245,8 @@ class Trainer(Generic[Config]):
         self.accelerator.save_state(str(folder), safe_serialization=True)
         self.accelerator.wait_for_everyone()  # each process writes its own random state
         if self.accelerator.is_main_process:
-            cursor = dataclasses.asdict(self.cursor)
-            progress = {"step": self.step, "cursor": cursor, "program": self.program.state_dict()}
+            loader_state = dataclasses.asdict(self.loader_state)
+            progress = {"step": self.step, "cursor": loader_state, "program": self.program.state_dict()}
             (folder / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
             self.files.finish_checkpoint(self.step)
         self.accelerator.wait_for_everyone()
@@ -269,7 +269,7 @@ class Trainer(Generic[Config]):
     def _resume(self) -> None:
         """Continues from the newest checkpoint; metrics written after it are dropped."""
         if checkpoints := self.files.checkpoints():
-            self.cursor = self.program.cursor_type(**self._load(checkpoints[-1])["cursor"])
+            self.loader_state = self.program.loader_state_type(**self._load(checkpoints[-1])["cursor"])
         if self.accelerator.is_main_process:
             self.files.go_on_from(self.step)
 

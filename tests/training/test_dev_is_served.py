@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loopwm.records.template import Context, Transition
-from loopwm.text.data.data_loader import Cursor, PlannedRow
+from loopwm.text.data.data_loader import LoaderState, PlannedRow
 from loopwm.text.data.tree import TRUNK_HORIZON
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import TrainingConfig, load_config
@@ -91,7 +91,7 @@ def test_losses_and_greedy_tokens_on_dev_are_those_of_encoding_advancing_and_dec
     program = trainer.program
     model, tokenizer = program.objective.model, program.tokenizer
     worlds = WorldModel(model, tokenizer)
-    steps = islice(program.dev_stream.steps(Cursor()), program.config.run.eval_batches)
+    steps = islice(program.dev_stream.steps(LoaderState()), program.config.run.eval_batches)
     rows = [row for planned, _ in steps for row in planned]
     assert {row.plan.context_kind for row in rows} == {"observed", "snapshot"}
 

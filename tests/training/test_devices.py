@@ -45,8 +45,8 @@ def test_help_example_of_training_is_a_valid_configuration() -> None:
 @no_gpu
 def test_device_cuda_without_gpu_is_refused() -> None:
     with pytest.raises(InputError, match=r"^run.device: cuda needs a GPU"):
-        machine.use_device("cuda", "run.device")
-    assert machine.use_device("auto") == torch.device("cpu")
+        runtime.use_device("cuda", "run.device")
+    assert runtime.use_device("auto") == torch.device("cpu")
 
 
 @no_gpu

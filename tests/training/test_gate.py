@@ -9,7 +9,7 @@ import yaml
 
 from loopwm.records.errors import InputError
 from loopwm.text.data.collate import TreeBatch
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.tokenizer import load_tokenizer
@@ -34,7 +34,7 @@ def slotted_config(config_file, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def batch(slotted_config) -> TreeBatch:
-    return next(TextProgram(load_config(slotted_config)).global_batches(Cursor()))[0][0]
+    return next(TextProgram(load_config(slotted_config)).global_batches(LoaderState()))[0][0]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from loopwm.records.errors import InputError
 from loopwm.records.template import StateSlots
 from loopwm.records.token_episode import TokenEpisode
-from loopwm.text.data.data_loader import BatchStream, Cursor, make_sources, partition, source_shares
+from loopwm.text.data.data_loader import BatchStream, LoaderState, make_sources, partition, source_shares
 from loopwm.text.data.row_statistics import main, statistics
 from loopwm.text.data.sampler import EpochPlanner
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
@@ -189,7 +189,7 @@ def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
     )  # fmt: skip
     sources = make_sources(many, data, ObjectiveConfig(), BUILDER, True, 0)
     stream = BatchStream(sources, BUILDER, BatchConfig(16, 2000, 4), 0, trunk_and_branches)
-    rows = [row for step, _ in itertools.islice(stream.steps(Cursor()), 40) for row in step]
+    rows = [row for step, _ in itertools.islice(stream.steps(LoaderState()), 40) for row in step]
     found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.env, e.policy))
     wanted = {("scienceworld", "gold"): 0.3, ("scienceworld", "fork"): 0.3, ("alfworld", "expert"): 0.4}
     assert found == pytest.approx(wanted, abs=0.02)
@@ -219,7 +219,7 @@ def test_quotas_of_tasks_hold_within_each_policy_and_a_task_without_one_is_left_
     data = replace(DATA, envs={"scienceworld": 0.8, "alfworld": 0.2}, policies={"gold": 0.5, "fork": 0.5}, tasks=tasks)
     sources = make_sources(many, data, ObjectiveConfig(), BUILDER, True, 0)
     stream = BatchStream(sources, BUILDER, BatchConfig(16, 2000, 4), 0, trunk_and_branches)
-    rows = [row for step, _ in itertools.islice(stream.steps(Cursor()), 80) for row in step]
+    rows = [row for step, _ in itertools.islice(stream.steps(LoaderState()), 80) for row in step]
     found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.policy, e.task))
     wanted = {("gold", "boil"): 0.25, ("gold", "melt"): 0.15, ("fork", "melt"): 0.24, ("fork", "grow"): 0.16}
     assert found == pytest.approx(wanted | {("gold", "pick"): 0.2}, abs=0.02)
@@ -248,13 +248,13 @@ def test_each_source_goes_through_whole_epochs_of_its_own():
     sources = make_sources(many, replace(DATA, policies={"gold": 1, "fork": 1}), ObjectiveConfig(), BUILDER, True, 0)
     stream = BatchStream(sources, BUILDER, BatchConfig(4, 500, 2), 0, trunk_and_branches)
     seen: Counter[tuple[int, int]] = Counter()
-    for rows, cursor in stream.steps(Cursor()):
+    for rows, loader_state in stream.steps(LoaderState()):
         for row in rows:
             number = next(i for i, episode in enumerate(many) if episode is row.episode)
             seen.update((number, step) for step in range(row.plan.targets_from, row.plan.last + 1))
-        if cursor.places["scienceworld/fork"][0] == 2:
+        if loader_state.places["scienceworld/fork"][0] == 2:
             break
-    assert cursor.places["scienceworld/gold"][0] < 2
+    assert loader_state.places["scienceworld/gold"][0] < 2
     forks = [seen[i, step] for i in (8, 9) for step in range(1, many[i].last_step + 1)]
     assert min(forks) >= 2
 
@@ -316,12 +316,12 @@ def test_a_stream_goes_on_from_any_cursor_as_if_it_had_not_stopped(episodes):
         sources = make_sources(episodes[:20], DATA, ObjectiveConfig(), BUILDER, True, 3)
         return BatchStream(sources, BUILDER, BatchConfig(16, 4000, 4), 0, trunk_and_branches)
 
-    whole = list(itertools.islice(stream().steps(Cursor()), 30))
+    whole = list(itertools.islice(stream().steps(LoaderState()), 30))
     assert whole[-1][1].places["scienceworld/gold"][0] > 0
     for stop in (1, 7, 28):
-        saved = Cursor(**json.loads(json.dumps(asdict(whole[stop][1]))))
-        rows, cursor = next(stream().steps(saved))
-        assert cursor == whole[stop + 1][1]
+        saved = LoaderState(**json.loads(json.dumps(asdict(whole[stop][1]))))
+        rows, loader_state = next(stream().steps(saved))
+        assert loader_state == whole[stop + 1][1]
         assert [row.plan for row in rows] == [row.plan for row in whole[stop + 1][0]]
         assert [row.row.tokens for row in rows] == [row.row.tokens for row in whole[stop + 1][0]]
     first, second = stream().sources[0].epoch(0), stream().sources[0].epoch(1)
@@ -330,7 +330,7 @@ def test_a_stream_goes_on_from_any_cursor_as_if_it_had_not_stopped(episodes):
 
 def test_statistics_count_what_the_batches_hold(config_file, capsys):
     program = TextProgram(load_config(config_file))
-    batches = [b for group, _ in itertools.islice(program.global_batches(Cursor()), 5) for b in group]
+    batches = [b for group, _ in itertools.islice(program.global_batches(LoaderState()), 5) for b in group]
     found = statistics(program, 5)
     assert found.tokens == sum(int((b.branch >= 0).sum()) for b in batches)
     assert found.padded == sum(b.tokens.numel() for b in batches)

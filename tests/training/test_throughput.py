@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loopwm.runtime import product_rate
-from loopwm.text.data.data_loader import Cursor, deal
+from loopwm.text.data.data_loader import LoaderState, deal
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.flops import row_flops
 from loopwm.text.training.config import load_config
@@ -51,7 +51,7 @@ def test_run_logs_flops_of_its_rows_and_share_of_the_roof(
     assert not any("flops" in record for record in records)
     program = TextProgram(config)
     tokens = flops = 0.0
-    for step, (batches, _) in enumerate(itertools.islice(program.global_batches(Cursor()), 2)):
+    for step, (batches, _) in enumerate(itertools.islice(program.global_batches(LoaderState()), 2)):
         for batch in batches:
             plan = program.depth_plan(step, batch)
             for row, loops in enumerate(plan.loops):
@@ -94,9 +94,9 @@ def test_deal_gives_a_costly_row_company_where_each_hand_needs_two() -> None:
 def test_processes_share_the_rows_of_one_by_cost(config_file: Path) -> None:
     """The rows and their indices are those of one process; the busiest one costs little more than the mean."""
     program = TextProgram(load_config(config_file, ["batch={rows: 32, tokens: 64, micro_batches: 8}"]))
-    alone, shared = program.global_batches(Cursor()), program.global_batches(Cursor(), processes=4)
-    for step, ((one, cursor), (four, same)) in enumerate(itertools.islice(zip(alone, shared, strict=False), 4)):
-        assert cursor == same
+    alone, shared = program.global_batches(LoaderState()), program.global_batches(LoaderState(), processes=4)
+    for step, ((one, loader_state), (four, same)) in enumerate(itertools.islice(zip(alone, shared, strict=False), 4)):
+        assert loader_state == same
         assert len(one) == len(four) == 8
         tokens = [{}, {}]
         for found, batches in zip(tokens, (one, four), strict=True):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from loopwm.records.shards import read_shards
-from loopwm.text.data.data_loader import Cursor, horizons
+from loopwm.text.data.data_loader import LoaderState, horizons
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.tokenizer import tokenizer_hash
@@ -128,10 +128,10 @@ def test_the_horizon_grows_by_one_every_delta_steps_up_to_its_limit():
 
 def test_a_shorter_horizon_cuts_branches_and_leaves_trunks_and_cursor_as_they_are(config_file):
     full, cut = (TextProgram(load_config(config_file, [f"objective.horizon_every={n}"])) for n in (0, 100))
-    streams = full.global_batches(Cursor()), cut.global_batches(Cursor())
+    streams = full.global_batches(LoaderState()), cut.global_batches(LoaderState())
     deepest = 0
-    for (batches, cursor), (shorter, same), _ in zip(*streams, range(8), strict=False):
-        assert cursor == same
+    for (batches, loader_state), (shorter, same), _ in zip(*streams, range(8), strict=False):
+        assert loader_state == same
         for a, b in zip(batches, shorter, strict=True):
             assert a.row_ids == b.row_ids
             assert torch.equal(a.tokens[:, : a.trunk], b.tokens[:, : b.trunk])
@@ -144,7 +144,7 @@ def test_a_shorter_horizon_cuts_branches_and_leaves_trunks_and_cursor_as_they_ar
 @pytest.mark.parametrize("supervise", ["terminal", "all", "every"])
 def test_supervision_chooses_the_targets(config_file, supervise):
     program = TextProgram(load_config(config_file, [f"objective.supervise={supervise}"]))
-    batches, _ = next(program.global_batches(Cursor()))
+    batches, _ = next(program.global_batches(LoaderState()))
     for batch in batches:
         targets = batch.label != IGNORED
         assert bool((targets & (batch.branch == 0)).any()) == (supervise == "every")
@@ -200,19 +200,19 @@ def test_max_minutes_stops_saves_and_leaves_a_run_that_goes_on(config_file, fini
 
 def test_batches_are_a_function_of_the_cursor(config_file):
     program = TextProgram(load_config(config_file))
-    stream = program.global_batches(Cursor())
+    stream = program.global_batches(LoaderState())
     seen = [next(stream) for _ in range(30)]
     assert seen[-1][1].places["scienceworld/random"][0] > 0  # into the second epoch
     for index in (1, 4, 29):
         saved = json.loads(json.dumps(asdict(seen[index - 1][1])))
-        again, cursor = next(TextProgram(load_config(config_file)).global_batches(Cursor(**saved)))
-        assert cursor == seen[index][1]
+        again, loader_state = next(TextProgram(load_config(config_file)).global_batches(LoaderState(**saved)))
+        assert loader_state == seen[index][1]
         assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(again, seen[index][0], strict=True))
 
 
 def test_a_step_has_enough_rows_and_tokens_and_numbers_its_rows_over_all_micro_batches(config_file):
     program = TextProgram(load_config(config_file, ["batch={rows: 6, tokens: 2000, micro_batches: 3}"]))
-    stream = program.global_batches(Cursor())
+    stream = program.global_batches(LoaderState())
     rows = []
     for _ in range(10):
         batches, _ = next(stream)

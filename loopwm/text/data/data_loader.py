@@ -41,7 +41,7 @@ class PlannedRow:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePosition:
     """Where a source stands: its epoch, the next row in it, and the target tokens it has given so far."""
 
     epoch: int = 0
@@ -50,8 +50,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Cursor:
-    """Where the stream stands: the fields of each source's `Place`, by its name. Absent sources stand at the start."""
+class LoaderState:
+    """Position of the stream: the fields of each source's `SourcePosition`, by its name. Default: the start."""
 
     places: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Source:
             self._cached = (number, self.planner.plan(generator(*self._seed, number)))
         return self._cached[1]
 
-    def take(self, place: Place) -> tuple[PlannedRow, Place]:
+    def take(self, place: SourcePosition) -> tuple[PlannedRow, SourcePosition]:
         """The next row and the place after it."""
         while not (rows := self.epoch(place.epoch)):  # of few episodes that weigh less than 1 none may be drawn
             place = replace(place, epoch=place.epoch + 1)
@@ -84,7 +84,7 @@ class Source:
         planned = PlannedRow(episode, plan, self._builder.build(episode, plan))
         at_end = place.row + 1 == len(rows)
         epoch, row = (place.epoch + 1, 0) if at_end else (place.epoch, place.row + 1)
-        return planned, Place(epoch, row, place.targets + planned.row.targets)
+        return planned, SourcePosition(epoch, row, place.targets + planned.row.targets)
 
 
 def make_sources(
@@ -218,7 +218,7 @@ def deal(costs: Sequence[float], hands: int, least: int) -> list[list[int]]:
 
 
 class BatchStream:
-    """The endless stream of global batches; which rows they hold depends only on seed and cursor."""
+    """The endless stream of global batches; which rows they hold depends only on seed and loader state."""
 
     def __init__(
         self, sources: Sequence[Source], builder: RowBuilder, batch: BatchConfig, pad_id: int, layout: Layout
@@ -229,26 +229,26 @@ class BatchStream:
         self.pad_id = pad_id
         self.layout = layout
 
-    def steps(self, cursor: Cursor) -> Iterator[tuple[list[PlannedRow], Cursor]]:
-        """Yields the rows of each optimiser step and the cursor after it."""
-        places = {source.name: Place(*cursor.places.get(source.name, ())) for source in self.sources}
+    def steps(self, loader_state: LoaderState) -> Iterator[tuple[list[PlannedRow], LoaderState]]:
+        """Yields the rows of each optimiser step and the loader state after it."""
+        places = {source.name: SourcePosition(*loader_state.places.get(source.name, ())) for source in self.sources}
         while True:
             rows: list[PlannedRow] = []
             while len(rows) < self.batch.rows or sum(len(planned.row) for planned in rows) < self.batch.tokens:
                 source = min(self.sources, key=lambda source: places[source.name].targets / source.share)
                 planned, places[source.name] = source.take(places[source.name])
                 rows.append(planned)
-            yield rows, Cursor({name: (p.epoch, p.row, p.targets) for name, p in places.items()})
+            yield rows, LoaderState({name: (p.epoch, p.row, p.targets) for name, p in places.items()})
 
     def global_batches(
-        self, cursor: Cursor, horizons: Iterable[int], costs: Iterable[RowCost], processes: int = 1
-    ) -> Iterator[tuple[list[TreeBatch], Cursor]]:
-        """Yields the micro-batches of each optimiser step and the cursor after it.
+        self, loader_state: LoaderState, horizons: Iterable[int], costs: Iterable[RowCost], processes: int = 1
+    ) -> Iterator[tuple[list[TreeBatch], LoaderState]]:
+        """Yields the micro-batches of each optimiser step and the loader state after it.
 
-        `horizons`: the deepest branch of each of these steps. Rows are cut to it; the cursor moves as without. `costs`:
-        of the rows of each step. processes: as in `collate`.
+        `horizons`: the deepest branch of each of these steps. Rows are cut to it; the loader state advances as without.
+        `costs`: of the rows of each step. processes: as in `collate`.
         """
-        for horizon, cost, (rows, after) in zip(horizons, costs, self.steps(cursor), strict=False):
+        for horizon, cost, (rows, after) in zip(horizons, costs, self.steps(loader_state), strict=False):
             yield self.collate(rows, self.batch.micro_batches, horizon, cost, processes), after
 
     def collate(

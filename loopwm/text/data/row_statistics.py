@@ -15,7 +15,7 @@ from pathlib import Path
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.text.data.collate import row_widths
-from loopwm.text.data.data_loader import Cursor, PlannedRow, partition
+from loopwm.text.data.data_loader import LoaderState, PlannedRow, partition
 from loopwm.text.data.tree import IGNORED, TRUNK_HORIZON, Layout
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import TextProgram
@@ -78,7 +78,7 @@ class RowStatistics:
 def statistics(program: TextProgram, steps: int) -> RowStatistics:
     """Those of the first `steps` optimiser steps."""
     stream, found = program.train_stream, RowStatistics()
-    for rows, _ in islice(stream.steps(Cursor()), steps):
+    for rows, _ in islice(stream.steps(LoaderState()), steps):
         found.add(rows, program.model_config.trunk_is_served)
         found.pad(rows, stream.batch.micro_batches, stream.layout)
     return found

@@ -21,7 +21,7 @@ HEAD_MARKS = 2
 Key = TypeVar("Key")
 
 
-class Quota(Generic[Key]):
+class WeightedRoundRobin(Generic[Key]):
     """Something handed out by shares: whoever has least for its share is next."""
 
     def __init__(self, shares: Mapping[Key, float]) -> None:
@@ -122,10 +122,10 @@ class EpochPlanner:
 
     def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
         """The rows of an epoch in their order: the episode's index and its plan."""
-        context_kinds = Quota(self.config.regimes)
+        context_kinds = WeightedRoundRobin(self.config.regimes)
         asked = self.config.query_share
-        queries = Quota({True: asked, False: 1 - asked})
-        horizons = Quota(dict(enumerate(self.config.horizon_shares, start=1)))
+        queries = WeightedRoundRobin({True: asked, False: 1 - asked})
+        horizons = WeightedRoundRobin(dict(enumerate(self.config.horizon_shares, start=1)))
         rows = [
             (int(index), plan)
             for index in self._drawn(rng)
@@ -144,9 +144,9 @@ class EpochPlanner:
     def _taken(
         self,
         measured: MeasuredEpisode,
-        context_kinds: Quota[ContextKind],
-        horizons: Quota[int],
-        queries: Quota[bool],
+        context_kinds: WeightedRoundRobin[ContextKind],
+        horizons: WeightedRoundRobin[int],
+        queries: WeightedRoundRobin[bool],
         rng: np.random.Generator,
     ) -> list[RowPlan]:
         """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
@@ -161,9 +161,9 @@ class EpochPlanner:
     def _rows(
         self,
         measured: MeasuredEpisode,
-        context_kinds: Quota[ContextKind],
-        horizons: Quota[int],
-        queries: Quota[bool],
+        context_kinds: WeightedRoundRobin[ContextKind],
+        horizons: WeightedRoundRobin[int],
+        queries: WeightedRoundRobin[bool],
         rng: np.random.Generator,
     ) -> Iterator[RowPlan]:
         """The windows of an episode: each begins after the last step of the one before."""
@@ -217,7 +217,7 @@ class EpochPlanner:
         return head, first, max(last, start + 1)
 
     def _end_where_due(
-        self, measured: MeasuredEpisode, start: int, last: int, context_kinds: Quota[ContextKind]
+        self, measured: MeasuredEpisode, start: int, last: int, context_kinds: WeightedRoundRobin[ContextKind]
     ) -> int:
         """An earlier end of a window, where the context that has least can begin, if it can not at `last`."""
         due = context_kinds.next(list(context_kinds.shares))
@@ -226,7 +226,12 @@ class EpochPlanner:
         return next((step for step in range(last - 1, start, -1) if self._allowed(measured, step, due)), last)
 
     def _branches(
-        self, measured: MeasuredEpisode, start: int, last: int, horizons: Quota[int], rng: np.random.Generator
+        self,
+        measured: MeasuredEpisode,
+        start: int,
+        last: int,
+        horizons: WeightedRoundRobin[int],
+        rng: np.random.Generator,
     ) -> tuple[Branch, ...]:
         """Branches at random steps of a window, more likely before runs of equal actions, until none is due."""
         branches: list[Branch] = []
@@ -255,7 +260,7 @@ class EpochPlanner:
         return [steps[i] for i in order]
 
     def _query_branches(
-        self, episode: TokenEpisode, start: int, last: int, queries: Quota[bool], rng: np.random.Generator
+        self, episode: TokenEpisode, start: int, last: int, queries: WeightedRoundRobin[bool], rng: np.random.Generator
     ) -> tuple[tuple[Branch, ...], int]:
         """Draw state queries at steps of a window until none is due; return them and their target tokens.
 
@@ -287,7 +292,7 @@ class EpochPlanner:
         order = np.argsort(-(rng.random(len(found)) ** (1 / np.array(weights))), kind="stable")
         return [found[i] for i in order]
 
-    def _decoded(self, horizons: Quota[int], reach: int) -> tuple[int, ...]:
+    def _decoded(self, horizons: WeightedRoundRobin[int], reach: int) -> tuple[int, ...]:
         """The horizons to decode of a branch that can be `reach` deep; none if it is not needed.
 
         A trunk with slots is what horizon 1 is served as, so that branches hold deeper ones alone, as many as are due.

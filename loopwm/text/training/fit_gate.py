@@ -33,7 +33,7 @@ from loopwm.records.files import write_json
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.runtime import use_device
 from loopwm.text.data.collate import TreeBatch
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> None:
     model, gate = with_gate(source)
     device = use_device("auto")
     model.to(device)  # type: ignore[arg-type]  # the wrapper of transformers hides the signature
-    batches = (group for group, _ in program.global_batches(Cursor()))
+    batches = (group for group, _ in program.global_batches(LoaderState()))
     fit_gate(model, gate, batches, arguments.steps, limit, arguments.rate)
     report = {"model": str(arguments.model), "steps": arguments.steps, "limit": limit, "seed": config.run.seed}
     held_out = [decisions(model, b.rows.to(model.device), limit) for b in program.evaluation_batches()]

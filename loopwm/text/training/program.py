@@ -27,7 +27,7 @@ from loopwm.records.shards import read_shards
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.text.data.collate import TreeBatch
-from loopwm.text.data.data_loader import BatchStream, Cursor, PlannedRow, horizons, make_sources
+from loopwm.text.data.data_loader import BatchStream, LoaderState, PlannedRow, horizons, make_sources
 from loopwm.text.data.tree import (
     RowBuilder,
     TargetWeights,
@@ -125,7 +125,7 @@ def coefficients(c: ObjectiveConfig) -> Coefficients:
 class TextProgram:
     """Text worlds as a `Program`."""
 
-    cursor_type = Cursor
+    loader_state_type = LoaderState
 
     def __init__(self, config: TrainingConfig) -> None:
         if not config.data.train:
@@ -201,12 +201,12 @@ class TextProgram:
         return f"{model.num_parameters() / 1e6:.1f}M parameters, {cost / 1e6:.0f}M FLOPs a token"
 
     def global_batches(
-        self, cursor: Cursor, step: int = 0, processes: int = 1
-    ) -> Iterator[tuple[list[TreeBatch], Cursor]]:
-        """The global batches from optimiser step `step` on, which begins at `cursor`, dealt to so many processes."""
+        self, loader_state: LoaderState, step: int = 0, processes: int = 1
+    ) -> Iterator[tuple[list[TreeBatch], LoaderState]]:
+        """Yield the global batches from optimiser step `step` on, dealt to `processes` processes."""
         curriculum = horizons(self.config.objective, self.config.data.max_horizon, step)
         costs = (partial(self._row_cost, at) for at in itertools.count(step))
-        return self.train_stream.global_batches(cursor, curriculum, costs, processes)
+        return self.train_stream.global_batches(loader_state, curriculum, costs, processes)
 
     def _row_cost(self, step: int, index: int, row: TreeRow) -> float:
         """Return the FLOPs of a row of a step. A micro-batch that draws one depth for all its rows may draw another."""
@@ -221,7 +221,7 @@ class TextProgram:
         if self.dev_stream is None:
             return []
         sources: dict[str, list[PlannedRow]] = {}
-        for rows, _ in itertools.islice(self.dev_stream.steps(Cursor()), self.config.run.eval_batches):
+        for rows, _ in itertools.islice(self.dev_stream.steps(LoaderState()), self.config.run.eval_batches):
             for planned in rows:
                 sources.setdefault(f"{planned.episode.env}/{planned.episode.policy}", []).append(planned)
         size = self.config.batch.rows // self.micro_batches

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.template import ContextKind
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED, TreeRow
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
@@ -96,7 +96,7 @@ def test_undetermined_targets_are_those_of_a_slow_reading(games_config: Path, co
     tokenizer, found, queries = load_tokenizer(), Counter[bool](), 0
     data = ["data.trunk_tokens_max=150", "data.query_share=0.2", "data.max_queries=6"]
     program = program_of(games_config, f"data.regimes={{{context_kind}: 1.0}}", *data)
-    for rows, _ in islice(program.train_stream.steps(Cursor()), 8):
+    for rows, _ in islice(program.train_stream.steps(LoaderState()), 8):
         for planned in rows:
             episode, plan, row = planned.episode, planned.plan, planned.row
             observations = [tokenizer.decode(text) for text in episode.observations]

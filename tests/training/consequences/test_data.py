@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loopwm.records.errors import InputError
-from loopwm.text.data.data_loader import Cursor, Place, PlannedRow
+from loopwm.text.data.data_loader import LoaderState, PlannedRow, SourcePosition
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.program import TextProgram
@@ -25,7 +25,7 @@ from tests.training.consequences.watched import (
 
 
 def plans_seen(program: TextProgram, steps: int = 25) -> list[PlannedRow]:
-    return [planned for rows, _ in islice(program.train_stream.steps(Cursor()), steps) for planned in rows]
+    return [planned for rows, _ in islice(program.train_stream.steps(LoaderState()), steps) for planned in rows]
 
 
 def target_shares(pairs: Iterator[tuple[Any, int]]) -> dict[Any, float]:
@@ -242,7 +242,7 @@ def test_folder_weights_below_one_pass_over_empty_epochs(config_file, tmp_path):
     folder = tmp_path / "one"
     program = program_of(config_file, f"data.train=[{folder}]", f"data.folder_weights={{{folder}: 0.2}}", "data.dev=[]")
     (source,) = program.train_stream.sources
-    place = Place()
+    place = SourcePosition()
     for _ in range(4):
         _, place = source.take(place)
     assert place.epoch > 8

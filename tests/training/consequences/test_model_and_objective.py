@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopwm.records.errors import InputError
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.integer_embedding import fourier_features, integer_tokens
@@ -111,7 +111,7 @@ def test_targets_are_where_supervise_says(config_file, supervise, trunk, shallow
 @shows("objective.horizon_every")
 def test_the_deepest_branch_grows_by_one_every_so_many_steps(config_file):
     program = program_of(config_file, "objective.horizon_every=2", "batch={rows: 12, tokens: 64, micro_batches: 1}")
-    deepest = [int(batch.steps.deepest.max()) for (batch,), _ in islice(program.global_batches(Cursor()), 8)]
+    deepest = [int(batch.steps.deepest.max()) for (batch,), _ in islice(program.global_batches(LoaderState()), 8)]
     assert deepest == [1, 1, 2, 2, 3, 3, 4, 4]
 
 

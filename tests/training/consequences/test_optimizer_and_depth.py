@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import DepthPlan
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.loss import TextObjective
 from tests.training.consequences.watched import RATES, Update, briefly, program_of, shows
@@ -126,7 +126,7 @@ def test_depths_grow_over_the_ramp_and_their_last_loops_carry_gradients(watched)
 @pytest.mark.parametrize("sampling", ["per_sequence", "per_batch", "fixed"])
 def test_rows_draw_depths_alone_together_or_not_at_all(config_file, sampling):
     program = program_of(config_file, f"depth.sampling={sampling}", "batch={rows: 24, tokens: 64, micro_batches: 4}")
-    steps = islice(program.global_batches(Cursor()), 6)
+    steps = islice(program.global_batches(LoaderState()), 6)
     depths = [[program.depth_plan(i, batch).loops for batch in batches] for i, (batches, _) in enumerate(steps)]
     in_a_batch = max(len(set(loops)) for step in depths for loops in step)
     in_a_step = max(len({n for loops in step for n in loops}) for step in depths)

@@ -11,7 +11,7 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import TextProgram
@@ -31,7 +31,7 @@ def test_dev_is_evaluated_on_its_own_rows_at_the_default_depth_of_the_model(watc
     for first, again in zip(evaluated[:half], evaluated[half:], strict=True):
         assert torch.equal(first.batch.tokens, again.batch.tokens)
     stream = watched.trainer.program.dev_stream
-    rows = sum(len(planned) for planned, _ in islice(stream.steps(Cursor()), 3))
+    rows = sum(len(planned) for planned, _ in islice(stream.steps(LoaderState()), 3))
     assert sum(len(forward.batch.row_ids) for forward in evaluated[:half]) == rows
     for forward in watched.forwards:
         texts = tokenizer.batch_decode(forward.batch.tokens)
@@ -50,7 +50,7 @@ def test_another_seed_is_another_run_and_the_same_one_is_not(config_file):
     def first(seed: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         torch.manual_seed(seed)
         program = program_of(config_file, f"run.seed={seed}", "batch={rows: 16, tokens: 64, micro_batches: 1}")
-        (batch,), _ = next(program.global_batches(Cursor()))
+        (batch,), _ = next(program.global_batches(LoaderState()))
         weights = program.objective.model.model.embed_tokens.weight.detach()
         return weights, batch.tokens, program.depth_plan(0, batch).loops
 
@@ -146,7 +146,7 @@ def test_a_resumed_run_goes_on_with_the_rows_and_depths_after_its_checkpoint(
 @pytest.mark.parametrize(("rows", "tokens"), [(4, 64), (9, 64), (2, 1500)])
 def test_a_step_takes_rows_until_it_has_enough_of_them_and_enough_tokens(config_file, rows, tokens):
     program = program_of(config_file, f"batch={{rows: {rows}, tokens: {tokens}, micro_batches: 1}}")
-    for planned, _ in islice(program.train_stream.steps(Cursor()), 5):
+    for planned, _ in islice(program.train_stream.steps(LoaderState()), 5):
         sizes = [len(row.row) for row in planned]
         assert len(sizes) >= rows
         assert sum(sizes) >= tokens

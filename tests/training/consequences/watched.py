@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from loopwm.core import DepthPlan
 from loopwm.text.data.collate import TreeBatch
-from loopwm.text.data.data_loader import Cursor
+from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.training.config import load_config
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.program import TextProgram
@@ -147,7 +147,7 @@ def program_of(config_file: Path, *overrides: str) -> TextProgram:
 
 def rows_seen(program: TextProgram, steps: int = 25) -> Iterator[tuple[TreeBatch, int]]:
     """The micro-batches that reach the model, and an index of each of their rows."""
-    for batches, _ in islice(program.global_batches(Cursor()), steps):
+    for batches, _ in islice(program.global_batches(LoaderState()), steps):
         for batch in batches:
             for row in range(len(batch.row_ids)):
                 yield batch, row
@@ -159,7 +159,7 @@ def loss_of(
     """Loss and measurements of the first batch, with weights away from where they start."""
     torch.manual_seed(0)
     program = program_of(config_file, "batch={rows: 3, tokens: 64, micro_batches: 1}", *overrides)
-    (batch,), _ = next(program.global_batches(Cursor()))
+    (batch,), _ = next(program.global_batches(LoaderState()))
     program.objective.remember_first_step(1e-3)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
