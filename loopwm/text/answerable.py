@@ -1,4 +1,4 @@
-"""Which tokens of a row nothing that the row shows determines."""
+"""Tokens of a row that are undetermined: no text in the row determines them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from loopwm.records.template import ContextKind
 from loopwm.records.token_episode import ACTION, INVENTORY, LOOK, OBSERVATION, TokenEpisode
 
 COMPLETE: tuple[ContextKind, ...] = ("briefed", "full")
-"""Contexts whose hidden state tells what the agent has not seen."""
+"""Contexts with a hidden state, which includes facts that the agent has not seen."""
 
 SHOWN_AT_HEAD: dict[ContextKind, tuple[int, ...]] = {
     "observed": (OBSERVATION,),
     "snapshot": (LOOK, INVENTORY, OBSERVATION),
 }
-"""Kinds of the head's texts that show facts, where the context is not complete."""
+"""Kinds of the head's texts that show facts, if the context is not complete."""
 
 
 class RowFacts:
-    """The facts that a row makes known, each from the first step that shows it.
+    """Facts that a row shows, each with the first step that shows it.
 
-    A deferred observation is not shown, but the actions up to it are, and an action may name what it moves.
+    A deferred observation is not shown, but the actions up to it are, and an action may name the object that it moves.
     """
 
     def __init__(self, episode: TokenEpisode, head: int, context_kind: ContextKind, steps: Iterable[int]) -> None:
@@ -32,7 +32,7 @@ class RowFacts:
         Args:
             episode: the episode of the row.
             head: the step whose observation opens the context.
-            context_kind: what the head shows beside it.
+            context_kind: the other texts of the head.
             steps: all steps after the head that the row shows or whose actions it defers, ascending.
         """
         self._episode = episode
@@ -53,13 +53,13 @@ class RowFacts:
                 known.setdefault(fact, since)
 
     def undetermined(self, kind: int, step: int, index: int = 0, *, last_shown: int) -> list[bool]:
-        """Return for each token of a text whether nothing determines it.
+        """Return for each token of a text True if it is undetermined.
 
         Args:
-            kind: of the text.
-            step: the step of the text, whose action is known.
-            index: among the step's texts of the kind.
-            last_shown: the last step whose observation the reader sees.
+            kind: kind of the text.
+            step: step of the text, whose action is known.
+            index: index among the step's texts of the kind.
+            last_shown: last step whose observation the reader sees.
         """
         text = self._episode.text(kind, step, index)
         marks = [False] * (0 if text is None else len(text))

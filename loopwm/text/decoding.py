@@ -1,8 +1,8 @@
-"""Choosing tokens: greedily for a padded batch, or by beam search over forks of each row's keys and values.
+"""Decoding: greedy for a padded batch, or beam search over forks of each row's keys and values.
 
-Score of a hypothesis: the sum of the log-probabilities of its tokens, the end mark included. That is
-`length_penalty: 0` of vLLM and transformers, so the search looks for the most probable text. vLLM's default of 1
-divides by the number of tokens of prompt and text together.
+The score of a hypothesis is the sum of the log-probabilities of its tokens, the end mark included. That is
+`length_penalty: 0` of vLLM and transformers, so the search returns the most probable text. vLLM's default of 1 divides
+by the number of tokens of prompt and text together.
 
 Shape suffixes: B rows, V vocabulary.
 """
@@ -22,9 +22,10 @@ from loopwm.text.model.modeling import States
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded observation, and the loops behind each of its tokens; that of the end mark comes last.
+    """A decoded observation, and the loops of each of its tokens, the end mark's last.
 
-    ended: the end mark came; otherwise the text is cut at the most tokens that were asked for."""
+    ended: True if the end mark was reached, False if the text was cut at `max_new_tokens`.
+    """
 
     text: str
     loops: tuple[int, ...]
@@ -33,9 +34,9 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Chosen tokens without the end mark; the loops behind each token and behind the mark.
+    """Chosen tokens without the end mark, and the loops of each token and of the mark.
 
-    log_probability: the score, 0 where tokens are chosen greedily. ended: the end mark was chosen.
+    log_probability: the score, 0 if decoded greedily. ended: the end mark was chosen.
     """
 
     tokens: tuple[int, ...] = ()
@@ -45,8 +46,10 @@ class Hypothesis:
 
 
 Forward = Callable[[States, Sequence[int], int, Sequence[int]], tuple[Tensor, list[int]]]
-"""Appends one token to each row of a state, which it changes: (state, tokens, how many tokens were chosen before, rows
-of the batch that they belong to) -> logits (B, V) and the loops of each row."""
+"""Appends one token to each row of a state, in place: (state, tokens, number of tokens chosen before, rows of the
+batch)
+-> logits (B, V) and the loops of each row.
+"""
 
 
 def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens: int, end: int) -> list[Hypothesis]:
@@ -60,7 +63,7 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
     rows, going = list(range(len(chosen))), set(range(len(chosen)))
     tokens = [first] * len(rows)
     for step in range(max_new_tokens):
-        if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so not for every one that ends
+        if 2 * len(going) <= len(rows):  # dropping rows copies the caches, so wait for half
             places = [i for i, row in enumerate(rows) if row in going]
             rows, tokens = [rows[i] for i in places], [tokens[i] for i in places]
             state = state.select(torch.tensor(places, device=state.valid.device))
@@ -80,7 +83,7 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
 
 
 class Extension(NamedTuple):
-    """A pass that a search asks for: one token for each row of a state. step: tokens chosen before."""
+    """Forward pass requested by a search: one token for each row of a state. step: tokens chosen before."""
 
     state: KVCache
     tokens: list[int]
@@ -88,7 +91,7 @@ class Extension(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """The state after an `Extension`, with logits (B, V) and the loops of each row."""
+    """State after an `Extension`, with logits (B, V) and the loops of each row."""
 
     state: KVCache
     logits: Tensor
@@ -130,8 +133,8 @@ def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, en
 def _extensions(
     running: Sequence[Hypothesis], logits_BV: Tensor, loops: Sequence[int], count: int, end: int
 ) -> list[tuple[Hypothesis, int]]:
-    """Each hypothesis with each of its `count` most probable tokens, and its row."""
-    # Of the logits themselves: their log-softmax may round two of them to equals, and then argmax would differ.
+    """Extend each hypothesis by each of its `count` most probable tokens; return them with their rows."""
+    # Rank by logits: log-softmax may round two of them to equals, and then the order would differ from argmax.
     values_BK, tokens_BK = logits_BV.float().topk(count)
     scores_BK = values_BK.double() - logits_BV.double().logsumexp(-1, keepdim=True)
     found = []
@@ -164,7 +167,7 @@ def run_searches(searches: Sequence[Search], forward: Forward) -> list[Hypothesi
 
 
 def _extend(passes: Mapping[int, Extension], forward: Forward) -> dict[int, Extended]:
-    """Take passes together, by row. All are of one step."""
+    """Run passes together, by row. All are of one step."""
     tokens = [token for each in passes.values() for token in each.tokens]
     rows = [row for row, each in passes.items() for _ in each.tokens]
     step = next(iter(passes.values())).step

@@ -1,15 +1,15 @@
-"""Imagined text worlds: encode what was seen, advance by actions, decode only where asked (deferred decoding).
+"""Imagined text worlds: encode a context, advance by actions, decode only on request (deferred decoding).
 
     world = model.encode(contexts)            h_0 at the state slots
     world = model.advance(world, actions)     h_{k+1}; nothing is decoded, the old world stays valid
     texts = model.decode(world)               the observation, from h_K
     model.predictions(world)                  reward and continuation of the last step, from h_K
     model.monitor(world)                      g_omega(h_K)
-    world = model.observe(world, actions, observations)   what really happened; equals encode of the longer history
+    world = model.observe(world, actions, observations)   real steps; equals encoding the longer history
 
 A `World` is a batch: one row for each world. Every method takes and returns whole batches.
 
-How deep a pass loops is a number or an exit rule: a transition leaves by one decision for each row and step, over its
+The depth of a pass is a number or an exit rule: a transition exits by one decision for each row and step, over its
 state slots; decoding by one for each row and token. Contexts always run to the limit of the rule.
 """
 
@@ -46,7 +46,7 @@ class _Pass(NamedTuple):
 
 
 class WorldModel:
-    """A language model with its tokenizer, seen as a world model."""
+    """Language model and tokenizer with the interface of a world model."""
 
     def __init__(self, model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
         self.model = model.eval()
@@ -66,13 +66,18 @@ class WorldModel:
 
     @torch.inference_mode()
     def encode(self, contexts: Sequence[Context], depth: int | ExitRule | None = None) -> World:
-        """Worlds at h_0. `depth` None takes the checkpoint's default.
+        """Encode contexts to worlds at h_0.
 
-        Raises FormatError for an empty list or a context whose head alone exceeds the limit, ValueError for a depth
-        outside 1 .. max_loops or a gate rule for a checkpoint without gate.
+        Args:
+            contexts: at least one.
+            depth: loops or exit rule of every pass; None for the checkpoint's default.
+
+        Raises:
+            FormatError: no context, or a context whose head exceeds the limit by itself.
+            ValueError: a depth outside 1 .. max_loops, or a gate rule for a checkpoint without gate.
         """
         if not contexts:
-            raise FormatError("contexts", "at least one context is needed")
+            raise FormatError("contexts", "must be at least one, got none")
         core = self.model.model.core
         rule = core.check(self.model.config.default_depth if depth is None else depth)
         fitted = [self.fit(context) for context in contexts]
@@ -81,38 +86,52 @@ class WorldModel:
         self._feed(history, texts, Fixed(rule.limit))
         return self._at_slots(shareable(history), rule, tuple(dropped for _, dropped in fitted))
 
-    # For who runs contexts in pieces and beside others: `encode` is fit, context_ids, slot_ids and begun.
+    # Parts of `encode` for engines that prefill in chunks and batches: fit, context_ids, slot_ids, start_world.
 
     def fit(self, context: Context) -> tuple[Context, int]:
-        """A context without its oldest steps, so that it fits, and how many these are. What comes before its history
-        may be longer than `context_tokens`, up to the template's limit. Raises ContextTooLongError."""
+        """Drop the oldest steps of a context until it fits; return it and their number.
+
+        The head may be longer than `context_tokens`, up to the template's limit. Raises ContextTooLongError beyond.
+        """
         limit, filled = (n - self.state_slots for n in (template.CONTEXT_LIMIT, self.model.config.context_tokens))
         return template.fit_context(context, self.count, limit, self.slots, filled)
 
     def context_ids(self, context: Context) -> tuple[int, ...]:
-        """Tokens of a context that fits."""
+        """Return the tokens of a context that fits."""
         return tuple(self._ids(template.render_context(context, self.slots)))
 
     @cached_property
     def slot_ids(self) -> tuple[int, ...]:
-        """Tokens that run after a context, in a fork of its state, for h_0."""
+        """Tokens to run after a context, in a fork of its state, for h_0."""
         return tuple(self._ids(self.slots.after_action))
 
-    def begun(self, history: SharedPrefixCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule, cut: int) -> World:
-        """The world h_0 of one row. history: after `context_ids`. at_slots: the state after `slot_ids`, and the latent
-        (M, D) there."""
+    def start_world(
+        self, history: SharedPrefixCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule, cut: int
+    ) -> World:
+        """Build the world h_0 of one row.
+
+        Args:
+            history: state after `context_ids`.
+            at_slots: state after `slot_ids`, and the latent (M, D) there.
+            depth: rule of every pass.
+            cut: steps dropped from the context.
+        """
         state, latent = at_slots
         state = history if self.slots.in_trunk else state
         return World.at_h_0(history, state, latent[None].clone(), depth, (cut,))
 
     @torch.inference_mode()
     def advance(self, world: World, actions: Sequence[str], depth: int | ExitRule | None = None) -> World:
-        """One imagined step: an action for each row goes in, nothing is decoded (LoopWM, equations 16 and 17). `world`
-        stays as it is.
+        """Imagine one step for each row; nothing is decoded (LoopWM, equations 16 and 17). `world` stays valid.
 
-        `depth`: of this step alone, None for the world's. Raises FormatError for an empty action, a wrong number of
-        them, or a world that has ended, ValueError for a depth that `encode` refuses or that is above the world's
-        limit.
+        Args:
+            world: rows that have not ended.
+            actions: one for each row.
+            depth: of this step; None for the world's.
+
+        Raises:
+            FormatError: an empty action, a wrong number of actions, or a world that has ended.
+            ValueError: a depth that `encode` rejects or above the world's limit.
         """
         same_length("actions", actions, world)
         not_ended(world)
@@ -124,14 +143,17 @@ class WorldModel:
 
     @torch.inference_mode()
     def advance_each(self, worlds: Sequence[World], actions: Sequence[str]) -> list[World]:
-        """`advance` of worlds of one row each and of one depth, whatever they have seen, in one pass.
+        """Advance worlds of one row each and of one depth, with any histories, in one pass.
 
-        Worlds stay as small as `advance` leaves them: padding of shorter actions goes again. Raises ValueError for
-        worlds of several depths, FormatError as `advance` does.
+        Padding of shorter actions is removed again, so worlds stay as small as after `advance`.
+
+        Raises:
+            ValueError: worlds of several depths.
+            FormatError: as `advance`.
         """
         rules = {world.depth.for_pass(world.steps, range(1)) for world in worlds}
         if len(rules) != 1:
-            raise ValueError("worlds: only those of one depth go together")
+            raise ValueError("worlds: must be of one depth to advance together")
         for world in worlds:
             not_ended(world)
         families = by_prefix([world.state for world in worlds])
@@ -149,21 +171,27 @@ class WorldModel:
         return [self._advanced(world, ends[i], out, rows[i]) for i, world in enumerate(worlds)]
 
     def _advanced(self, world: World, state: KVCache, out: _Pass, rows: range) -> World:
-        """The world after a pass in which these rows were its own, of which it keeps nothing else."""
+        """Build the world after a pass in which `rows` were its own; copies them, so that the pass can be freed."""
         latent = self._slots(out)[rows.start : rows.stop].clone()
         loops = tuple((*past, out.loops[row]) for past, row in zip(world.loops, rows, strict=True))
         return replace(world, state=state, latent=latent, steps=world.steps + 1, loops=loops)
 
     @torch.inference_mode()
     def observe(self, world: World, actions: Sequence[str], observations: Sequence[str]) -> World:
-        """What the environment really did (LoopWM, equation 3: h_k of h_{k-1}, o_k and a_k). Equals encoding the longer
-        history as long as that fits the limit.
+        """Append real steps (LoopWM, equation 3: h_k of h_{k-1}, o_k and a_k).
 
-        Raises FormatError for a world with imagined steps (observe from the world before them) or that has ended, for a
-        wrong number of actions or observations; ContextTooLongError when the limit is reached.
+        Equals encoding the longer history as long as it fits the limit.
+
+        Raises:
+            FormatError: imagined steps (observe from the world before them), an ended world, or a wrong number of
+                actions or
+                observations.
+            ContextTooLongError: the limit is reached.
         """
         if world.steps:
-            raise FormatError("world", f"has {world.steps} imagined steps; observe from the world before them")
+            raise FormatError(
+                "world", f"must have no imagined steps, got {world.steps}; observe from the world before them"
+            )
         same_length("actions", actions, world)
         same_length("observations", observations, world)
         not_ended(world)
@@ -198,9 +226,9 @@ class WorldModel:
         depth: int | ExitRule | None = None,
         beams: int = 1,
     ) -> list[Decoded]:
-        """As `decode`, with the loops that each token took.
+        """Decode as `decode`, with the loops of each token.
 
-        With `decode_sees: state` the decoder reads the newest slots alone, which is D(h_K) (LoopWM, equation 18).
+        With `decode_sees: state` the decoder attends to the newest slots only, which is D(h_K) (LoopWM, equation 18).
         """
         if min(beams, max_new_tokens) < 1:
             raise ValueError(f"beams, max_new_tokens: must be at least 1, got {beams}, {max_new_tokens}")
@@ -223,9 +251,9 @@ class WorldModel:
 
     @torch.inference_mode()
     def nll(self, world: World, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Teacher-forced loss: -log p of each row's observation with its `<|end|>`, and how many tokens that is.
+        """Return the teacher-forced loss -log p of each row's observation with its `<|end|>`, and its number of tokens.
 
-        Both (B,), the first float32. Tokens loop to the limit of the world's rule. `world` stays as it is.
+        Both (B,), the loss float32. Tokens loop to the limit of the world's rule. `world` stays valid.
         """
         same_length("observations", observations, world)
         texts = [template.OBS + template.clean(text) + template.END for text in observations]
@@ -245,15 +273,25 @@ class WorldModel:
         horizons: Sequence[int] | None = None,
         depth: int | ExitRule | None = None,
     ) -> list[dict[int, str]]:
-        """Encodes, injects each row's actions one after another and decodes at the asked horizons only: at the last one
-        (LoopWM, equation 18), or at all (LoopWM, equations 13 to 15).
+        """Encode, apply each row's actions one after another, and decode at the requested horizons.
 
-        `horizons` None decodes the last step, which then needs rows of equally many actions. Returns for each row
-        {horizon: observation}. Raises FormatError for rows with too few actions.
+        At the last horizon only this is LoopWM, equation 18; at all of them LoopWM, equations 13 to 15.
+
+        Args:
+            contexts: one for each row.
+            actions: of each row.
+            horizons: steps to decode; None for the last one, which then needs rows of equally many actions.
+            depth: as in `encode`.
+
+        Returns:
+            {horizon: observation} for each row.
+
+        Raises:
+            FormatError: a row with too few actions.
         """
         wanted = sorted(set(horizons)) if horizons is not None else [min((len(row) for row in actions), default=0)]
         if len(actions) != len(contexts) or not wanted or wanted[0] < 1:
-            raise FormatError("actions", "each context needs at least one action, horizons count from 1")
+            raise FormatError("actions", "must be at least one a context; horizons count from 1")
         for i, row in enumerate(actions):
             if len(row) < wanted[-1] or (horizons is None and len(row) != wanted[-1]):
                 raise FormatError(f"actions[{i}]", f"{len(row)} actions do not fit horizon {wanted[-1]}")
@@ -268,22 +306,21 @@ class WorldModel:
 
     @torch.inference_mode()
     def predictions(self, world: World) -> Predictions:
-        """Reward of each row's last step and the chance that its world goes on, from h_k (LoopWM, equation 18). Nothing
-        is decoded.
+        """Predict the reward of each row's last step and the probability that its world continues (LoopWM, equation
+        18).
 
-        Raises ValueError if the checkpoint has no such heads.
+        Read from h_k; nothing is decoded. Raises ValueError if the checkpoint has no prediction heads.
         """
         heads = self.model.model.heads
         if heads is None:
-            raise ValueError("prediction_heads: this checkpoint has none, it predicts no reward and no continuation")
+            raise ValueError("prediction_heads: this checkpoint has none, so it predicts no reward and no continuation")
         return heads.predict(world.latent)
 
     @torch.inference_mode()
     def monitor(self, world: World) -> Tensor:
-        """g_omega(h_k), a unit vector for each row: (B, D) (LoopWM, section 3.5.5). It resembles the embedding
-        of the observation at step k.
+        """Return g_omega(h_k), a unit vector for each row, (B, D) (LoopWM, section 3.5.5).
 
-        Raises ValueError if the checkpoint has no monitor head.
+        Trained to resemble the embedding of the observation at step k. Raises ValueError without a monitor head.
         """
         head = self.model.model.monitor
         if head is None:
@@ -292,13 +329,13 @@ class WorldModel:
         return summary
 
     def before_decoding(self, world: World) -> KVCache:
-        """What the decoder may look at, to be written to; `<|obs|>` comes next."""
+        """Return a writable state that the decoder attends to; `<|obs|>` comes next."""
         if self.model.config.decode_sees == "all":
             return world.state.fork()
         return world.state.tail(self.state_slots)
 
     def count(self, text: str) -> int:
-        """Its tokens."""
+        """Count the tokens of a text."""
         return len(self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
@@ -309,11 +346,11 @@ class WorldModel:
             return world.depth
         rule = self.model.model.core.check(depth)
         if rule.limit > world.depth.limit:
-            raise ValueError(f"depth: {rule.limit} loops, the world was encoded for at most {world.depth.limit}")
+            raise ValueError(f"depth: must be at most {world.depth.limit} as encoded, got {rule.limit} loops")
         return rule
 
     def _at_slots(self, history: KVCache, depth: ExitRule, cut: tuple[int, ...]) -> World:
-        """The world of a history: the slots of h_0 run after it, in a fork, which is kept if steps see them."""
+        """Run the slots of h_0 after a history, in a fork that is kept if later steps attend to them."""
         state = history.fork()
         out = self._feed(state, [self.slots.after_action] * len(cut), Fixed(depth.limit))
         return World.at_h_0(history, history if self.slots.in_trunk else state, self._slots(out), depth, cut)
@@ -329,10 +366,11 @@ class WorldModel:
         depth: ExitRule,
         before: Tensor | None = None,
     ) -> _Pass:
-        """Appends one text to each row of `state`: the first padded at the end, later ones in front.
+        """Append one text to each row of `state`: the first padded at the end, later ones in front.
 
-        So the first needs no mask, and later ones end in the same column. `before`: latents (B, M, D) of the step
-        before, for the slots at the end of the texts.
+        The first then needs no mask, and later ones end in the same column. `before`: latents (B, M, D) of the step
+        before, for
+        the slots at the end of the texts.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
@@ -353,7 +391,7 @@ class WorldModel:
     def _forward(
         self, state: States, tokens: Tensor, valid: Tensor, depth: ExitRule, carried: Carried | None = None
     ) -> _Pass:
-        """Runs (B, L) new tokens, which leave the loop by what their state slots say, or by their last token."""
+        """Run (B, L) new tokens; exits are decided by the state slots, or by the last token if there are fewer."""
         positions, mask = state.extend(valid)
         columns = min(tokens.shape[1], self.state_slots)
         with quick_products(tokens.numel()):

@@ -1,4 +1,4 @@
-"""A batch of worlds, and how batches are put together and taken apart."""
+"""A batch of worlds; selecting, joining and splitting batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from loopwm.records.template import FormatError
 
 @dataclass(frozen=True)
 class World:
-    """A batch of worlds at the same number of imagined steps.
+    """Batch of worlds at the same number of imagined steps.
 
-    history: keys and values of what was really seen. state: these and the imagined steps, all that the next step sees;
-    the slots of h_0 stand between them where the template has none in the trunk. latent: (B, M, D) h_k at the newest
-    slots. depth: the rule of every pass. steps: imagined since the last real
-    observation. steps_cut: old steps dropped from each row's context to fit the limit. ended: rows the caller marked as
-    over; no action can follow there. loops: those of each row's imagined steps.
+    history: keys and values of the real steps. state: these and the imagined steps, all that the next step attends to,
+    with
+    the slots of h_0 between them if the template has none in the trunk. latent: (B, M, D) h_k at the newest slots.
+    depth:
+    rule of every pass. steps: imagined steps since the last real observation. steps_cut: old steps dropped from each
+    row's
+    context to fit the limit. ended: rows that the caller marked as over; no action can follow there. loops: loops of
+    each
+    row's imagined steps.
     """
 
     history: KVCache
@@ -41,7 +45,7 @@ class World:
         depth: ExitRule,
         steps_cut: tuple[int, ...],
     ) -> World:
-        """Worlds in which nothing is imagined yet."""
+        """Build worlds without imagined steps."""
         rows = len(steps_cut)
         return cls(history, state, latent, depth, 0, steps_cut, (False,) * rows, ((),) * rows)
 
@@ -49,10 +53,11 @@ class World:
         return len(self.latent)
 
     def select(self, rows: Sequence[int]) -> World:
-        """The worlds of these rows; repeats make independent copies.
+        """Select rows; repeated ones are independent copies.
 
-        What a world that was encoded by itself has really seen is kept once for all its copies, and read once in every
-        pass over them: the way to try many actions.
+        All copies of a world that was encoded by itself share its history, which is stored once and read once per pass:
+        select
+        [0] * n to try n actions.
         """
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
         return replace(
@@ -66,17 +71,17 @@ class World:
         )
 
     def end(self, rows: Sequence[int]) -> World:
-        """The same worlds with these rows marked as over: `advance` and `observe` refuse them from then on."""
+        """Mark rows as over: `advance` and `observe` reject them from then on."""
         return replace(self, ended=tuple(ended or i in rows for i, ended in enumerate(self.ended)))
 
 
 def shareable(history: KVCache) -> KVCache:
-    """A single history as something that copies of its world share."""
+    """Wrap the history of a single world so that its copies share it."""
     return SharedPrefixCache(history.row(0).whole(), 1) if len(history.valid) == 1 else history
 
 
 def by_prefix(states: Sequence[KVCache]) -> list[list[int]]:
-    """Which of these go on from one prefix, and can read it together."""
+    """Group indices of states behind one prefix, which can be joined."""
     families: dict[int, list[int]] = {}
     for i, state in enumerate(states):
         families.setdefault(id(state.prefix if isinstance(state, SharedPrefixCache) else state), []).append(i)
@@ -89,15 +94,15 @@ def joined(states: Sequence[KVCache]) -> KVCache:
 
 
 def row_of(state: KVCache, row: int) -> KVCache:
-    """The state of one row without padding: the state itself where that is all there is."""
+    """Return one row without padding, the state itself if it is such a row."""
     return state if len(state.valid) == 1 and state.valid.all() else state.row(row)
 
 
 def same_length(name: str, values: Sequence[str], world: World) -> None:
     if len(values) != len(world):
-        raise FormatError(name, f"{len(values)} given for {len(world)} worlds")
+        raise FormatError(name, f"must be {len(world)}, one a world, got {len(values)}")
 
 
 def not_ended(world: World) -> None:
     if any(world.ended):
-        raise FormatError("world", f"row {world.ended.index(True)} has ended, no action can follow")
+        raise FormatError("world", f"row {world.ended.index(True)} has ended; no action can follow")

@@ -18,10 +18,10 @@ from loopwm.core import quick_products
 from loopwm.pixel.registry import AGENTS
 from loopwm.pixel.registry import SYSTEMS as PIXEL_SYSTEMS
 from loopwm.records.command import Parser
-from loopwm.records.config import read_sections, typed
+from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.runtime import keep_everything
-from loopwm.text.training.config import TrainingConfig
+from loopwm.text.training.config import training_config
 
 # torch takes seconds to import; a bad configuration of the main job should not wait for it.
 
@@ -36,7 +36,7 @@ Sections = dict[str, Any]
 
 
 def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training:
-    config = typed(TrainingConfig, sections)
+    config = training_config(sections)
     from loopwm.text.training.program import TextProgram
     from loopwm.trainer.trainer import Trainer
 
@@ -44,11 +44,11 @@ def _text(sections: Sections, folder: Path, start_from: Path | None) -> Training
 
 
 def _pixels(sections: Sections, folder: Path, start_from: Path | None) -> Training:
+    from loopwm.pixel import training_config as pixel
     from loopwm.pixel.program import PixelProgram
-    from loopwm.pixel.training_config import training_config
     from loopwm.trainer.trainer import Trainer
 
-    return Trainer(training_config(sections), PixelProgram, folder, start_from)
+    return Trainer(pixel.training_config(sections), PixelProgram, folder, start_from)
 
 
 def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Training:

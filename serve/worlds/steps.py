@@ -115,7 +115,7 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
         state = yield from prefill(engine.forward, engine.cache, ids, loops)
         history = SharedState(state, 1)
         slots: Appended = yield Chunk(engine.forward, history, model.slot_ids, loops)
-        world = model.begun(history, (slots.state, slots.latent), log.depth, 0)
+        world = model.start_world(history, (slots.state, slots.latent), log.depth, 0)
         engine.cache.put(begun, world)
     for action in log.actions:
         world = yield Advance(model, world, action)

@@ -73,7 +73,7 @@ def test_a_checkpoint_that_is_more_than_a_language_model_is_one_line(capsys, tok
     settings = {"vocab_size": len(tokenizer), **PRESETS["tiny"], switch: value}
     LoopWMForCausalLM(LoopWMConfig(**settings)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert f"{switch}: {value} is not supported by the service" in refusal(capsys, "--model", str(tmp_path))
+    assert f"for the service, got {value}" in refusal(capsys, "--model", str(tmp_path))
 
 
 def test_keys_that_can_not_be_read_are_one_line(capsys, checkpoint, tmp_path):

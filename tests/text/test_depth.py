@@ -123,7 +123,7 @@ def test_a_refused_depth_is_one_line_and_leaves_the_world_as_it_was(gated, world
     world = gated.encode(CONTEXTS[:2], Gate(0.5, 4))
     before, columns = gated.decode(world, 4), world.state.valid.shape[1]
     for depth, named in (
-        (5, "5 loops, the world was encoded for at most 4"),
+        (5, "must be at most 4 as encoded, got 5 loops"),
         (0, "0 loops"),
         (99, "99 loops"),
         ("deep", "must be a number of loops or an exit rule"),

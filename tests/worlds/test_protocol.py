@@ -208,11 +208,11 @@ def test_lists_of_another_length_and_rows_that_are_not_there_are_named(make):
     worlds.begin([KITCHEN, HALL])
     with pytest.raises(FormatError, match="rows: 2 is not one of 0 to 1"):
         worlds.fork([0, 2])
-    with pytest.raises(FormatError, match="actions: 1 given for 2 worlds"):
+    with pytest.raises(FormatError, match="actions: must be 2, one a world, got 1"):
         worlds.observe(["wait"], ["Nothing happens.", "Nothing happens."])
-    with pytest.raises(FormatError, match="observations: 0 given for 2 worlds"):
+    with pytest.raises(FormatError, match="observations: must be 2, one a world, got 0"):
         worlds.observe(["wait", "wait"], [])
-    with pytest.raises(FormatError, match="actions: 1 given for 2 worlds"):
+    with pytest.raises(FormatError, match="actions: must be 2, one a world, got 1"):
         worlds.step(["wait"])
     worlds.close()
 

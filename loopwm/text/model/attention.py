@@ -1,4 +1,4 @@
-"""The attention slots of the text model, and copy attention."""
+"""Attention slots of the text model, and copy attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loopwm.text.model.configuration import LoopWMConfig
 
 
 class AttentionSlot(nn.Module):
-    """One attention call of the deepest pass. No weights: it owns the keys and values kept under `layer_idx`."""
+    """Weightless module for one attention call of the deepest pass; caches index it by `layer_idx`."""
 
     def __init__(self, config: LoopWMConfig, layer_idx: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class AttentionSlot(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cache: Cache | KVCache | None, **kwargs: Any
     ) -> Tensor:
-        """q: (B, H, L, E); k, v: (B, G, L, E). Returns (B, L, H * E)."""
+        """Attend with q (B, H, L, E), k and v (B, G, L, E). Returns (B, L, H * E)."""
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
@@ -55,10 +55,11 @@ def _eager_attention(
 
 
 class CopyAttention(nn.Module):
-    """A pointer in the form of attention: where to copy from is attended to, what is copied is the embedding.
+    """Copy input embeddings by attention (a pointer network in the form of attention).
 
-    Returns sigmoid(gate) * scale * attention(values = token embeddings): (B, L, D). Where heads share keys and values,
-    a value is narrower than an embedding: `pack` projects it, orthogonally at first, and `unpack` leads the heads back.
+    Returns sigmoid(gate) * scale * attention(values = token embeddings): (B, L, D). With grouped keys and values a
+    value is
+    narrower than an embedding: `pack` projects it, orthogonally at first, and `unpack` projects the heads back.
     """
 
     def __init__(self, config: LoopWMConfig) -> None:
@@ -101,4 +102,4 @@ class CopyAttention(nn.Module):
 
 
 COPY_SCALE = 8.0
-"""Initial scale of copied embeddings: enough for a copied token to win, small enough to start harmless."""
+"""Initial scale of copied embeddings: large enough for a copied token to win, small enough to start harmless."""

@@ -1,4 +1,4 @@
-"""Loading a checkpoint folder with one clear line for whatever does not fit."""
+"""Load a checkpoint folder; anything that does not fit is a one-line InputError."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_checkpoint(
         loaded: Any = LoopWMForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except Exception as error:  # whatever the loaders raise for a damaged folder is one refusal to the user
+    except Exception as error:  # the loaders raise many types for a damaged folder
         raise InputError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
     model, info = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):

@@ -1,4 +1,4 @@
-"""Configuration of a text world model, and the sizes that have a name."""
+"""Configuration of a text world model, and named sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AUTO_MAP = {
     "AutoModel": "auto.LoopWMModel",
     "AutoModelForCausalLM": "auto.LoopWMForCausalLM",
 }
-"""Where the Auto classes look in a checkpoint folder; `loopwm/text/model/auto.py` is saved there."""
+"""Classes that the Auto classes load from a checkpoint folder; `loopwm/text/model/auto.py` is saved there."""
 
 RETIRED: dict[str, Any] = {"carry_state": False, "zoh": False}
 """Keys of earlier checkpoints whose switch was removed, with the value that still means the same model."""
@@ -23,28 +23,30 @@ RETIRED: dict[str, Any] = {"carry_state": False, "zoh": False}
 
 @strict
 class LoopWMConfig(PreTrainedConfig):
-    r"""
+    r"""Configuration of a text world model.
+
     Args:
         prelude_layers, block_layers, coda_layers: layers before, inside (L_R) and after the loop.
         mu_rec: mean of the Poisson depth in training.
-        num_key_value_heads: heads of keys and values, each shared by as many heads of queries; None: one for each.
+        num_key_value_heads: heads of keys and values, each shared by the same number of query heads; None: no sharing.
         max_loops: most loops of any pass; fixes the number of attention slots.
-        default_depth: loops of a pass outside training when the caller names none.
+        default_depth: loops of a pass outside training if the caller names none.
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
-        slots_in_trunk: steps of the past carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in
-            checkpoints that were trained without.
+        slots_in_trunk: past steps carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in checkpoints
+            that
+            were trained without.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
-        input_norm: RMSNorm on e, what is injected into every loop. Off only to compare.
-        spectral_constraint: A_bar is kept inside (0, 1). Off only to compare: A_bar is then a free diagonal.
-        prediction_heads: reward and continuation are read from h_k.
+        input_norm: RMSNorm on e, the input of every loop. Off only in comparisons.
+        spectral_constraint: keep A_bar inside (0, 1). Off only in comparisons: A_bar is then a free diagonal.
+        prediction_heads: predict reward and continuation from h_k.
         monitor_head: g_omega, a summary of h_k for monitoring, trained by the consistency loss.
         propagate: "latent" adds a projection of h_k to the input of the next step's slots.
-        decode_sees: what a decoded token attends to: "all" before it, or the newest "state" slots and itself.
-        state_norm: the carried state is normalised at the end of every loop.
-        sandwich_norms: what attention and MLP of the looped layers add is normalised before it is added.
+        decode_sees: columns that a decoded token attends to: "all" before it, or the newest "state" slots and itself.
+        state_norm: normalise the state at the end of every loop.
+        sandwich_norms: normalise the outputs of attention and MLP of the looped layers before they are added.
         exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
-        context_tokens: a context is filled with history up to so many tokens, older steps are dropped. Rows of training
-            are shorter than a context may be, and beyond what was trained on, answers fall apart.
+        context_tokens: limit up to which a context is filled with history; older steps are dropped. Training rows are
+            shorter than a context may be, and answers degrade beyond the trained length.
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.
     """
 
@@ -93,42 +95,44 @@ class LoopWMConfig(PreTrainedConfig):
                 raise ValueError(f"{name}: must be {default}, got {value!r}; this switch was removed")
         for name in ("prelude_layers", "block_layers", "coda_layers", "max_loops"):
             if type(getattr(self, name)) is not int:
-                raise ValueError(f"{name}: expected an integer, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: must be an integer, got {getattr(self, name)!r}")
         self.auto_map = AUTO_MAP
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         self.num_hidden_layers = self.core.num_slots
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Part of the strict validation; raises ValueError naming the field."""
+        """Validate the sizes; called by the strict base class. Raises ValueError naming the field."""
         if self.num_attention_heads * self.head_dim != self.hidden_size:
             raise ValueError(
-                f"hidden_size: {self.hidden_size} is not num_attention_heads * head_dim "
-                f"= {self.num_attention_heads} * {self.head_dim}"
+                f"hidden_size: must be num_attention_heads * head_dim = "
+                f"{self.num_attention_heads} * {self.head_dim}, got {self.hidden_size}"
             )
         if self.num_attention_heads % (self.num_key_value_heads or self.num_attention_heads):
             raise ValueError(
-                f"num_key_value_heads: {self.num_key_value_heads} does not divide "
-                f"num_attention_heads = {self.num_attention_heads}"
+                f"num_key_value_heads: must divide num_attention_heads = {self.num_attention_heads}, "
+                f"got {self.num_key_value_heads}"
             )
         if not 1 <= self.default_depth <= self.max_loops:
-            raise ValueError(f"default_depth: {self.default_depth} is not in 1 .. max_loops = {self.max_loops}")
+            raise ValueError(f"default_depth: must be 1 to max_loops = {self.max_loops}, got {self.default_depth}")
         if not 1 <= self.context_tokens <= CONTEXT_LIMIT:
-            raise ValueError(f"context_tokens: {self.context_tokens} is not in 1 .. {CONTEXT_LIMIT}")
+            raise ValueError(f"context_tokens: must be 1 to {CONTEXT_LIMIT}, got {self.context_tokens}")
         if self.state_slots < 1 or self.block_layers < 1:
-            raise ValueError("state_slots and block_layers must be at least 1")
+            raise ValueError(
+                f"state_slots, block_layers: must be at least 1, got {self.state_slots}, {self.block_layers}"
+            )
         for name, value, known in (
             ("propagate", self.propagate, ("none", "latent")),
             ("decode_sees", self.decode_sees, ("all", "state")),
         ):
             if value not in known:
-                raise ValueError(f"{name}: {value!r} is not one of {', '.join(known)}")
+                raise ValueError(f"{name}: must be one of {', '.join(known)}, got {value!r}")
 
     def require_causal(self, user: str) -> None:
-        """Raises ValueError, one line, if the model is no plain causal language model, which `user` needs."""
+        """Raise ValueError if the model is not a plain causal language model, which `user` needs."""
         for name, value, needed in (("propagate", self.propagate, "none"), ("decode_sees", self.decode_sees, "all")):
             if value != needed:
-                raise ValueError(f"{name}: {value} is not supported by {user}, which needs {needed}")
+                raise ValueError(f"{name}: must be {needed} for {user}, got {value}")
 
     @property
     def slots(self) -> StateSlots:
@@ -136,7 +140,7 @@ class LoopWMConfig(PreTrainedConfig):
 
     @property
     def trunk_is_served(self) -> bool:
-        """Whether a step of a trunk in training computes what is computed where horizon 1 is served."""
+        """True if a trunk step in training computes the same as a served prediction at horizon 1."""
         return self.slots_in_trunk and self.propagate == "none" and self.decode_sees == "all"
 
     @property
@@ -184,4 +188,4 @@ PRESETS: dict[str, dict[str, int | float]] = {
     "large": _preset(1024, 64, (3, 6, 3), 6),
     "1b": _preset(2048, 128, (5, 10, 4), 8),
 }
-"""Keyword arguments of `LoopWMConfig` by name; vocabulary and everything else as given or by default."""
+"""Keyword arguments of `LoopWMConfig` by name; the vocabulary and all other fields are up to the caller."""

@@ -1,7 +1,7 @@
-"""What reads and carries the latent h_k beside the decoder. h_k is the coda output at the state slots: (N, M, D).
+"""Heads on the latent h_k beside the decoder. h_k is the coda output at the state slots: (N, M, D).
 
-It is the end of a residual stream, whose size is arbitrary and grows while a model trains; so everything here takes it
-at a root mean square of one.
+h_k is the end of a residual stream, whose size is arbitrary and grows in training, so every head normalises it to a
+root mean square of one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def unit(h: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Predictions:
-    """reward: (N,) the likeliest score difference of the last step in points, as the text is the likeliest;
-    expected_reward: (N,) its mean; continuation: (N,) chance that the world goes on."""
+    """reward: (N,) most probable score difference of the last step in points; expected_reward: (N,) its mean;
+    continuation:
+    (N,) probability that the episode continues.
+    """
 
     reward: Tensor
     expected_reward: Tensor
@@ -39,7 +41,7 @@ class Predictions:
 
 
 class PredictionHeads(nn.Module):
-    """Reward as symlog two-hot logits and continuation as one logit, from the mean of h_k over its slots.
+    """Predict reward (symlog two-hot logits) and continuation (one logit) from the mean of h_k over its slots.
 
     LoopWM, equation 3: r_hat and c_hat. Both start at zero: a reward of about 0 and an even chance.
     """
@@ -56,7 +58,7 @@ class PredictionHeads(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, h_NMD: Tensor) -> tuple[Tensor, Tensor]:
-        """Reward logits (N, BINS) and continuation logits (N,)."""
+        """Return reward logits (N, BINS) and continuation logits (N,)."""
         pooled = _pooled(h_NMD)
         return self.reward(pooled), self.continuation(pooled)[:, 0]
 
@@ -68,9 +70,9 @@ class PredictionHeads(nn.Module):
 
 
 class BagHead(nn.Linear):
-    """What is told at step k, read from the state h^(T) of its slots: a query for the tied output embedding.
+    """Predict the words of observation k from the state h^(T) of its slots, as a query for the tied output embedding.
 
-    For training alone (`loopwm.text.training.loss.bag_of_words_loss`): it belongs to the objective, not to the model.
+    Used in training only (`loopwm.text.training.loss.bag_of_words_loss`), so it belongs to the objective.
     """
 
     def __init__(self, dim: int) -> None:
@@ -80,7 +82,7 @@ class BagHead(nn.Linear):
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
 
     def forward(self, h_NMD: Tensor) -> Tensor:
-        """(N, D)."""
+        """Return queries (N, D)."""
         return super().forward(_pooled(h_NMD))
 
 
@@ -88,7 +90,7 @@ STATE_TEXTS = 2
 """Texts that describe a state: look and inventory."""
 
 RARE = -6.0
-"""Initial logit of a word: most of the vocabulary is in no state's text."""
+"""Initial logit of a word: most words of the vocabulary occur in no state's text."""
 
 
 class StateHead(nn.Module):
@@ -115,7 +117,7 @@ class StateHead(nn.Module):
 
 
 class MonitorHead(nn.Linear):
-    """g_omega: a summary of h_k as a unit vector (LoopWM, equation 20; LoopWM, section 3.5.5)."""
+    """Compute g_omega, a summary of h_k as a unit vector (LoopWM, equation 20; LoopWM, section 3.5.5)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)
@@ -125,5 +127,5 @@ class MonitorHead(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, h_NMD: Tensor) -> Tensor:
-        """(N, D), every row of length 1."""
+        """Return (N, D), every row of length 1."""
         return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)

@@ -1,7 +1,7 @@
-"""A start for the embeddings of the integers at which arithmetic is a rotation.
+"""Initial embeddings of the integers under which addition is a rotation.
 
-The Fourier features of a number are those that language models are found to add with (Zhou et al. 2024, "Pre-trained
-Large Language Models Use Fourier Features to Compute Addition"; as embeddings: Zhou et al. 2025, FoNE).
+Language models add with these Fourier features of a number (Zhou et al. 2024, "Pre-trained Large Language Models Use
+Fourier Features to Compute Addition"; as embeddings: Zhou et al. 2025, FoNE).
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from transformers import PreTrainedTokenizerFast
 
 PERIODS = (2, 5, 10, 20, 50, 100, 200)
 NUMBER_SHARE = 0.8
-"""Of an embedding's squared norm, what the number's features have; the rest tells tokens of one number apart."""
+"""Share of the number's features in an embedding's squared norm; the rest separates tokens of one number."""
 
 
 def integer_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
-    """Token ids of whole integers, with and without a space before, and their values."""
+    """Map token ids of whole integers, with and without a leading space, to their values."""
     texts = ((index, token.lstrip("\u0120")) for token, index in tokenizer.get_vocab().items())
     return {index: int(text) for index, text in texts if text.isascii() and text.isdigit()}
 
 
 def fourier_features(numbers: Tensor) -> Tensor:
-    """(N, 2 P) cosines and sines of N numbers at the P periods, rows of norm 1."""
+    """Return (N, 2 P) cosines and sines of N numbers at the P periods, rows of norm 1."""
     angles = 2 * math.pi * numbers[:, None] / torch.tensor(PERIODS, dtype=numbers.dtype)
     return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(len(PERIODS))
 
 
 @torch.no_grad()
 def start_with_fourier(embedding: Tensor, tokenizer: PreTrainedTokenizerFast, generator: torch.Generator) -> None:
-    """Rewrites the integers' rows of an embedding (V, D) with D >= 2 P; each keeps its norm.
+    """Rewrite the integers' rows of an embedding (V, D) with D >= 2 P; each keeps its norm.
 
-    The features are turned into the D dimensions by a random isometry, the same for all numbers.
+    A random isometry, the same for all numbers, maps the features to D dimensions.
     """
     values = integer_tokens(tokenizer)
     rows = torch.tensor(list(values))

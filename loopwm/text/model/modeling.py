@@ -52,13 +52,13 @@ from loopwm.text.model.propagation import Carried as Carried
 from loopwm.text.model.propagation import Propagation
 
 States = KVCache | RaggedBatch
-"""What keeps keys and values for us."""
+"""Caches with ragged depth, which transformers' own cannot hold."""
 
 RowMask = TreeMask | BranchMask
-"""Who sees whom in training rows."""
+"""Attention masks of training rows."""
 
 OBSERVATIONS_TOGETHER = 32
-"""Observations that go through the prelude together."""
+"""Observations per batch through the prelude."""
 
 
 class LoopWMPreTrainedModel(PreTrainedModel):
@@ -73,7 +73,7 @@ class LoopWMPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, and leaves the file that `auto_map` names."""
+        """Save as in transformers, together with the file that `auto_map` names."""
         super().save_pretrained(save_directory, *args, **kwargs)
         shutil.copyfile(Path(__file__).with_name("auto.py"), Path(save_directory) / "auto.py")
 
@@ -86,8 +86,10 @@ class LoopWMPreTrainedModel(PreTrainedModel):
 
 @dataclass
 class LoopWMOutput(BaseModelOutputWithPast):
-    """last_hidden_state (B, L, D) goes into the tied output embedding; latent (B, L, D) is h_k, the coda output;
-    the others are those of `CoreOutput`."""
+    """Output of a pass; fields not listed are those of `CoreOutput`.
+
+    last_hidden_state: (B, L, D), input of the tied output embedding. latent: (B, L, D) h_k, the coda output.
+    """
 
     latent: Tensor | None = None
     state: Tensor | None = None
@@ -97,7 +99,7 @@ class LoopWMOutput(BaseModelOutputWithPast):
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a pass starts from: token embeddings (B, L, D), and the attention of all its layers."""
+    """Inputs of a pass: token embeddings (B, L, D), and the attention of all its layers."""
 
     embeds: Tensor
     shared: AttentionInputs
@@ -134,19 +136,29 @@ class LoopWMModel(LoopWMPreTrainedModel):
         carried: Carried | None = None,
         **kwargs: Any,
     ) -> LoopWMOutput:
-        """Runs tokens (B, L) through the core.
+        """Run tokens (B, L) through the core.
 
-        `attention_mask` is (B, S) for padding, (B, 1, L, S) bool for any other shape of attention, what a RaggedBatch
-        gave, or the RowMask of training rows, which leaves the slots aside. `depth` is the number of loops or an exit
-        rule that decides by the last `exit_columns`; training passes a DepthPlan; None takes `config.default_depth`.
-        `carried` is what a step takes over from the one before it. Raises ValueError for a depth that the core refuses,
-        and for an exit rule with a cache of transformers: it can not fill the loops that a row skips.
+        Args:
+            input_ids, inputs_embeds, position_ids, use_cache: as in transformers.
+            attention_mask: (B, S) for padding, (B, 1, L, S) bool for any other shape, a RaggedBatch's mask, or the
+                RowMask of
+                training rows, which bypasses the slots.
+            past_key_values: cache, changed in place.
+            depth: number of loops, exit rule, or DepthPlan in training; None for `config.default_depth`.
+            exit_columns: columns that an exit rule pools.
+            carried: latents from the step before, with `propagate: latent`.
+            kwargs: for the attention backend.
+
+        Raises:
+            ValueError: a depth that the core rejects, or an exit rule with a cache of transformers, which cannot fill
+                the
+                loops that a row skips.
         """
         depth = self.config.default_depth if depth is None else depth
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if isinstance(past_key_values, Cache) and not isinstance(depth, int):
-            raise ValueError("depth: with a cache of transformers it must be a number of loops")
+            raise ValueError("depth: must be a number of loops with a cache of transformers")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         inputs = self._inputs(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
@@ -172,12 +184,12 @@ class LoopWMModel(LoopWMPreTrainedModel):
         )
 
     def trajectory(self, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor, limit: int) -> list[Tensor]:
-        """h^(1) .. h^(limit) of training rows, each (B, L, D), from one pass."""
+        """Return h^(1) .. h^(limit) of training rows, each (B, L, D), from one pass."""
         inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
         return self.core.trajectory(self.embed_norm(inputs.embeds), inputs.shared, inputs.attend, limit)
 
     def read_out(self, state: Tensor, input_ids: Tensor, attention_mask: RowMask, position_ids: Tensor) -> Tensor:
-        """`last_hidden_state` (B, L, D) as if the loop had ended with this state (B, L, D) of training rows."""
+        """Return `last_hidden_state` (B, L, D) as if the loop had ended with this state (B, L, D) of training rows."""
         inputs = self._inputs(self.embed_tokens(input_ids), attention_mask, position_ids, None)
         dtype = self.embed_norm(inputs.embeds).dtype
         return self._final(self.core.read_out(state, inputs.shared, inputs.attend, dtype), inputs)
@@ -191,7 +203,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         **kwargs: Any,
     ) -> _Inputs:
         if isinstance(cache, RaggedBatch):
-            assert position_ids is not None, "a RaggedBatch tells them"
+            assert position_ids is not None, "positions come from RaggedBatch.extend"
             angles = rotary_angles(position_ids, self.config.head_dim, self.config.rope_theta)
             attend = cache.attend(partial(self._slot_attention, **kwargs))
             return _Inputs(embeds, AttentionInputs(*angles, attention_mask), _apart(attend))
@@ -230,13 +242,16 @@ class LoopWMModel(LoopWMPreTrainedModel):
 
     @torch.no_grad()
     def embed_observations(self, tokens_NO: Tensor, length_N: Tensor) -> Tensor:
-        """Each observation by itself through the prelude: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
+        """Embed each observation by itself: the unit mean of RMSNorm(prelude(o)) over its tokens, (N, D).
 
-        tokens_NO: padded at the end to O; length_N: tokens of each, zeros come out where there are none. No gradient
-        flows (LoopWM, equation 20: e*_k = sg(E(o_k))).
+        No gradient flows (LoopWM, equation 20: e*_k = sg(E(o_k))).
+
+        Args:
+            tokens_NO: padded at the end to O.
+            length_N: tokens of each; 0 gives zeros.
         """
         summary_ND = torch.zeros(len(tokens_NO), self.config.hidden_size, device=tokens_NO.device)
-        # Most are short and few are long: all together they would be mostly padding.
+        # Most observations are short and few are long: one batch of all would be mostly padding.
         for rows in length_N.argsort().split(OBSERVATIONS_TOGETHER) if len(length_N) else ():
             longest = int(length_N[rows[-1]])
             summary_ND[rows] = self._embed_observations(tokens_NO[rows, :longest], length_N[rows])
@@ -260,7 +275,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
 
 
 def _apart(attention: Attend) -> Attend:
-    """The same, apart from `quick_products`."""
+    """Wrap an attention so that it runs outside `quick_products`."""
 
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
         with attention_products(q.shape[2]):
@@ -277,7 +292,7 @@ def _attention_of_sharers(cache: SharedPrefixCache) -> Attend:
 
 
 def _row_attention(kept: Cache | KVCache | None) -> Attend:
-    """Attention of training rows. With a state, columns also see those of earlier passes that it keeps."""
+    """Return the attention of training rows. With a cache, columns also attend to those of earlier passes in it."""
     if not isinstance(kept, KVCache):
         return tree_attention
 
@@ -288,7 +303,7 @@ def _row_attention(kept: Cache | KVCache | None) -> Attend:
 
 
 def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: Cache | KVCache | None) -> Tensor:
-    """Positions (B or 1, L) of new tokens: counted over real tokens where a padding mask (B, S) tells them."""
+    """Return positions (B or 1, L) of new tokens, counted over real tokens under a padding mask (B, S)."""
     length = embeds.shape[1]
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
         return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
@@ -319,9 +334,10 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
         depth: int | ExitRule | DepthPlan | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
+        """Return logits (B, L or logits_to_keep, V) and, with labels (B, L), the mean next-token cross-entropy.
 
-        Raises ValueError for a model whose worlds are more than a causal language model.
+        Raises:
+            ValueError: the model is more than a causal language model (`require_causal`).
         """
         self.config.require_causal("a causal language model")
         out = self.model(

@@ -1,4 +1,4 @@
-"""`propagate: latent`: the slots of a step take over the latent of the step before, h_{k-1}.
+"""`propagate: latent`: the slots of a step receive the latent of the step before, h_{k-1}.
 
 The slots of step k need h_{k-1}, so a training row of K horizons is K + 1 passes: stage 0 holds the trunk and the slots
 of h_0, stage k the action, the slots and the side branches of horizon k (`loopwm/text/data/tree.py:by_stage`).
@@ -25,9 +25,9 @@ Output = TypeVar("Output", bound=ModelOutput)
 
 
 class Propagation(nn.Linear):
-    """h_{k-1} on its way into the slots of step k: the latent part of [h_{k-1}; e_k; u_k] (LoopWM, equation 4).
+    """Project h_{k-1} for the slots of step k: the latent part of [h_{k-1}; e_k; u_k] (LoopWM, equation 4).
 
-    It starts at zero, so that a fresh model is the one without it.
+    Starts at zero, so that a fresh model equals the one without it.
     """
 
     def __init__(self, dim: int) -> None:
@@ -37,15 +37,15 @@ class Propagation(nn.Linear):
         nn.init.zeros_(self.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(..., D) -> (..., D); zeros stay zeros."""
+        """Map (..., D) to (..., D); zeros stay zeros."""
         return super().forward(unit(h))
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What the columns of a pass take over from the step before; used with `propagate: latent` only.
+    """Inputs of a pass from the step before; used with `propagate: latent` only.
 
-    latent: (B, L, D) h_{k-1} at the slots, zeros elsewhere. initial: (B, L, D) h^(0), None for the usual one.
+    latent: (B, L, D) h_{k-1} at the slots, zeros elsewhere. initial: (B, L, D) h^(0), None for the default.
     """
 
     latent: Tensor
@@ -55,9 +55,11 @@ class Carried:
 def run_stages(
     model: Callable[..., Output], config: LoopWMConfig, batch: TreeBatch, mask: TreeMask, depth: DepthPlan | int
 ) -> list[Output]:
-    """What the model says of every stage. Raises ValueError for a batch that is not laid out `by_stage`."""
+    """Run the stages of a batch and return their outputs. Raises ValueError for a batch that is not laid out
+    `by_stage`.
+    """
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
-        raise ValueError("batch: laid out for one pass, propagate: latent needs the layout by_stage")
+        raise ValueError("batch: must be laid out by_stage for propagate: latent, got the layout for one pass")
     kept = KVCache(0, batch.tokens.device)
     first = _first_states(config, batch, depth)
     outs: list[Output] = []
@@ -92,7 +94,7 @@ def _carried(batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BL
 
 
 def _first_states(config: LoopWMConfig, batch: TreeBatch, depth: DepthPlan | int) -> Tensor:
-    """h^(0) of all columns (B, L, D): the noise one pass over them would start from."""
+    """Return h^(0) of all columns (B, L, D): the noise from which one pass over them would start."""
     rows, length = batch.tokens.shape
     dim, device = config.hidden_size, batch.tokens.device
     if isinstance(depth, DepthPlan):

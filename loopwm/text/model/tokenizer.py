@@ -1,6 +1,6 @@
-"""The frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds.
+"""Frozen tokenizer: a byte-level BPE trained once on the train text of the text worlds.
 
-Files made with another tokenizer do not mix with a model's own; `tokenizer_hash` is what they are told apart by.
+`tokenizer_hash` detects files that were made with another tokenizer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 
 
 def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer in `path` (default: the frozen one), padding `<|pad|>` and end `<|end|>`.
+    """Load the tokenizer in `path` (default: the frozen one), with padding `<|pad|>` and end `<|end|>`.
 
     Special strings in a text become special tokens: pass only text rendered by `loopwm.records.template`.
-    Raises ValueError if the file is missing or its special tokens are not `SPECIAL_TOKENS` at ids 0..8.
+
+    Raises:
+        ValueError: the file is missing, or its special tokens are not `SPECIAL_TOKENS` at ids 0..8.
     """
     file = TOKENIZER_FILE if path is None else path
     if not file.is_file():
@@ -30,16 +32,16 @@ def load_tokenizer(path: Path | None = None) -> PreTrainedTokenizerFast:
         padding_side="left", clean_up_tokenization_spaces=False,
     )  # fmt: skip
     if tokenizer.convert_ids_to_tokens(list(range(len(SPECIAL_TOKENS)))) != list(SPECIAL_TOKENS):
-        raise ValueError(f"{file}: the first tokens are not {' '.join(SPECIAL_TOKENS)}")
+        raise ValueError(f"{file}: must start with the tokens {' '.join(SPECIAL_TOKENS)}")
     return tokenizer
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> list[int]:
-    """Ids of special tokens, in order. Raises KeyError for a token the tokenizer lacks."""
+    """Return the ids of special tokens, in order. Raises KeyError for a token that the tokenizer lacks."""
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[token] for token in tokens]
 
 
 def tokenizer_hash(path: Path | None = None) -> str:
-    """SHA-256 of the tokenizer file, in hexadecimal."""
+    """Return the SHA-256 of the tokenizer file, in hexadecimal."""
     return hashlib.sha256((TOKENIZER_FILE if path is None else path).read_bytes()).hexdigest()

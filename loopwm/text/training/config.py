@@ -235,10 +235,14 @@ RETIRED: dict[str, dict[str, Any]] = {
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainingConfig:
     """Read a YAML file and apply `section.key=value` overrides. Raises InputError."""
-    sections = read_sections(path, overrides)
+    return training_config(read_sections(path, overrides))
+
+
+def training_config(sections: dict[str, Any]) -> TrainingConfig:
+    """Convert sections to a configuration; drop retired keys at their defaults. Raises InputError."""
     for section, keys in RETIRED.items():
         if not isinstance(values := sections.get(section), dict):
-            continue  # `typed` reports a section that is no mapping
+            continue  # `typed` reports a section that is not a mapping
         for key, default in keys.items():
             if (value := values.pop(key, default)) != default:
                 raise InputError(f"{section}.{key}: must be {default}, got {value!r}; this key was removed")
