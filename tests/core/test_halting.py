@@ -189,14 +189,14 @@ def test_random_exits_have_the_promised_mean_and_depend_on_seed_pass_and_row_alo
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Gate(0.0, 4), "tau: 0.0"),
-        (lambda: Gate(1.0, 4), "tau: 1.0"),
+        (lambda: Gate(0.0, 4), "tau: .*got 0.0"),
+        (lambda: Gate(1.0, 4), "tau: .*got 1.0"),
         (lambda: Gate(float("nan"), 4), "tau: nan"),
-        (lambda: CumulativeGate(1.5, 4), "q: 1.5"),
-        (lambda: RandomExit(0.0, 4, 0), "probability: 0.0"),
-        (lambda: Convergence(0.0, 4), "eps: 0.0"),
-        (lambda: Trace(()), "loops: a trace"),
-        (lambda: Trace(((2, 0),)), "loops: a trace"),
+        (lambda: CumulativeGate(1.5, 4), "q: .*got 1.5"),
+        (lambda: RandomExit(0.0, 4, 0), "probability: .*got 0.0"),
+        (lambda: Convergence(0.0, 4), "eps: .*got 0.0"),
+        (lambda: Trace(()), "loops: must be numbers"),
+        (lambda: Trace(((2, 0),)), "loops: must be numbers"),
     ],
 )
 def test_impossible_rules_are_refused_by_name(make, named):

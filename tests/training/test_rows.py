@@ -193,7 +193,7 @@ def test_quotas_of_worlds_and_policies_hold_whatever_the_shards_hold_of_each():
     found = shares([(r.episode, r.plan, r.row) for r in rows], lambda e, _, __: (e.env, e.policy))
     wanted = {("scienceworld", "gold"): 0.3, ("scienceworld", "fork"): 0.3, ("alfworld", "expert"): 0.4}
     assert found == pytest.approx(wanted, abs=0.02)
-    with pytest.raises(InputError, match="'fork', which has no share"):
+    with pytest.raises(InputError, match="must have a share for 'fork'"):
         make_sources(many, replace(data, policies={"gold": 1.0, "expert": 1.0}), ObjectiveConfig(), BUILDER, True, 0)
 
 

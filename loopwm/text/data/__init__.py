@@ -1,1 +1,1 @@
-"""From token shards to batches."""
+"""Data of text runs: from token shards to batches."""

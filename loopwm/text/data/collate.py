@@ -1,4 +1,4 @@
-"""Training rows as a batch of tensors, with the masks and the latents of their branches."""
+"""Collate training rows to batches of tensors, with masks and the latents of their branches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from loopwm.text.data.tree_attention import KEYS_MULTIPLE, BranchMask, BranchSpa
 from loopwm.text.model.heads import STATE_TEXTS
 
 WIDTH_MULTIPLE = 64
-"""Blocks of columns are as wide as a multiple of this, so that few shapes come up: oneDNN writes itself a program for
-every new shape of a product, which took as long as a third of what was computed."""
+"""Blocks of columns are padded to a multiple of this, so that few shapes occur: oneDNN compiles a kernel for every new
+shape of a product, which took up to a third of the time of the products themselves.
+"""
 
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """Rows padded to one length L: every tensor (B, L). The first `trunk` columns hold the trunks, the others the
-    branches, as the layout says; every block is padded at its end. Padding has branch -1 and no targets. `place` is
-    the index of a token in its row.
+    """Rows padded to one length L: every tensor (B, L).
 
-    stage_ends: where the stages end that run one after another where a latent is carried; with the layout for one
-    pass there is one. steps: the latents of the branches. trunk_steps: those of the trunk's steps that are targets;
-    branches count for nothing there. `row_ids` are the rows' indices in the global batch.
+    The first `trunk` columns hold the trunks, the others the branches, as the layout says; every block is padded at its
+    end.
+    Padding has branch -1 and no targets.
+
+    place: index of a token in its row. stage_ends: end columns of the stages that run one after another if a latent is
+    carried; one with the layout for one pass. steps: latents of the branches. trunk_steps: latents of trunk steps that
+    are
+    targets, with branch numbers that mean nothing. row_ids: indices of the rows in the global batch.
     """
 
     tokens: Tensor
@@ -97,7 +101,7 @@ class TreeBatch:
         return int((self.label != IGNORED).sum())
 
     def attention_mask(self) -> TreeMask:
-        """A branch position sees its row's trunk up to its limit, its branch's spine, and its own side branch."""
+        """Let a branch position attend to its row's trunk up to its limit, its spine, and its own side branch."""
         t, length = self.trunk, self.tokens.shape[1]
         index = torch.arange(length, device=self.tokens.device)
         in_trunk = index[None, None, :] < self.limit[:, t:, None]
@@ -109,8 +113,9 @@ class TreeBatch:
         return TreeMask(t, (in_trunk | own)[:, None])
 
     def state_mask(self) -> TreeMask:
-        """As `attention_mask`, but what is decoded sees the newest slots and itself only, D(h_K) (LoopWM,
-        equation 18)."""
+        """As `attention_mask`, but decoded tokens attend to the newest slots and themselves only, D(h_K) (LoopWM,
+        equation 18).
+        """
         t = self.trunk
         slots = torch.zeros_like(self.tokens, dtype=torch.bool)
         slots[self.steps.row[:, None], self.steps.columns] = True
@@ -121,7 +126,7 @@ class TreeBatch:
 
 
 def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
-    """The mask of a batch laid out for one pass, taken apart by branches."""
+    """Split the mask of a batch that is laid out for one pass by branches."""
     t = batch.trunk
     rows = []
     for row, branch in enumerate(batch.branch[:, t:].tolist()):
@@ -139,7 +144,7 @@ def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
 
 
 def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The column of each token, given its block and where the blocks start."""
+    """Return the column of each token, given its block and the starts of the blocks."""
     order = blocks.argsort(kind="stable")
     rank = np.empty(len(blocks), dtype=np.int64)
     rank[order] = np.arange(len(blocks))
@@ -153,11 +158,11 @@ def _moved(tensors: Any, device: torch.device) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BranchSteps:
-    """The latents h_k of a batch's branches, N in all, branch by branch with k = 0, 1, .., K.
+    """Latents h_k of a batch's branches, N in all, branch by branch with k = 0, 1, .., K.
 
-    row (N,) and columns (N, M): where the slots stand. branch (N,): numbered over the batch, `branches` in all.
+    row (N,) and columns (N, M): places of the slots. branch (N,): numbered over the batch, `branches` in all.
     horizon, deepest, supervised, reward, done (N,): as in `BranchStep`. observation (N, O): o_k padded at the end,
-    observation_length (N,). observation_weight (N, O): what its tokens weigh in the loss, 0 for marks and padding.
+    observation_length (N,). observation_weight (N, O): weights of its tokens in the loss, 0 for marks and padding.
     state (N, STATE_TEXTS, S): look and inventory after the step, padded at their ends; state_known (N,).
     """
 
@@ -180,7 +185,14 @@ class BranchSteps:
     def collate(
         cls, rows: Sequence[Sequence[BranchStep]], columns: Sequence[NDArray[np.int64]], slots: int, pad_id: int
     ) -> BranchSteps:
-        """rows: the latents of each row. columns: for each row, the batch column of each of its tokens. slots: M."""
+        """Collate latents.
+
+        Args:
+            rows: latents of each row.
+            columns: for each row, the batch column of each of its tokens.
+            slots: M.
+            pad_id: padding of texts.
+        """
         steps = [(i, step) for i, row in enumerate(rows) for step in row]
         at = np.array([columns[i][step.places] for i, step in steps], dtype=np.int64)
         horizon = torch.tensor([step.horizon for _, step in steps], dtype=torch.long)
@@ -209,11 +221,11 @@ class BranchSteps:
 
     @property
     def between(self) -> Tensor:
-        """The steps k = 1, .., K - 1, which nobody decodes in a deferred rollout: bool (N,)."""
+        """Steps k = 1, .., K - 1, which a deferred rollout does not decode: bool (N,)."""
         return (self.horizon > 0) & (self.horizon < self.deepest)
 
     def at_slots(self, h_BLD: Tensor) -> Tensor:
-        """What a tensor (B, L, D) holds at the slots: (N, M, D)."""
+        """Gather the slots of a tensor (B, L, D): (N, M, D)."""
         return h_BLD[self.row[:, None], self.columns]
 
     def to(self, device: torch.device) -> BranchSteps:
@@ -221,7 +233,7 @@ class BranchSteps:
 
 
 def _padded_states(states: Sequence[tuple[list[int], list[int]] | None], pad_id: int) -> Tensor:
-    """Return the texts of each state (N, STATE_TEXTS, S), padded at their ends; padding alone where none is known."""
+    """Return the texts of each state (N, STATE_TEXTS, S), padded at their ends; padding only if unknown."""
     longest = max((len(text) for state in states if state for text in state), default=0)
     out = np.full((len(states), STATE_TEXTS, longest), pad_id, dtype=np.int64)
     for lines, state in zip(out, states, strict=True):
@@ -231,8 +243,7 @@ def _padded_states(states: Sequence[tuple[list[int], list[int]] | None], pad_id:
 
 
 def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
-    """Columns that each row takes in each block, with those up to the next multiple, (rows, blocks): at least two
-    blocks."""
+    """Return each row's columns in each block, rounded up to the multiple: (rows, blocks), at least two blocks."""
     counts = [np.bincount(layout(row), minlength=2) for row in rows]
     blocks = max(map(len, counts))
     widths = np.array([np.pad(count, (0, blocks - len(count))) for count in counts])

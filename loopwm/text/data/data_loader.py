@@ -1,9 +1,10 @@
-"""Which rows a text run sees, in which order: a pure function of the seed, so that a run resumes exactly.
+"""Data loader of text runs: rows and their order are a pure function of the seed, so that a run resumes exactly.
 
-Episodes of one world and policy, and of one task where tasks have shares, are a source. An epoch of a source cuts each
-of its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; contexts and
-deferred horizons are handed out by quota as the windows are cut. Sources take turns by quota, each in epochs of its
-own. An optimiser step takes rows until it has enough rows and tokens, and sorts them by length into micro-batches.
+A source is the episodes of one world and policy, and of one task if tasks have shares. An epoch of a source cuts each
+of
+its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; contexts and
+deferred horizons are assigned to windows by weighted round robin. So are the sources to rows; each has its own epochs.
+An optimiser step takes rows until it has enough rows and tokens, and sorts them by length into micro-batches.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from loopwm.text.data.tree import Layout, RowBuilder, RowPlan, TreeRow
 from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
 
 Group = tuple[str, str, str]
-"""World, policy and task of a source; all tasks together are the empty one."""
+"""World, policy and task of a source; the task is empty if tasks are not separated."""
 
 
 RowCost = Callable[[int, TreeRow], float]
-"""What a row costs, given its index in the global batch."""
+"""Cost of a row, given its index in the global batch."""
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row as its plan lays it out, and the plan, so that it can be laid out shallower."""
+    """A row with its plan, from which it can be rebuilt with shallower branches."""
 
     episode: TokenEpisode
     plan: RowPlan
@@ -42,7 +43,7 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class SourcePosition:
-    """Where a source stands: its epoch, the next row in it, and the target tokens it has given so far."""
+    """Position in a source: its epoch, the next row in it, and the target tokens emitted so far."""
 
     epoch: int = 0
     row: int = 0
@@ -57,7 +58,7 @@ class LoaderState:
 
 
 class Source:
-    """The endless rows of the episodes of a group. share: of the target tokens of all sources."""
+    """Endless rows of the episodes of a group. share: of the target tokens of all sources."""
 
     def __init__(
         self, name: str, share: float, planner: EpochPlanner, builder: RowBuilder, seed: tuple[int, int]
@@ -70,14 +71,14 @@ class Source:
         self._cached: tuple[int, list[tuple[int, RowPlan]]] | None = None
 
     def epoch(self, number: int) -> list[tuple[int, RowPlan]]:
-        """The rows of an epoch: the episode's index and the plan."""
+        """Plan the rows of an epoch: index of the episode and plan."""
         if self._cached is None or self._cached[0] != number:
             self._cached = (number, self.planner.plan(generator(*self._seed, number)))
         return self._cached[1]
 
     def take(self, place: SourcePosition) -> tuple[PlannedRow, SourcePosition]:
-        """The next row and the place after it."""
-        while not (rows := self.epoch(place.epoch)):  # of few episodes that weigh less than 1 none may be drawn
+        """Return the next row and the position after it."""
+        while not (rows := self.epoch(place.epoch)):  # an epoch of few episodes with weights below 1 may be empty
             place = replace(place, epoch=place.epoch + 1)
         index, plan = rows[place.row]
         episode = self.planner.episodes[index].episode
@@ -95,9 +96,17 @@ def make_sources(
     trunk_is_served: bool,
     seed: int,
 ) -> list[Source]:
-    """The sources of these episodes, each with its share. trunk_is_served: by the model, `LoopWMConfig` says which.
+    """Build the sources of these episodes, each with its share.
 
-    Raises InputError if there is no step, for a context that no step can be shown in, and as `source_shares` does.
+    Args:
+        episodes: of all sources.
+        data, objective: of the configuration.
+        builder: builds rows.
+        trunk_is_served: see `LoopWMConfig.trunk_is_served`.
+        seed: of the run.
+
+    Raises:
+        InputError: no step, a context that no step can be shown in, or as `source_shares`.
     """
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
@@ -105,7 +114,7 @@ def make_sources(
             task = episode.task if episode.env in data.tasks else ""
             groups.setdefault((episode.env, episode.policy, task), []).append(episode)
     if not groups:
-        raise InputError("data.train: the shards hold no episode with a step")
+        raise InputError("data.train: must contain an episode with a step, got none")
     planners = {
         group: EpochPlanner(groups[group], data, objective, builder.slots, trunk_is_served) for group in sorted(groups)
     }
@@ -123,11 +132,18 @@ def make_sources(
 
 
 def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Group, float]:
-    """Shares of the target tokens by world, within a world by policy, within a policy by task: the configured ones
-    among those there are, or as many as there are.
+    """Compute shares of the target tokens by world, within a world by policy, within a policy by task.
 
-    targets: of each source. A policy without a task that has a share has none. Raises InputError for a world or policy
-    without a share where others have one.
+    Configured shares are normalised over the groups present; without any, they follow the target tokens. A policy
+    without
+    a task that has a share has none.
+
+    Args:
+        targets: target tokens of each source.
+        data: the configuration.
+
+    Raises:
+        InputError: a world or policy without a share while others have one.
     """
     shares: dict[Group, float] = {}
     kept = {
@@ -136,7 +152,7 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
         if env not in data.tasks or data.tasks[env].get(task, 0.0) > 0
     }
     if not kept:
-        raise InputError("data.tasks: no share is left for what the shards hold")
+        raise InputError("data.tasks: must give a share to a task in the shards")
     for env, share in _normalised(_configured("data.envs", _counted(kept, 0), data.envs)).items():
         inside = {group: count for group, count in kept.items() if group[0] == env}
         for policy, part in _normalised(_configured("data.policies", _counted(inside, 1), data.policies)).items():
@@ -146,12 +162,12 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
             shares |= {(env, policy, task): share * part * of_task for task, of_task in tasks.items()}
     whole = sum(shares.values())
     if whole <= 0:
-        raise InputError("data.envs, data.policies, data.tasks: no share is left for what the shards hold")
+        raise InputError("data.envs, data.policies, data.tasks: must give a share to a source in the shards")
     return {group: shares.get(group, 0.0) / whole for group in targets}
 
 
 def _counted(targets: Mapping[Group, float], part: int) -> dict[str, float]:
-    """Target tokens by one part of the groups."""
+    """Sum target tokens by one part of the groups."""
     counts: dict[str, float] = {}
     for group, count in targets.items():
         counts[group[part]] = counts.get(group[part], 0.0) + count
@@ -159,24 +175,26 @@ def _counted(targets: Mapping[Group, float], part: int) -> dict[str, float]:
 
 
 def _normalised(shares: Mapping[str, float]) -> dict[str, float]:
-    """Of sum 1, or all zero as they are."""
+    """Scale to sum 1; all zeros stay."""
     whole = sum(shares.values())
     return {name: share / whole if whole else 0.0 for name, share in shares.items()}
 
 
 def _configured(key: str, present: Mapping[str, float], shares: Mapping[Any, float]) -> dict[str, float]:
-    """The shares of what is present; by default `present` itself."""
+    """Select the shares of present names; by default `present` itself."""
     if not shares:
         return dict(present)
     if missing := sorted(set(present) - set(shares)):
-        raise InputError(f"{key}: the shards hold {missing[0]!r}, which has no share; 0 leaves it out")
+        raise InputError(f"{key}: must have a share for {missing[0]!r}, which the shards contain; 0 leaves it out")
     return {name: shares[name] for name in present}
 
 
 def partition(widths_NK: NDArray[np.int64], groups: int) -> list[tuple[int, int]]:
-    """Cuts N rows, in their order, into so many groups that the padded tokens of all are fewest: start and end of each.
+    """Split N rows, in their order, into groups with the fewest padded tokens in all; return start and end of each.
 
-    widths: columns of each row's blocks; a group is as wide in each block as its widest row. groups: at most N.
+    Args:
+        widths_NK: columns of each row's blocks; a group is as wide in each block as its widest row.
+        groups: number of groups, at most N.
     """
     count = len(widths_NK)
     cost = np.full((count, count + 1), np.inf)
@@ -218,7 +236,7 @@ def deal(costs: Sequence[float], hands: int, least: int) -> list[list[int]]:
 
 
 class BatchStream:
-    """The endless stream of global batches; which rows they hold depends only on seed and loader state."""
+    """Endless stream of global batches; its rows depend only on seed and loader state."""
 
     def __init__(
         self, sources: Sequence[Source], builder: RowBuilder, batch: BatchConfig, pad_id: int, layout: Layout
@@ -230,7 +248,7 @@ class BatchStream:
         self.layout = layout
 
     def steps(self, loader_state: LoaderState) -> Iterator[tuple[list[PlannedRow], LoaderState]]:
-        """Yields the rows of each optimiser step and the loader state after it."""
+        """Yield the rows of each optimiser step and the loader state after it."""
         places = {source.name: SourcePosition(*loader_state.places.get(source.name, ())) for source in self.sources}
         while True:
             rows: list[PlannedRow] = []
@@ -243,10 +261,13 @@ class BatchStream:
     def global_batches(
         self, loader_state: LoaderState, horizons: Iterable[int], costs: Iterable[RowCost], processes: int = 1
     ) -> Iterator[tuple[list[TreeBatch], LoaderState]]:
-        """Yields the micro-batches of each optimiser step and the loader state after it.
+        """Yield the micro-batches of each optimiser step and the loader state after it.
 
-        `horizons`: the deepest branch of each of these steps. Rows are cut to it; the loader state advances as without.
-        `costs`: of the rows of each step. processes: as in `collate`.
+        Args:
+            loader_state: start.
+            horizons: deepest branch of each of these steps. Rows are cut to it; the loader state advances as without.
+            costs: costs of the rows of each step.
+            processes: as in `collate`.
         """
         for horizon, cost, (rows, after) in zip(horizons, costs, self.steps(loader_state), strict=False):
             yield self.collate(rows, self.batch.micro_batches, horizon, cost, processes), after
@@ -259,10 +280,11 @@ class BatchStream:
         cost: RowCost | None = None,
         processes: int = 1,
     ) -> list[TreeBatch]:
-        """Makes so many batches, of rows alike in length lest much be padded; no branch is deeper than `horizon`.
+        """Collate rows to `groups` batches of similar length, to save padding; no branch is deeper than `horizon`.
 
         Rows are dealt to the processes by their cost, and those of each are cut into an equal number of batches:
-        process i has the batches i, i + processes, ..
+        process i has
+        the batches i, i + processes, ..
         """
         rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
         widths = row_widths([planned.row for planned in rows], self.layout)
@@ -282,8 +304,7 @@ class BatchStream:
 
 
 def horizons(config: ObjectiveConfig, max_horizon: int, step: int) -> Iterator[int]:
-    """K of optimiser step `step` and all later ones: min(K_max, 1 + floor(step / Delta)) (LoopWM, section
-    3.5.4)."""
+    """Yield K = min(K_max, 1 + floor(step / Delta)) of step `step` and all later ones (LoopWM, section 3.5.4)."""
     while True:
         yield min(max_horizon, 1 + step // config.horizon_every) if config.horizon_every else max_horizon
         step += 1

@@ -1,4 +1,4 @@
-"""What the rows of a text run hold: how much of what is computed are targets, and of which kinds.
+"""Statistics of a text run's rows: the share of computed tokens that are targets, and their kinds.
 
 python -m loopwm.text.data.row_statistics --config configs/text-small.yaml --steps 100
 """
@@ -23,8 +23,11 @@ from loopwm.text.training.program import TextProgram
 
 @dataclass
 class RowStatistics:
-    """Sums over optimiser steps. tokens: computed ones, without padding; padded: with it. targets: tokens that are
-    targets, by kind, and `served`: those whose prompt is one that is served. transitions: trunk steps with a target."""
+    """Sums over optimiser steps.
+
+    tokens: computed tokens without padding; padded: with it. targets: target tokens by kind, and `served`: those with a
+    prompt that is served. transitions: trunk steps with a target.
+    """
 
     steps: int = 0
     rows: int = 0
@@ -35,7 +38,7 @@ class RowStatistics:
     by: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, rows: Sequence[PlannedRow], trunk_is_served: bool) -> None:
-        """An optimiser step's rows."""
+        """Add an optimiser step's rows."""
         self.steps += 1
         self.rows += len(rows)
         self.tokens += sum(len(planned.row) for planned in rows)
@@ -57,7 +60,7 @@ class RowStatistics:
                 self._count("horizon", "trunk" if horizon == TRUNK_HORIZON else str(horizon), count)
 
     def pad(self, rows: Sequence[PlannedRow], groups: int, layout: Layout) -> None:
-        """Counts what the micro-batches of a step compute."""
+        """Add the padded tokens of a step's micro-batches."""
         widths = row_widths([p.row for p in sorted(rows, key=lambda p: len(p.row), reverse=True)], layout)
         self.padded += sum((b - a) * int(widths[a:b].max(0).sum()) for a, b in partition(widths, groups))
 
@@ -76,7 +79,7 @@ class RowStatistics:
 
 
 def statistics(program: TextProgram, steps: int) -> RowStatistics:
-    """Those of the first `steps` optimiser steps."""
+    """Compute the statistics of the first `steps` optimiser steps."""
     stream, found = program.train_stream, RowStatistics()
     for rows, _ in islice(stream.steps(LoaderState()), steps):
         found.add(rows, program.model_config.trunk_is_served)
@@ -85,9 +88,9 @@ def statistics(program: TextProgram, steps: int) -> RowStatistics:
 
 
 def run(config: Path, overrides: Sequence[str], steps: int) -> None:
-    """Prints the statistics. Raises InputError."""
+    """Print the statistics. Raises InputError."""
     if steps < 1:
-        raise InputError(f"--steps: {steps} is below 1")
+        raise InputError(f"--steps: must be at least 1, got {steps}")
     print("\n".join(statistics(TextProgram(load_config(config, overrides)), steps).lines()))
 
 

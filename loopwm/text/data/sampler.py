@@ -1,5 +1,8 @@
-"""An epoch of a source: every transition a target of a trunk once, but of long episodes where so configured; contexts
-and deferred horizons by quota."""
+"""Sampler of a source's epoch: windows, contexts and deferred branches.
+
+Every transition is a target of a trunk once, except in long episodes if `episode_steps` limits them. Contexts and
+deferred horizons are assigned by weighted round robin.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from loopwm.text.data.tree import Branch, RowPlan
 from loopwm.text.training.config import DataConfig, ObjectiveConfig
 
 HEAD_MARKS = 2
-"""Those of a head's observation."""
+"""Marks of a head's observation: <|obs|> and <|end|>."""
 
 Key = TypeVar("Key")
 
 
 class WeightedRoundRobin(Generic[Key]):
-    """Something handed out by shares: whoever has least for its share is next."""
+    """Weighted round robin: the most under-served key goes next."""
 
     def __init__(self, shares: Mapping[Key, float]) -> None:
         self.shares = {key: share for key, share in shares.items() if share > 0}
@@ -33,11 +36,11 @@ class WeightedRoundRobin(Generic[Key]):
             self._given[key] += amount
 
     def served(self, key: Key) -> float:
-        """What it was given for each unit of its share."""
+        """Return the amount given to a key per unit of its share."""
         return self._given[key] / self.shares[key]
 
     def next(self, among: Sequence[Key]) -> Key:
-        """Whoever has least for its share, the first of equals. Raises ValueError for none."""
+        """Return the most under-served key; ties go to the first. Raises ValueError if empty."""
         return min(among, key=self.served)
 
 
@@ -56,31 +59,33 @@ class MeasuredEpisode:
         self._equal_before = _equal_before(episode.identities(OBSERVATION).tolist())
 
     def head_length(self, step: int, context_kind: ContextKind) -> int | None:
-        """Tokens up to the end of the head's observation; None if it shows what is not recorded."""
+        """Return the tokens up to the end of the head's observation; None if a text of the context was not recorded."""
         texts = list(self.episode.head(step, context_kind).values())
         if any(text is None for text in texts):
             return None
         return sum(len(text) + 1 for text in texts if text is not None) + int(self.targets[step]) - 1 + HEAD_MARKS
 
     def reach(self, step: int, room: int) -> int:
-        """The last step so that steps after `step` up to it fit into `room` tokens; `step` itself if none does."""
+        """Return the last step such that the steps after `step` up to it fit into `room` tokens; `step` itself if none
+        does.
+        """
         return int(np.searchsorted(self.ends, self.ends[step] + room, side="right")) - 1
 
     def reach_back(self, step: int, room: int) -> int:
-        """The first step so that steps from it up to `step` fit into `room` tokens; step + 1 if none does."""
+        """Return the first step such that steps from it up to `step` fit into `room` tokens; step + 1 if none."""
         return int(np.searchsorted(self.ends, self.ends[step] - room, side="left")) + 1
 
     def repeats(self, step: int, horizon: int) -> bool:
-        """Whether two of the `horizon` actions after `step` in a row are equal."""
+        """Return True if two consecutive actions of the `horizon` actions after `step` are equal."""
         return bool(self._repeats[step + 1 : step + horizon].any())
 
     def echoes(self, step: int, horizon: int) -> bool:
-        """Whether two of the `horizon` observations after `step` are equal."""
+        """Return True if two of the `horizon` observations after `step` are equal."""
         return bool((self._equal_before[step + 1 : step + horizon + 1] > step).any())
 
 
 def _equal_before(texts: Sequence[int]) -> NDArray[np.int32]:
-    """The index of the last equal text before each; -1 for none."""
+    """Return the index of the last equal text before each; -1 for none."""
     last: dict[int, int] = {}
     found = np.full(len(texts), -1, dtype=np.int32)
     for i, text in enumerate(texts):
@@ -100,7 +105,7 @@ class EpochPlanner:
         slots: StateSlots,
         trunk_is_served: bool,
     ) -> None:
-        """trunk_is_served: by the model (`LoopWMConfig.trunk_is_served`), if trunks are supervised."""
+        """Measure the episodes. trunk_is_served: as in `LoopWMConfig`; matters if trunks are supervised."""
         self.config = config
         self.supervise = objective.supervise
         self.episodes = [MeasuredEpisode(episode, slots) for episode in episodes]
@@ -109,11 +114,11 @@ class EpochPlanner:
 
     @property
     def targets(self) -> float:
-        """Target tokens of the transitions of an epoch, in the mean."""
+        """Return the mean number of target tokens of an epoch's transitions."""
         return sum(m.episode.weight * int(m.targets[1:].sum()) for m in self.episodes)
 
     def offers(self, context_kind: ContextKind) -> bool:
-        """Whether some row can be of this context."""
+        """Return True if a row can have this context."""
         return any(
             self._allowed(measured, step, context_kind)
             for measured in self.episodes
@@ -121,7 +126,7 @@ class EpochPlanner:
         )
 
     def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
-        """The rows of an epoch in their order: the episode's index and its plan."""
+        """Plan the rows of an epoch in order: index of the episode and plan."""
         context_kinds = WeightedRoundRobin(self.config.regimes)
         asked = self.config.query_share
         queries = WeightedRoundRobin({True: asked, False: 1 - asked})
@@ -149,7 +154,7 @@ class EpochPlanner:
         queries: WeightedRoundRobin[bool],
         rng: np.random.Generator,
     ) -> list[RowPlan]:
-        """Windows of an episode, drawn at random, that hold `episode_steps` steps; all where it has no more."""
+        """Draw windows of an episode until they contain `episode_steps` steps; all if it has no more."""
         rows, most = list(self._rows(measured, context_kinds, horizons, queries, rng)), self.config.episode_steps
         if not most or measured.episode.last_step <= most:
             return rows
@@ -166,7 +171,7 @@ class EpochPlanner:
         queries: WeightedRoundRobin[bool],
         rng: np.random.Generator,
     ) -> Iterator[RowPlan]:
-        """The windows of an episode: each begins after the last step of the one before."""
+        """Cut an episode into windows; each begins after the last step of the one before."""
         start = 0
         while start < measured.episode.last_step:
             allowed = [
@@ -188,7 +193,7 @@ class EpochPlanner:
             start = last
 
     def _allowed(self, measured: MeasuredEpisode, start: int, context_kind: ContextKind) -> bool:
-        """Whether what the context shows is recorded and leaves room for a step."""
+        """Return True if the texts of the context are recorded and leave room for a step."""
         head, before = (0, max(0, start - 1)) if context_kind in ("observed", "briefed") else (start, start)
         length = measured.head_length(head, context_kind)
         steps = int(measured.ends[start + 1] - measured.ends[before])
@@ -197,11 +202,13 @@ class EpochPlanner:
     def _window(
         self, measured: MeasuredEpisode, start: int, context_kind: ContextKind, rng: np.random.Generator
     ) -> tuple[int, int, int]:
-        """The head of a row whose first target is step start + 1, and its first and last trunk step.
+        """Return the head of a row whose first target is step start + 1, and its first and last trunk step.
 
-        Its trunk's length is drawn log-uniformly; one that opens with a hidden state, which is long, is as long as may
-        be, so that many steps share it. A row with a history keeps the episode's first observation and drops the oldest
-        steps after it, as contexts over the limit do; the last one before the first target always stays.
+        The trunk's length is drawn log-uniformly, except after a hidden state: that is long, so the trunk is as long as
+        allowed
+        and many steps share it. A row with a history keeps the episode's first observation and drops the oldest steps
+        after it,
+        as contexts over the limit do; the last step before the first target always stays.
         """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
         drawn = math.exp(rng.uniform(low, high))
@@ -219,7 +226,7 @@ class EpochPlanner:
     def _end_where_due(
         self, measured: MeasuredEpisode, start: int, last: int, context_kinds: WeightedRoundRobin[ContextKind]
     ) -> int:
-        """An earlier end of a window, where the context that has least can begin, if it can not at `last`."""
+        """Return an earlier end of a window where the most under-served context can begin, if it cannot at `last`."""
         due = context_kinds.next(list(context_kinds.shares))
         if last == measured.episode.last_step or self._allowed(measured, last, due):
             return last
@@ -233,7 +240,7 @@ class EpochPlanner:
         horizons: WeightedRoundRobin[int],
         rng: np.random.Generator,
     ) -> tuple[Branch, ...]:
-        """Branches at random steps of a window, more likely before runs of equal actions, until none is due."""
+        """Draw branches at steps of a window, more likely before runs of equal actions, until none is due."""
         branches: list[Branch] = []
         for step in self._places(measured, start, last, rng):
             if len(branches) == self.config.max_branches:
@@ -246,7 +253,7 @@ class EpochPlanner:
         return tuple(branches)
 
     def _places(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
-        """Steps of a window in the order of a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
+        """Order the steps of a window by a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
         steps = range(start, min(last, measured.episode.last_step - 1) + 1)
         horizon, echo = self.config.max_horizon, self.config.echo_weights.get(measured.episode.env, 1.0)
         weights = np.array(
@@ -264,7 +271,7 @@ class EpochPlanner:
     ) -> tuple[tuple[Branch, ...], int]:
         """Draw state queries at steps of a window until none is due; return them and their target tokens.
 
-        Each follows 0 to K_max - 1 deferred actions, so that a deferred latent must know the state it leads to.
+        Each follows 0 to K_max - 1 deferred actions, so that the deferred latent must encode the state after them.
         """
         branches: list[Branch] = []
         tokens = 0
@@ -293,10 +300,10 @@ class EpochPlanner:
         return [found[i] for i in order]
 
     def _decoded(self, horizons: WeightedRoundRobin[int], reach: int) -> tuple[int, ...]:
-        """The horizons to decode of a branch that can be `reach` deep; none if it is not needed.
+        """Return the horizons to decode of a branch that can be `reach` deep; none if the branch is not needed.
 
-        A trunk with slots is what horizon 1 is served as, so that branches hold deeper ones alone, as many as are due.
-        `supervise: terminal` decodes the deepest alone (LoopWM, equation 19).
+        A trunk with slots is what horizon 1 is served as, so branches decode deeper horizons only, all that are due.
+        `supervise: terminal` decodes the deepest only (LoopWM, equation 19).
         """
         known = [k for k in horizons.shares if k <= reach]
         if self.trunk_is_served:
@@ -307,7 +314,7 @@ class EpochPlanner:
 
 
 def _answers(episode: TokenEpisode, step: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return where the answers to the state queries of a step stand, by where their action does."""
+    """Map the place of each state query of a step to the place of its answer."""
     return dict(episode.query_places(step))
 
 

@@ -1,16 +1,17 @@
 """Training rows: a teacher-forced trunk with deferred branches, all in one masked pass.
 
-The trunk is a context as `format` renders it, and each of its steps one served prediction at horizon 1. A branch leaves
-it after some step: action and state slots for each horizon k. The observation of horizon k hangs off the branch's spine
-in a side branch of its own, so that no later action sees it, and so do the slots of h_0. Branches read the trunk's keys
-and values up to where they left, and nothing of each other.
+The trunk is a context as `loopwm.records.template` renders it, and each of its steps is one served prediction at
+horizon
+1. A branch leaves it after a step: action and state slots for each horizon k. The observation of horizon k is a side
+branch of its own off the branch's spine, so that no later action attends to it, and so are the slots of h_0. Branches
+attend to the trunk up to the step they leave after, and never to each other.
 
     trunk    <|goal|>g .. <|obs|>o0<|end|> <|act|>a1<|state|> <|obs|>o1<|end|> <|act|>a2<|state|> <|obs|>o2<|end|> ..
     branch        at step 1: <|act|>a2<|state|> <|act|>a3<|state|> ..
     h_0           <|state|>
     decode                              <|obs|>o2<|end|>    <|obs|>o3<|end|>
 
-Where the template has no slots in the trunk (`StateSlots`), those of h_0 open the spine.
+If the template has no slots in the trunk (`StateSlots`), those of h_0 open the spine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ QUERY_HORIZON = 17
 """`TreeRow.horizon` of the answers to state queries, above every horizon of a branch: they are reported apart."""
 
 START = -1
-"""`TreeRow.decode` of the slots of h_0 where they hang off the spine."""
+"""`TreeRow.decode` of the slots of h_0 in a side branch."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class TemplateIds:
 
 @dataclass(frozen=True)
 class Branch:
-    """Deferred actions: the step they leave after, the horizons k that are decoded, in order. The deepest one is K.
+    """Deferred actions: the step they follow, and the horizons k that are decoded, ascending. The deepest is K.
 
-    query: the index of a state query that takes the place of the last action, after step `step` + K - 1; None for none.
+    query: index of a state query that replaces the last action, after step `step` + K - 1; None for none.
     """
 
     step: int
@@ -71,10 +72,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What of an episode a row shows.
+    """Part of an episode in a row.
 
-    head: step whose observation opens the context, after what its context kind shows of that step.
-    first, last: the steps after the head that follow in the trunk (first > last: none).
+    head: step whose observation opens the context, after the other texts of the context kind.
+    first, last: steps after the head in the trunk (first > last: none).
     targets_from: first of these whose observation is a target, None for none.
     """
 
@@ -95,11 +96,13 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class BranchStep:
-    """A latent h_k of a branch: the places of its slots in the row, and what the environment did there.
+    """A latent h_k of a branch: places of its slots in the row, and the outcome of the step.
 
-    deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks,
-    empty at horizon 0; weights: of its tokens in the loss. reward: points, NaN where not recorded. state: the look and
-    the inventory after it, None where not recorded.
+    deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks, empty
+    at
+    horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded. state: look and inventory after
+    it,
+    None if not recorded.
     """
 
     places: range
@@ -115,13 +118,13 @@ class BranchStep:
 
 @dataclass
 class TreeRow:
-    """One row of a batch: parallel lists over its tokens, the latents of its branches in order, and those of the steps
-    of its trunk that are targets.
+    """One row of a batch: parallel lists over its tokens, the latents of its branches, and those of target trunk steps.
 
-    limit: trunk tokens a position may see; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
-    decoded there, or START; stage: the horizon a token belongs to, 0 for the trunk and the slots of h_0; label: the
-    next token where it is a target; horizon: that target's horizon, 0 in the trunk; undetermined: whether nothing that
-    the row shows determines that target; weight: of that target in the loss.
+    limit: trunk tokens that a position attends to; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
+    decoded there, or START; stage: horizon that a token belongs to, 0 for the trunk and the slots of h_0; label: the
+    next
+    token if it is a target; horizon: that target's horizon, 0 in the trunk; undetermined: True if no text of the row
+    determines that target; weight: of that target in the loss.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -145,7 +148,7 @@ class TreeRow:
         return int(sum(label != IGNORED for label in self.label))
 
     def append(self, tokens: Sequence[int], position: int, limit: int, branch: int, decode: int, stage: int) -> int:
-        """Adds tokens without targets at consecutive positions; returns the position after them."""
+        """Append tokens without targets at consecutive positions; return the position after them."""
         n = len(tokens)
         self.tokens += tokens
         self.positions += range(position, position + n)
@@ -159,7 +162,7 @@ class TreeRow:
         return position + n
 
     def supervise_last(self, undetermined: Sequence[bool], horizon: int) -> None:
-        """Makes the last tokens targets of the positions before them; `undetermined` says of each whether it is."""
+        """Make the last tokens targets of the positions before them. undetermined: one a target."""
         end = len(self.tokens)
         for i, unknown in enumerate(undetermined, start=end - len(undetermined) - 1):
             self.label[i] = self.tokens[i + 1]
@@ -169,15 +172,16 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """What targets weigh in the loss: by token id, times `opening` for the first of an observation, times
-    `undetermined` for those that nothing shown determines."""
+    """Weights of targets in the loss: by token id, times `opening` for the first of an observation, times
+    `undetermined`.
+    """
 
     tokens: Mapping[int, float] = field(default_factory=dict)
     opening: float = 1.0
     undetermined: float = 1.0
 
     def of(self, labels: Sequence[int], undetermined: Sequence[bool]) -> list[float]:
-        """One weight a position, 1 where there is no target. Targets of one observation stand side by side."""
+        """Return one weight a position, 1 without a target. Targets of one observation are adjacent."""
         weights = [
             self.tokens.get(label, 1.0) * (self.undetermined if unknown else 1.0)
             for label, unknown in zip(labels, undetermined, strict=True)
@@ -189,9 +193,9 @@ class TargetWeights:
 
 
 class RowBuilder:
-    """Lays out rows of episodes by their plans.
+    """Build rows of episodes by their plans.
 
-    weights: of targets in the loss, by world. What it does not name weighs 1.
+    weights: of targets in the loss, by world; 1 for worlds that are not named.
     """
 
     def __init__(
@@ -216,11 +220,11 @@ class RowBuilder:
         return self.weights.get(episode.env, TargetWeights())
 
     def head(self, episode: TokenEpisode, step: int, context_kind: ContextKind) -> list[int]:
-        """Tokens up to the end of the first shown observation. Raises ValueError if what it shows is not recorded."""
+        """Return the tokens up to the end of the first observation. Raises ValueError if a text was not recorded."""
         tokens: list[int] = []
         for mark, text in episode.head(step, context_kind).items():
             if text is None:
-                raise ValueError(f"step {step} has no {mark}, which a row of context {context_kind} shows")
+                raise ValueError(f"step {step}: must have {mark} for a row of context {context_kind}, got none")
             tokens += [getattr(self.ids, mark), *text]
         return tokens + self._observation(episode, step)
 
@@ -228,7 +232,7 @@ class RowBuilder:
         return [self.ids.obs, *episode.observations[step], self.ids.end]
 
     def _trunk(self, row: TreeRow, episode: TokenEpisode, plan: RowPlan, facts: RowFacts) -> dict[int, int]:
-        """Appends the trunk; returns the trunk length after each of its steps."""
+        """Append the trunk; return the trunk length after each of its steps."""
         position = self._trunk_part(row, self.head(episode, plan.head, plan.context_kind), 0)
         ends = {plan.head: position}
         for step in range(plan.first, plan.last + 1):
@@ -253,7 +257,7 @@ class RowBuilder:
     def _branch(
         self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch, facts: RowFacts
     ) -> None:
-        """Appends the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
+        """Append the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
         state = self._state_after(episode, branch.step)
         row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
@@ -284,7 +288,7 @@ class RowBuilder:
         return episode.queries_at(branch.step + branch.deepest - 1)[branch.query]
 
     def _latent(self, episode: TokenEpisode, step: int, places: range, undetermined: Sequence[bool]) -> BranchStep:
-        """Return a step of the trunk, which is a branch of one action."""
+        """Return a step of the trunk as a branch of one action."""
         observation = self._observation(episode, step)
         weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
         outcome, state = self._outcome(episode, step), self._state_after(episode, step)
@@ -297,7 +301,7 @@ class RowBuilder:
 
     @staticmethod
     def _outcome(episode: TokenEpisode, step: int) -> tuple[float, bool]:
-        """Return the reward of a step, NaN where none is recorded, and whether the episode ends there."""
+        """Return the reward of a step, NaN if not recorded, and True if the episode ends there."""
         return float(episode.rewards[step]), bool(episode.dones[step])
 
     def _slots_at_end(self, row: TreeRow) -> range:
@@ -305,14 +309,14 @@ class RowBuilder:
 
 
 Layout = Callable[[TreeRow], Sequence[int]]
-"""The block of columns each token of a row goes to: 0 the trunk, in its row's order within a block."""
+"""Function from a row to the block of columns of each token; 0 is the trunk. Blocks keep the row's order."""
 
 
 def trunk_and_branches(row: TreeRow) -> Sequence[int]:
-    """The layout for one pass: the trunk, then everything else."""
+    """Lay out for one pass: the trunk, then everything else."""
     return [min(branch, 1) for branch in row.branch]
 
 
 def by_stage(row: TreeRow) -> Sequence[int]:
-    """The layout for stages: the trunk, the slots of h_0, then what belongs to horizon 1, 2, .."""
+    """Lay out for stages: the trunk, the slots of h_0, then the tokens of horizon 1, 2, .."""
     return [0 if branch == 0 else stage + 1 for branch, stage in zip(row.branch, row.stage, strict=True)]

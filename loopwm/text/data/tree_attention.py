@@ -1,4 +1,4 @@
-"""Attention of training rows: a trunk that is causal, and branches that see their trunk and themselves."""
+"""Attention of training rows: a causal trunk, and branches that attend to their trunk and themselves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from loopwm.core.training_attention import training_attention
 
 @dataclass(frozen=True)
 class TreeMask:
-    """Who sees whom in a batch whose first `trunk` columns are trunks: there attention is plainly causal.
+    """Attention mask of a batch whose first `trunk` columns are trunks, where attention is causal.
 
-    branches: (B, 1, L - trunk, L) bool, True where a branch position may look.
+    branches: (B, 1, L - trunk, L) bool, True where a branch position attends.
     """
 
     trunk: int
@@ -28,12 +28,12 @@ class TreeMask:
         return TreeMask(self.trunk, self.branches[rows])
 
     def stage(self, start: int, end: int) -> TreeMask:
-        """What columns start .. end may see of all columns before `end`. `start` is 0 or at least the trunk's end."""
+        """Cut the mask to queries start .. end and keys before `end`. `start` is 0 or at least the trunk's end."""
         skipped = max(0, start - self.trunk)
         return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention (B, H, L, E) of new queries, whose keys are the last of k; k, v: (B, G, S, E)."""
+        """Attend with new queries, whose keys are the last of k: (B, H, L, E); k, v: (B, G, S, E)."""
         k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
         t, parts = self.trunk, []
         if t:
@@ -44,13 +44,15 @@ class TreeMask:
 
 
 KEYS_MULTIPLE, QUERIES_MULTIPLE = 64, 16
-"""Branches look at so many trunk columns and take so many of their own at a time, so that few shapes come up."""
+"""Multiples of trunk columns and own columns of a branch's attention, so that few shapes occur."""
 
 
 @dataclass(frozen=True)
 class BranchSpan:
-    """Columns start .. end of a branch, counted from the trunk's end, and what they see of the trunk's columns before
-    `limit` and of the branch itself: `visible` (end - start, limit + end - start), bool over both."""
+    """Columns start .. end of a branch, counted from the trunk's end, which attends to trunk columns before `limit`.
+
+    visible: (end - start, limit + end - start) bool over these trunk columns and the branch's own.
+    """
 
     start: int
     end: int
@@ -60,9 +62,9 @@ class BranchSpan:
 
 @dataclass(frozen=True)
 class BranchMask:
-    """A `TreeMask` taken apart: every branch by itself looks at its trunk and at itself, and at nothing else.
+    """A `TreeMask` split by branches: each attends to its trunk and itself, and no other column is computed.
 
-    rows: the branches of each row in the order of their columns, without gaps. Padding sees nothing and gets zeros.
+    rows: branches of each row in the order of their columns, without gaps. Padding attends to nothing and gets zeros.
     """
 
     trunk: int
@@ -72,9 +74,9 @@ class BranchMask:
         return BranchMask(self.trunk, tuple(self.rows[i] for i in rows.tolist()))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention (B, H, L, E); k, v: (B, G, L, E)."""
+        """Attend: (B, H, L, E); k, v: (B, G, L, E)."""
         sizes = [self.trunk, q.shape[2] - self.trunk]
-        # Every tensor is cut up once: each slice by itself would send back a gradient of the whole tensor's size.
+        # Split every tensor once: each separate slice would back-propagate a gradient of the whole tensor's size.
         (trunk_q, branch_q), (trunk_k, branch_k), (trunk_v, branch_v) = (x.split(sizes, dim=2) for x in (q, k, v))
         trunk = training_attention(trunk_q, trunk_k, trunk_v)
         parts = (trunk_k, trunk_v, branch_q, branch_k, branch_v)
@@ -85,7 +87,7 @@ class BranchMask:
 def _attend_branches(
     spans: Sequence[BranchSpan], trunk_k: Tensor, trunk_v: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Attention of a row's branch columns (H, L, E), one call a branch; their k, v (G, L, E), the trunk's (G, P, E)."""
+    """Attend for a row's branch columns (H, L, E), one call a branch; their k, v (G, L, E), the trunk's (G, P, E)."""
     padding = q.shape[1] - (spans[-1].end if spans else 0)
     sizes = [span.end - span.start for span in spans] + [padding]
     limits = sorted({span.limit for span in spans})
@@ -101,15 +103,15 @@ def _attend_branches(
 
 
 def _looked_up_evenly(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """Attention of one branch (H, L, E), computed as a branch of the next multiple of columns."""
+    """Attend for one branch (H, L, E), padded to the next multiple of columns."""
     length = q.shape[1]
     more = -length % QUERIES_MULTIPLE
     q, k, v = (F.pad(x, (0, 0, 0, more))[None] for x in (q, k, v))
     visible = F.pad(visible, (0, more, 0, more))
-    visible[length:, 0] = True  # a query that saw nothing would be not a number
+    visible[length:, 0] = True  # a softmax over no keys would be NaN
     return training_attention(q, k, v, visible)[0, :, :length]
 
 
 def tree_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: TreeMask | BranchMask) -> Tensor:
-    """An `Attend` for training rows: no cache, every slot alike. Trunk queries never pay for the branches."""
+    """Attend for training rows, without a cache, the same in every slot. Trunk queries do not pay for the branches."""
     return mask.attend(q, k, v).transpose(1, 2).flatten(2)

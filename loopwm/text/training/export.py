@@ -1,4 +1,4 @@
-"""A checkpoint of a text run as a model that can be served and evaluated, while the run goes on.
+"""Export a checkpoint of a text run as a model to serve and evaluate, while the run continues.
 
 python -m loopwm.text.training.export --checkpoint runs/mine/checkpoints/step-00000400 --out runs/mine-400
 """
@@ -23,11 +23,11 @@ from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.program import coefficients, export_model, model_config
 
 WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
-"""As accelerate names them in a checkpoint."""
+"""File names that accelerate uses in a checkpoint."""
 
 
 def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> None:
-    """Takes a checkpoint's weights, or their average where the run keeps one. Raises InputError."""
+    """Load a checkpoint's weights, or their average if the run keeps one. Raises InputError."""
     file = checkpoint / (AVERAGE if averaged else WEIGHTS)
     try:
         if averaged:
@@ -40,7 +40,7 @@ def load_weights(objective: TextObjective, checkpoint: Path, averaged: bool) -> 
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> None:
-    """Raises InputError for what is no checkpoint of a text run."""
+    """Export a checkpoint. Raises InputError if it is not one of a text run."""
     config = load_config(checkpoint.parent.parent / "config.yaml")
     tokenizer = load_tokenizer()
     model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))

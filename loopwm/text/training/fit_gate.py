@@ -3,9 +3,9 @@
     python -m loopwm.text.training.fit_gate --model loopwm/pretrained --config configs/text-small.yaml \\
         --steps 100 --out runs/gated
 
-One pass of T loops gives h^(1) .. h^(T), and each is read out and scored. What loop t gains is the label of having
-gone on to it: for a decoded token by its own loss, for a transition by the mean loss of the observation decoded there.
-Both kinds of decision count equally, however many tokens an observation has.
+One pass of T loops gives h^(1) .. h^(T), and each is read out and scored. The gain of loop t is the label for running
+it: for a decoded token by its own loss, for a transition by the mean loss of the observation decoded there. Both kinds
+of decision count equally, whatever the length of observations.
 
 Shape suffixes: B rows, L columns, N decisions, T loops, D width.
 """
@@ -45,7 +45,7 @@ from loopwm.text.training.program import TextProgram, export_model
 
 @dataclass(frozen=True)
 class Decisions:
-    """Places where a gate decides. states: (N, T, D), pooled, after every loop. loss: (N, T), had it left there."""
+    """Exit decisions. states: (N, T, D), pooled, after every loop. loss: (N, T), after exit there."""
 
     states: Tensor
     loss: Tensor
@@ -53,8 +53,12 @@ class Decisions:
 
 @dataclass(frozen=True)
 class Fit:
-    """A gate on held-out decisions. loss: its binary cross-entropy; constant: that of the best gate that ignores the
-    state; gates and labels: means for t = 2 .. T."""
+    """Result on held-out decisions.
+
+    loss: binary cross-entropy of the gate; constant: of the best gate that ignores the state; gates and labels: means
+    for
+    t = 2 .. T.
+    """
 
     loss: float
     constant: float
@@ -63,7 +67,7 @@ class Fit:
 
 
 def with_gate(model: LoopWMForCausalLM) -> tuple[LoopWMForCausalLM, ExitGate]:
-    """The model, frozen, and its gate, which alone can be trained; a fresh one if it had none."""
+    """Return the frozen model and its gate, the only trainable part; a new gate if the model has none."""
     weights = model.state_dict()
     gated = LoopWMForCausalLM(LoopWMConfig.from_dict(model.config.to_dict() | {"exit_gate": True})).eval()
     gate = gated.model.core.gate
@@ -77,7 +81,7 @@ def with_gate(model: LoopWMForCausalLM) -> tuple[LoopWMForCausalLM, ExitGate]:
 
 @torch.no_grad()
 def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int) -> tuple[Decisions, Decisions]:
-    """Those of a batch's decoded tokens, and those of its transitions."""
+    """Return the decisions of a batch's decoded tokens, and those of its transitions."""
     mask = one_pass_mask(model.config, batch)
     states = model.model.trajectory(batch.tokens, mask, batch.positions, limit)
     wanted = batch.label != IGNORED
@@ -91,7 +95,7 @@ def decisions(model: LoopWMForCausalLM, batch: TreeBatch, limit: int) -> tuple[D
 
 
 def _transitions(batch: TreeBatch, states: Sequence[Tensor], loss_NT: Tensor) -> Decisions:
-    """One for each step whose observation is a target, of branches and of the trunk. It follows the step's slots."""
+    """Return one decision for each step of branches and trunk whose observation is a target."""
     wanted = batch.label != IGNORED
     loss_BLT = loss_NT.new_zeros(*wanted.shape, loss_NT.shape[1], dtype=torch.float64)
     loss_BLT[wanted] = loss_NT.double()
@@ -107,20 +111,22 @@ def _transitions(batch: TreeBatch, states: Sequence[Tensor], loss_NT: Tensor) ->
 
 
 def gate_loss(gate: ExitGate, batches: Sequence[tuple[Decisions, ...]]) -> Tensor:
-    """Mean over the kinds of decisions that there are of their mean loss in all batches, however rows are cut into
-    these. batches: the kinds of each."""
+    """Return the mean over kinds of decisions of their mean loss in all batches, independent of the cut into batches.
+
+    batches: the kinds of each.
+    """
     kinds = [[part for part in kind if len(part.loss)] for kind in zip(*batches, strict=True)]
     return torch.stack([_mean_loss(gate, parts) for parts in kinds if parts]).mean()
 
 
 def _mean_loss(gate: ExitGate, parts: Sequence[Decisions]) -> Tensor:
-    """Of all decisions of the parts, none of which is empty."""
+    """Return the mean loss of all decisions of the parts, none of which is empty."""
     decided = sum(len(part.loss) for part in parts)
     return torch.stack([continue_loss(gate(p.states), p.loss)[0] * (len(p.loss) / decided) for p in parts]).sum()
 
 
 def _rms(states: Sequence[Tensor]) -> float:
-    """Root of the mean square of all their elements."""
+    """Return the root mean square of all elements."""
     squares = sum(state.double().square().sum().item() for state in states)
     return math.sqrt(squares / sum(state.numel() for state in states))
 
@@ -133,9 +139,9 @@ def fit_gate(
     limit: int,
     rate: float,
 ) -> None:
-    """Adam on the gate alone, one step a global batch, the rate falling linearly to zero.
+    """Fit the gate by Adam, one step a global batch; the rate falls linearly to zero.
 
-    The weights' rate is a share of 1 / rms(h), so that it fits models whose states differ in size.
+    The weights' rate is relative to 1 / rms(h), so that it suits models whose states differ in size.
     """
     groups: list[dict[str, Any]] = [{"params": [gate.linear.weight]}, {"params": [gate.linear.bias]}]
     optimizer = torch.optim.Adam(groups)
@@ -156,7 +162,7 @@ def fit_gate(
 
 @torch.no_grad()
 def judge(kinds: Sequence[Decisions], gate: ExitGate) -> Fit:
-    """How the gate does on decisions of one kind."""
+    """Evaluate the gate on decisions of one kind."""
     states, losses = (torch.cat(part) for part in zip(*((k.states, k.loss) for k in kinds), strict=True))
     labels = continue_labels(losses)
     best = labels.mean(0).expand_as(labels)
@@ -169,22 +175,22 @@ def judge(kinds: Sequence[Decisions], gate: ExitGate) -> Fit:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Loads, fits, judges on the dev shards and writes the checkpoint. Raises InputError."""
+    """Load, fit, evaluate on the dev shards and write the checkpoint. Raises InputError."""
     if arguments.out.exists():
         raise InputError(f"--out: {arguments.out} exists already")
     if arguments.steps < 1:
-        raise InputError(f"--steps: {arguments.steps} is below 1")
+        raise InputError(f"--steps: must be at least 1, got {arguments.steps}")
     config = load_config(arguments.config, arguments.overrides)
     source, tokenizer = load_checkpoint(arguments.model)
     limit = arguments.limit or min(source.config.max_loops, round(2 * source.config.mu_rec))
     if not 2 <= limit <= source.config.max_loops:
-        raise InputError(f"--limit: {limit} is not in 2 .. max_loops = {source.config.max_loops}")
+        raise InputError(f"--limit: must be 2 to max_loops = {source.config.max_loops}, got {limit}")
     program = TextProgram(config)
     if source.config.propagate != "none":
-        raise InputError("--model: a gate is fitted to a model with propagate none")
+        raise InputError(f"--model: must have propagate none, got {source.config.propagate}")
     for key in ("state_slots", "slots_in_trunk", "propagate"):
         if getattr(program.model_config, key) != (has := getattr(source.config, key)):
-            raise InputError(f"model.overrides.{key}: the checkpoint has {has}")
+            raise InputError(f"model.overrides.{key}: must be {has} as in the checkpoint")
     torch.manual_seed(config.run.seed)
     model, gate = with_gate(source)
     device = use_device("auto")

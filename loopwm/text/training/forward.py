@@ -1,7 +1,4 @@
-"""Training rows through the model: in one pass, or stage by stage where a latent is carried from step to step.
-
-The second is `loopwm/text/model/propagation.py`.
-"""
+"""Forward pass of training rows: at once, or in stages with carried latents (`loopwm/text/model/propagation.py`)."""
 
 from __future__ import annotations
 
@@ -40,17 +37,17 @@ class RowOutput:
 
 
 def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:
-    """Who sees whom, by `decode_sees`."""
+    """Return the attention mask by `decode_sees`."""
     return batch.attention_mask() if config.decode_sees == "all" else batch.state_mask()
 
 
 def one_pass_mask(config: LoopWMConfig, batch: TreeBatch) -> BranchMask:
-    """The same for a batch laid out for one pass, which computes what is seen alone."""
+    """Return the mask of a batch laid out for one pass, which computes only visible columns."""
     return branch_mask(batch, row_mask(config, batch))
 
 
 def run_rows(model: LoopWMModel, batch: TreeBatch, depth: DepthPlan | int) -> RowOutput:
-    """Runs a batch as the model's configuration lets its columns see and carry.
+    """Run a batch by the model's `decode_sees` and `propagate`.
 
     Raises ValueError if the model carries latents and the batch is not laid out `by_stage`.
     """

@@ -1,10 +1,11 @@
-"""The training objective of text worlds: each part returns (loss, diagnostics).
+"""Training objective of text worlds; each part returns (loss, diagnostics).
 
     L = (sum_tokens l_obs + lambda_r sum_k l_rew + lambda_c sum_k l_cont + gamma sum_k l_bag
          + delta sum_k l_state + alpha sum_branches L_consist + beta sum_branches L_contract) / tokens
 
-Every sum runs over the global batch, so that the loss does not depend on how the batch is cut. Diagnostics beside those
-of the observation loss are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
+Every sum runs over the global batch, so that the loss does not depend on the cut into micro-batches. Diagnostics,
+except
+those of the observation loss, are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.forward import RowOutput, run_rows
 
 Term = tuple[Tensor, dict[str, Tensor]]
-"""A loss, summed, and its diagnostics."""
+"""Summed loss and its diagnostics."""
 
 MEDIAN_STEPS = 256
-"""Optimiser steps over which the median of C_max runs."""
+"""Optimiser steps in the median of C_max."""
 
 TINY = 1e-12
-"""Under the root of a norm, whose slope at zero is infinite."""
+"""Added under the root of a norm, whose slope at zero is infinite."""
 
 
 def observation_loss(
@@ -45,12 +46,22 @@ def observation_loss(
 ) -> Term:
     """Cross-entropy of observation tokens (LoopWM, equation 10: l_obs), weighted, summed and divided by `normaliser`.
 
-    loss_N: of each target, in nats. right_N: whether it was the likeliest token. starts_N: whether an observation
-    starts there, whose targets are all those before the next start. undetermined_N: whether nothing that was shown
-    determines the target. Diagnostics, each (QUERY_HORIZON + 1,) by horizon, the trunk at 0 and answers to state
-    queries at the end: summed loss in nats without weights, targets, right tokens, observations, and those of them
-    whose tokens are all right: `exact`, what greedy decoding would match; loss and number of undetermined targets;
-    `answerable` observations, which have none, and those of them that are exact.
+    Args:
+        loss_N: loss of each target, in nats.
+        weight_N: weight of each target.
+        right_N: True if the target was the most probable token.
+        horizon_N: horizon of each target, 0 in the trunk.
+        starts_N: True where an observation starts; its targets are all before the next start.
+        undetermined_N: True if no shown text determines the target.
+        normaliser: target tokens of the global batch.
+
+    Returns:
+        The loss and diagnostics, each (QUERY_HORIZON + 1,) by horizon, answers to state queries last: unweighted loss
+        in
+        nats, targets, right tokens, observations, and `exact` ones, all of whose tokens are right, as greedy decoding
+        would
+        match; loss and number of undetermined targets; `answerable` observations, which have none, and exact ones of
+        them.
     """
 
     def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
@@ -78,7 +89,7 @@ def observation_loss(
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What the environment did at steps, each (N,): supervised, reward in points, done."""
+    """Outcomes of steps, each (N,): supervised, reward in points, done."""
 
     supervised: Tensor
     reward: Tensor
@@ -86,12 +97,12 @@ class Outcomes:
 
     @classmethod
     def of(cls, steps: Sequence[BranchSteps]) -> Outcomes:
-        """Those of all these steps, in their order."""
+        """Concatenate the outcomes of steps."""
         return cls(*(torch.cat([getattr(s, field.name) for s in steps]) for field in fields(cls)))
 
     @property
     def recorded(self) -> Tensor:
-        """Those that are charged: rewards nobody recorded do not count."""
+        """Supervised steps with a recorded reward, (N,) bool."""
         return self.supervised & ~self.reward.isnan()
 
 
@@ -108,7 +119,7 @@ def reward_loss(logits_NK: Tensor, outcomes: Outcomes) -> Term:
 
 
 def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
-    """Binary cross-entropy of "the world goes on" at supervised steps (LoopWM, equation 10: l_cont), summed.
+    """Binary cross-entropy of continuation at supervised steps (LoopWM, equation 10: l_cont), summed.
 
     Diagnostics: continue_loss and continue_accuracy.
     """
@@ -120,10 +131,14 @@ def continuation_loss(logits_N: Tensor, outcomes: Outcomes) -> Term:
 
 
 def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor) -> Term:
-    """sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, equation 20).
+    """Sum over branches of 1/(K-1) sum_{k=1}^{K-1} |g_omega(h_k) - e*_k|^2 (LoopWM, equation 20).
 
-    Both sides are unit vectors (N, D) at the N steps between; `deepest_N` holds the K of their branches, and
-    `reference_ND` carries no gradient. Diagnostics: consistency_loss, of one branch.
+    Both sides are unit vectors (N, D) at the N steps between. Diagnostics: consistency_loss, of one branch.
+
+    Args:
+        summary_ND: g_omega(h_k).
+        reference_ND: e*_k; receives no gradient.
+        deepest_N: K of the steps' branches.
     """
     distance = (summary_ND - reference_ND.detach()).square().sum(-1)
     share = 1 / (deepest_N - 1)
@@ -132,7 +147,7 @@ def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor
 
 
 def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
-    """sum over branches of max(0, sum_k rms(h_{k+1} - h_k) - K C_max) (LoopWM, equation 22).
+    """Sum over branches of max(0, sum_k rms(h_{k+1} - h_k) - K C_max) (LoopWM, equation 22).
 
     The norm is a root mean square over slots and width, so that C_max does not depend on the width. Diagnostics:
     contraction_loss of a branch, latent_step_rms of a step, first_step_rms of the step from h_0.
@@ -148,31 +163,34 @@ def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
 
 
 def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) -> Term:
-    """Cross-entropy of one distribution over the vocabulary against the distinct tokens of o_k, in parts as they weigh,
-    summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss).
+    """Cross-entropy of one distribution over the vocabulary against the distinct tokens of o_k, in proportion to their
+    weights.
 
-    A plan decodes its last step alone, so that only what is decoded then teaches the latents before. This one
-    asks each of them what happened at its step: a later action reads there that an earlier one was refused. It is
-    ours, not LoopWM's. Steps whose tokens weigh nothing are left out. Diagnostics: bag_loss, of a step.
+    Summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss). A deferred plan
+    decodes
+    its last step only, so only that observation would train the latents before. This term trains each latent on its own
+    step, so that a later action can read that an earlier one was refused. Ours, not LoopWM's. Steps without weights are
+    left out. Diagnostics: bag_loss, of a step.
     """
     target_NV = logits_NV.new_zeros(logits_NV.shape, dtype=torch.float32)
     target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")
-    told = target_NV.sum(1) > 0
-    target_NV = target_NV[told] / target_NV[told].sum(1, keepdim=True)
-    loss = F.cross_entropy(logits_NV[told].float(), target_NV, reduction="none")
+    weighted = target_NV.sum(1) > 0
+    target_NV = target_NV[weighted] / target_NV[weighted].sum(1, keepdim=True)
+    loss = F.cross_entropy(logits_NV[weighted].float(), target_NV, reduction="none")
     return loss.sum(), {"bag_loss": _pair(loss)}
 
 
 def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
-    """Binary cross-entropy of the tokens that look and inventory hold after each step, summed over all of them.
+    """Binary cross-entropy of the tokens of look and inventory after each step, summed over all of them.
 
-    An observation such as "The door is now open." names no place, so the latent of a deferred action is taught the
-    state that it leads to. It is ours, not LoopWM's. Steps whose state was not recorded are left out.
+    An observation such as "The door is now open." names no place, so the latent of a deferred action is trained on the
+    state
+    that it leads to. Ours, not LoopWM's. Steps without a recorded state are left out.
 
     Args:
         logits_NSV: of each token in each text, from `StateHead`.
-        steps: whose `state` holds the texts.
-        pad_id: the token that pads them.
+        steps: steps with their `state` texts.
+        pad_id: padding of the texts.
 
     Diagnostics: state_loss, of a step.
     """
@@ -186,7 +204,9 @@ def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
 
 @torch.no_grad()
 def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
-    """state_rms and last_step_rms: the rms of h^(T) and of its last step in each row's batch, as pairs over rows."""
+    """Return state_rms and last_step_rms, the rms of h^(T) and of its last step in each row's batch, as pairs over
+    rows.
+    """
     real, rows = batch.branch >= 0, len(batch.row_ids)
     state, previous = out.state[real], out.previous_state[real]
     norms = {"state_rms": state, "last_step_rms": state - previous}
@@ -194,7 +214,7 @@ def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
 
 
 def _pair(values: Tensor) -> Tensor:
-    """Sum and number of some values."""
+    """Return the sum and the number of values."""
     return torch.stack((values.detach().sum(), torch.tensor(float(len(values)), device=values.device)))
 
 
@@ -211,10 +231,11 @@ class Coefficients:
 
 
 class TextObjective(nn.Module):
-    """A model with its loss, in one module so that data parallel wrappers see one forward.
+    """Model and loss in one module, so that data-parallel wrappers see one forward.
 
-    `first_steps` are the rms of the step from h_0 to h_1 in the last optimiser steps, the newest at the end. They are a
-    buffer, so that they are saved and resumed with a run.
+    first_steps: rms of the step from h_0 to h_1 in the last optimiser steps, the newest last. A buffer, so that it is
+    saved
+    and resumed with a run.
     """
 
     first_steps: Tensor
@@ -229,7 +250,7 @@ class TextObjective(nn.Module):
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
-        """Loss of a batch (LoopWM, equation 10); `normaliser` is the number of targets of the whole global batch.
+        """Compute the loss of a batch (LoopWM, equation 10); `normaliser` is the number of targets of the global batch.
 
         Diagnostics: those of every term, and state_rms and last_step_rms of the recurrence.
         """
@@ -255,10 +276,10 @@ class TextObjective(nn.Module):
         return loss, diagnostics | recurrence_norms(batch, out)
 
     def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
-        """The terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""
+        """Yield the terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""
         model, weights, steps = self.model.model, self.coefficients, batch.steps
         h_NMD = steps.at_slots(out.latent)
-        measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged, and free where it is off
+        measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged; detached, it costs nothing
         yield weights.contraction, contraction_loss(measured, steps, self.c_max())
         if model.heads is not None:
             charged = (steps, batch.trunk_steps)
@@ -276,17 +297,19 @@ class TextObjective(nn.Module):
             yield weights.state, self._state(self.state_head, out.state, (steps, batch.trunk_steps))
 
     def _bag_of_words(self, bag: BagHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
-        """The term of all these steps, whose latents are read before the coda: later columns see what goes into it and
-        not what comes out."""
+        """Compute the bag-of-words term of all steps.
+
+        Read before the coda: later columns attend to the coda's input, not to its output.
+        """
         terms = [
             bag_of_words_loss(self.model.lm_head(bag(s.at_slots(state))), s.observation, s.observation_weight)
             for s in groups
         ]
-        loss, found = (sum(parts[1:], parts[0]) for parts in zip(*((t, n["bag_loss"]) for t, n in terms), strict=True))
-        return loss, {"bag_loss": found}
+        loss, total = (sum(parts[1:], parts[0]) for parts in zip(*((t, n["bag_loss"]) for t, n in terms), strict=True))
+        return loss, {"bag_loss": total}
 
     def _state(self, head: StateHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
-        """The state loss of all these steps, read before the coda as the bag of words is."""
+        """Compute the state term of all steps, read before the coda as the bag of words is."""
         embedding_VD, pad_id = self.model.lm_head.weight, self.model.config.pad_token_id
         assert pad_id is not None
         terms = [state_loss(head(s.at_slots(state), embedding_VD), s, pad_id) for s in groups]
@@ -294,9 +317,9 @@ class TextObjective(nn.Module):
         return loss, {"state_loss": total}
 
     def c_max(self) -> Tensor:
-        """C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite before the first one."""
+        """Return C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite at first."""
         return (2 * self.first_steps.nanmedian()).nan_to_num(nan=torch.inf)
 
     def remember_first_step(self, rms: float) -> None:
-        """Takes the mean rms of an optimiser step's steps from h_0 to h_1 into the running median."""
+        """Add the mean rms of an optimiser step's steps from h_0 to h_1 to the running median."""
         self.first_steps.copy_(torch.cat((self.first_steps[1:], self.first_steps.new_tensor([rms]))))

@@ -1,4 +1,4 @@
-"""The text system as a program of the trainer: builds the model, streams batches, evaluates, exports."""
+"""Text system as a program of the trainer: builds the model, streams batches, evaluates, exports."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ HEAD_OF = {
     "continue_coef": "prediction_heads",
     "consistency_coef": "monitor_head",
 }
-"""The switch of the model without which a coefficient has nothing to weigh."""
+"""Switch of the model that a coefficient requires."""
 SAMPLERS = {
     "per_sequence": DepthPlan.sample,
     "per_batch": DepthPlan.sample_batch,
     "fixed": DepthPlan.constant,
 }
-"""How `depth.sampling` draws."""
+"""Depth plans by `depth.sampling`."""
 
 DEV_SEED = 0
-"""Of every run, whatever its own: dev rows are the same for all."""
+"""Seed of the dev rows in every run, so that runs are compared on the same rows."""
 
 
 @dataclass(frozen=True)
 class DevBatch:
-    """Rows of one world and policy, which `name` tells."""
+    """Rows of one world and policy, its `name`."""
 
     name: str
     rows: TreeBatch
@@ -80,9 +80,9 @@ def template_ids(tokenizer: PreTrainedTokenizerFast) -> TemplateIds:
 
 
 def model_config(model: ModelConfig, vocab_size: int) -> LoopWMConfig:
-    """What the preset and its overrides make. Raises InputError."""
+    """Apply overrides to a preset. Raises InputError."""
     if model.preset not in PRESETS:
-        raise InputError(f"model.preset: {model.preset!r} is not one of {', '.join(PRESETS)}")
+        raise InputError(f"model.preset: must be one of {', '.join(PRESETS)}, got {model.preset!r}")
     unknown = set(model.overrides) - set(LoopWMConfig().to_dict())
     if unknown:
         raise InputError(f"model.overrides.{min(unknown)}: unknown key")
@@ -103,7 +103,7 @@ def new_model(
     if config.model.weights:
         given, known = load_checkpoint(Path(config.model.weights))
         if known.get_vocab() != tokenizer.get_vocab():
-            raise InputError(f"model.weights: {config.model.weights} has another tokenizer")
+            raise InputError(f"model.weights: must have the frozen tokenizer, got another in {config.model.weights}")
         try:
             gate = "model.core.gate."
             model.load_state_dict({k: weight for k, weight in given.state_dict().items() if not k.startswith(gate)})
@@ -116,7 +116,7 @@ def new_model(
 
 
 def coefficients(c: ObjectiveConfig) -> Coefficients:
-    """Weights of the loss's terms as a configuration has them."""
+    """Collect the weights of the loss's terms."""
     return Coefficients(
         c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef, c.state_coef
     )
@@ -129,7 +129,7 @@ class TextProgram:
 
     def __init__(self, config: TrainingConfig) -> None:
         if not config.data.train:
-            raise InputError("data.train: at least one shard folder is needed")
+            raise InputError("data.train: must name a shard folder, got none")
         self.config = config
         self.micro_batches = config.batch.micro_batches
         self.tokenizer = load_tokenizer()
@@ -146,18 +146,18 @@ class TextProgram:
         self.dev_stream = self._stream(_episodes(config.data.dev), DEV_SEED) if config.data.dev else None
 
     def _training_episodes(self) -> TrainingEpisodes | None:
-        """Those of the data, and of the weights that the run begins with; None where these have no record."""
+        """Return the episodes of the data and of the initial weights; None if the weights have no record of theirs."""
         episodes = TrainingEpisodes.of_shards(map(Path, self.config.data.train))
         weights = self.config.model.weights
         return episodes.joined(TrainingEpisodes.load(Path(weights))) if weights else episodes
 
     def _check_names(self, episodes: Sequence[TokenEpisode]) -> None:
-        """Raises InputError for a world or a task that a key names and no episode of training is of."""
+        """Raise InputError for a world or task that a key names and that has no training episode."""
         data, objective = self.config.data, self.config.objective
         held = {(episode.env, episode.task) for episode in episodes}
         for env, task in ((env, task) for env, tasks in data.tasks.items() for task in tasks):
             if (env, task) not in held:
-                raise InputError(f"data.tasks.{env}.{task}: data.train holds no episode of it")
+                raise InputError(f"data.tasks.{env}.{task}: must have an episode in data.train, got none")
         by_world = {
             "data.echo_weights": data.echo_weights,
             "objective.integer_weights": objective.integer_weights,
@@ -165,12 +165,12 @@ class TextProgram:
         }
         for key, env in ((key, env) for key, weights in by_world.items() for env in weights):
             if env not in {world for world, _ in held}:
-                raise InputError(f"{key}.{env}: data.train holds no episode of it")
+                raise InputError(f"{key}.{env}: must have an episode in data.train, got none")
 
     def _coefficients(self) -> Coefficients:
         for key, head in HEAD_OF.items():
             if getattr(self.config.objective, key) > 0 and not getattr(self.model_config, head):
-                raise InputError(f"objective.{key}: needs model.overrides.{head}")
+                raise InputError(f"objective.{key}: must be 0 without model.overrides.{head}")
         return coefficients(self.config.objective)
 
     def _stream(self, episodes: Sequence[TokenEpisode], seed: int) -> BatchStream:
@@ -217,7 +217,9 @@ class TextProgram:
         )
 
     def evaluation_batches(self) -> list[DevBatch]:
-        """The rows of the first `eval_batches` steps of the dev stream, the same every time, by world and policy."""
+        """Return the rows of the first `eval_batches` steps of the dev stream, the same every time, by world and
+        policy.
+        """
         if self.dev_stream is None:
             return []
         sources: dict[str, list[PlannedRow]] = {}
@@ -241,7 +243,7 @@ class TextProgram:
         return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
 
     def normaliser(self, batches: Sequence[TreeBatch]) -> float:
-        """Target tokens of a global batch."""
+        """Count the target tokens of a global batch."""
         return sum(batch.targets for batch in batches)
 
     def loss(
@@ -253,7 +255,7 @@ class TextProgram:
         return loss, diagnostics | work | counts(batch, sum(plan.loops), loss.device)
 
     def evaluation(self, objective: nn.Module, batch: DevBatch) -> dict[str, Tensor]:
-        """Teacher-forced loss and exactness by horizon at the default depth, and exactness by world and policy."""
+        """Return loss and exactness by horizon at the default depth, teacher-forced, and exactness by source."""
         depth = self.model_config.default_depth
         loss, found = objective(batch.rows, depth, 1.0)
         exact = {f"{kind}/{batch.name}": found[kind] for kind in (*EXACT, *EXACT.values())}
@@ -298,10 +300,10 @@ def _episodes(folders: Sequence[str], weights: Mapping[str, float] = MappingProx
 def export_model(
     model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, episodes: TrainingEpisodes | None = None
 ) -> None:
-    """Writes a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with its tokenizer and what it was
-    trained on, where that is known.
+    """Write a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with tokenizer and training episodes if
+    known.
 
-    The folder appears as a whole or not at all.
+    The folder appears complete or not at all.
     """
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)

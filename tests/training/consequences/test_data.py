@@ -161,7 +161,7 @@ def test_branches_leave_where_the_same_is_told_twice_as_often_as_their_world_say
                 found.append(list(one) == list(two))
         echoes[weight] = sum(found) / len(found)
     assert echoes[100.0] > echoes[1.0]
-    with pytest.raises(InputError, match=r"data\.echo_weights\.alfred: data\.train holds no episode of it"):
+    with pytest.raises(InputError, match=r"data\.echo_weights\.alfred: must have an episode in data\.train"):
         program_of(config_file, "data.echo_weights={alfred: 2.0}")
 
 
@@ -199,7 +199,7 @@ def test_tasks_have_their_shares_of_the_targets(config_file, tmp_path):
     rows = plans_seen(program_of(config_file, *keys, "data.tasks={scienceworld: {boil: 0.8, melt: 0.2}}"), 40)
     found = target_shares((row.episode.task, row.row.targets) for row in rows)
     assert found == pytest.approx({"boil": 0.8, "melt": 0.2}, abs=0.04)
-    with pytest.raises(InputError, match=r"data\.tasks\.scienceworld\.bake: data\.train holds no episode of it"):
+    with pytest.raises(InputError, match=r"data\.tasks\.scienceworld\.bake: must have an episode in data\.train"):
         program_of(config_file, *keys, "data.tasks={scienceworld: {boil: 0.5, bake: 0.5}}")
 
 

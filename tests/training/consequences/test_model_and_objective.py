@@ -184,7 +184,7 @@ def test_an_integer_to_be_told_counts_as_often_as_its_world_says(config_file, mo
     assert heavier.weight[batch.label != IGNORED].tolist() == [4.0 if i else 1.0 for i in integers]
     assert weighted - plain == pytest.approx(3 * nats[0][integers].sum().item() / 100, rel=1e-4)
     assert measured["loss"].sum().item() == pytest.approx(nats[0].sum().item(), rel=1e-5)
-    with pytest.raises(InputError, match=r"objective.integer_weights.alfworld: data.train holds no episode"):
+    with pytest.raises(InputError, match=r"objective.integer_weights.alfworld: must have an episode in data.train"):
         program_of(config_file, "objective.integer_weights={alfworld: 2.0}")
 
 
@@ -204,5 +204,5 @@ def test_the_first_token_of_an_observation_counts_as_often_as_its_world_says(con
     assert 0 < sum(opens) < plain.targets
     assert heavier.weight.flatten().tolist() == [3.0 if o else 1.0 for o in opens]
     assert both.weight.equal(heavier.weight * integers)
-    with pytest.raises(InputError, match=r"objective.opening_weights.alfworld: data.train holds no episode"):
+    with pytest.raises(InputError, match=r"objective.opening_weights.alfworld: must have an episode in data.train"):
         program_of(config_file, "objective.opening_weights={alfworld: 2.0}")
