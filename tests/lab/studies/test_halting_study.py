@@ -134,7 +134,7 @@ def test_a_checkpoint_without_gate_is_studied_by_convergence_alone(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--rules", "gate=1.5"], "tau: 1.5"),
+        (["--rules", "gate=1.5"], "got 1.5"),
         (["--rules", "cumulative=0"], "q: 0.0"),
         (["--rules", "convergence=-1"], "eps"),
         (["--rules", "gate=x"], "--rules"),
