@@ -1,14 +1,14 @@
-"""What depends on the processor and the C library: memory, matrix products, precision.
+"""Process-wide settings that depend on processor and C library: memory, matrix products, precision.
 
-Memory. Left to itself, glibc maps and unmaps large tensors, whose pages then are cleared anew at every join of a batch
-and in every layer of a training step; and what worlds held stays with its threads' pools for ever. Nothing is done
-where the C library is another one.
+Memory. By default glibc maps and unmaps large tensors, whose pages are then cleared again at every join of a batch and
+in every layer of a training step; and freed worlds stay in the pools of their threads. With another C library nothing
+is done.
 
-Products. Torch leaves those in float32 to MKL, which on AMD's processors takes twice the time that oneDNN does. Torch
-asks oneDNN only where bfloat16 may be used inside; without matrix units (AMX) oneDNN computes in float32 all the same.
+Products. Torch gives float32 products to MKL, which on AMD's processors takes twice the time of oneDNN. Torch uses
+oneDNN only if bfloat16 may be used inside; without matrix units (AMX) oneDNN still computes in float32.
 
-Precision. Processors differ by a factor of ten in bfloat16 products, so a run measures which one is faster here, and
-at which rate large products run, to log the share of it that training reaches.
+Precision. Processors differ by a factor of ten in bfloat16 products, so a run measures the faster one, and the rate of
+large products, to log the share of it that training reaches.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from torch.nn import functional as F
 from loopwm.records.errors import InputError
 
 ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD = -8, -4, -3, -2, -1
-"""Parameters of glibc's mallopt: pools, mappings, bytes that are mapped on their own, bytes that are asked for beyond
-what is needed, free bytes at the end that are returned."""
+"""Parameters of glibc's mallopt: pools, mappings, bytes from which an allocation is mapped, bytes requested beyond the
+need, free bytes at the end that are returned.
+"""
 
 
 def keep_for_reuse() -> None:
-    """Sets the allocator for a service: small pieces stay, large ones go. To be called before there are threads."""
+    """Set the allocator for a service: small blocks stay, large ones are returned. Call before threads start."""
     _set({ARENA_MAX: 1, MMAP_THRESHOLD: 1 << 25, TRIM_THRESHOLD: (1 << 31) - 1})
 
 
 def keep_everything() -> None:
-    """Sets the allocator for a training run, every step of which needs what the one before needed."""
+    """Set the allocator for training, where every step allocates the same as the one before."""
     _set({MMAP_MAX: 0, TOP_PAD: 1 << 28, TRIM_THRESHOLD: (1 << 31) - 1})
 
 
@@ -51,14 +52,16 @@ def _set(parameters: Mapping[int, int]) -> None:
 
 
 def settle() -> None:
-    """To be called once all is loaded. What there is now stays: else every full garbage collection looks through it
-    and everybody waits, 0.3 s with torch and transformers."""
+    """Freeze all live objects out of garbage collection. Call once everything is loaded.
+
+    Otherwise every full collection scans them and stops all threads, for 0.3 s with torch and transformers.
+    """
     gc.collect()
     gc.freeze()
 
 
 def release_memory() -> None:
-    """Takes some 50 ms a gigabyte."""
+    """Return free memory to the system; takes about 50 ms a gigabyte."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
 
@@ -75,18 +78,20 @@ FEW = 16
 
 
 LONG = 768
-"""Queries a row from which torch cuts attention into blocks that are large enough for oneDNN."""
+"""Queries a row from which torch cuts attention into blocks large enough for oneDNN."""
 
 
 def quick_products(vectors: int = FEW) -> AbstractContextManager[None]:
-    """For matrices times this many vectors at a time, by default enough of them. A setting of the whole
-    process, as it was before afterwards."""
+    """Use oneDNN for float32 products with at least `vectors` vectors. Process-wide; restored on exit."""
     return _precision("bf16") if vectors >= FEW and _onednn_is_quicker() else nullcontext()
 
 
 def attention_products(queries: int) -> AbstractContextManager[None]:
-    """Within `quick_products`, for attention of this many queries a row: finding oneDNN's kernel for every small block
-    of it takes several times as long as the products (lab/benchmarks/products.py)."""
+    """Restore MKL within `quick_products` for attention of few queries a row.
+
+    Finding oneDNN's kernel for every small block takes several times as long as the products
+    (lab/benchmarks/products.py).
+    """
     return _precision("none") if queries < LONG and _onednn_is_quicker() else nullcontext()
 
 
@@ -111,7 +116,7 @@ def _onednn_is_quicker() -> bool:
 
 
 def compiler_found() -> bool:
-    """Whether torch finds a C++ compiler, which it needs to compile for a processor."""
+    """Return True if torch finds a C++ compiler, which it needs to compile for CPU."""
     from torch._inductor.cpp_builder import get_cpp_compiler  # two seconds, for training alone
 
     try:
@@ -158,15 +163,15 @@ def use_device(name: str, key: str = "--device") -> torch.device:
 
 
 SIDE = {"cpu": 1024, "cuda": 8192}
-"""Rows of the square matrices that a processor's rate is measured with: large enough for its best rate."""
+"""Rows of the square matrices in rate measurements: large enough for the best rate."""
 
 
 def product_rate(precision: str, device: torch.device) -> float:
     """Return the FLOPs a second of large matrix products with the settings, threads and precision in use.
 
     Args:
-        precision: of the run, such as `bf16`; others than `bf16` and `fp16` multiply in float32.
-        device: that computes.
+        precision: of the run, such as `bf16`; all but `bf16` and `fp16` multiply in float32.
+        device: device to measure.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     side = SIDE.get(device.type, 1024)
@@ -180,7 +185,7 @@ def product_rate(precision: str, device: torch.device) -> float:
 
 
 def _seconds(autocast: bool) -> float:
-    """The least CPU time of a few passes, the first of which finds kernels and does not count."""
+    """Return the least CPU time of a few passes. The first finds kernels and does not count."""
     up, down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
     times = []
     for _ in range(1 + REPEATS):

@@ -1,1 +1,1 @@
-"""The ground floor: what is read and written, in one place each. Nothing here needs torch."""
+"""Records: file formats, configuration and errors, each in one place. Nothing here needs torch."""

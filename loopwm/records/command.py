@@ -1,4 +1,4 @@
-"""What every command line of the project has in common: one line for what the user is to mend, and exit status 2."""
+"""Common parts of all command lines: one-line errors and exit status 2."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command_parser(
     modules: Mapping[str, tuple[ModuleType, str]],
     formatter: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
 ) -> Parser:
-    """A parser of subcommands: by name the module and what it is for.
+    """Build a parser of subcommands from their modules and purposes.
 
     A module has `EXAMPLE`, `add_arguments(parser)` and `run(args)`; its docstring is the command's help.
     """
@@ -67,7 +67,7 @@ def refuse_renamed(parser: Parser, arguments: Sequence[str] | None, renamed: Map
 
 
 def script_parser(module: str, doc: str | None) -> Parser:
-    """The parser of a module that is a command by itself."""
+    """Build the parser of a module that is a command by itself."""
     return Parser(prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
@@ -75,8 +75,7 @@ OURS = ("data_prep", "eval", "lab", "loopwm", "serve")
 
 
 def missing_package(error: ModuleNotFoundError, extra: str) -> int:
-    """2, the exit status, after one line on the package that an extra would have brought. Raises the error again for a
-    module of ours."""
+    """Print one line on the missing package and its extra; return 2. Raises the error again for a module of ours."""
     package = (error.name or "").partition(".")[0]
     if package in OURS:
         raise error
@@ -85,7 +84,7 @@ def missing_package(error: ModuleNotFoundError, extra: str) -> int:
 
 
 def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:
-    """0, or 2 after one line on what the user is to mend: bad input, a full disk, or an error of these kinds."""
+    """Run the work; return 0, or 2 after one line on bad input, a full disk, or an error of the types in `more`."""
     wrong: tuple[type[Exception], ...] = (InputError, OSError, *more)
     try:
         work()

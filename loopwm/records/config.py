@@ -19,27 +19,27 @@ from loopwm.records.errors import InputError
 
 
 def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None:
-    """Raises InputError for a value that is not above zero; sections: keys by the name of their section."""
+    """Raise InputError for a value that is not above zero; sections: keys by the name of their section."""
     for section, keys in sections.items():
         for key in keys:
             value = getattr(getattr(config, section), key)
             if not value > 0:
-                raise InputError(f"{section}.{key}: {value} is not above zero")
+                raise InputError(f"{section}.{key}: must be above 0, got {value}")
 
 
 def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """Reads a YAML file as the dataclass `cls` and applies `section.key=value` overrides. Raises InputError."""
+    """Read a YAML file as the dataclass `cls` and apply `section.key=value` overrides. Raises InputError."""
     return typed(cls, read_sections(path, overrides))
 
 
 def typed(cls: type[T], raw: dict[str, Any]) -> T:
-    """The sections as the dataclass `cls`. Raises InputError."""
+    """Convert sections to the dataclass `cls`. Raises InputError."""
     config: T = _build(cls, raw, "")
     return config
 
 
 def read_sections(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a YAML file holds with `section.key=value` overrides, not looked at further. Raises InputError."""
+    """Read a YAML file and apply `section.key=value` overrides, without further checks. Raises InputError."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -92,7 +92,7 @@ def _required(cls: type) -> set[str]:
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:
-    """`value` as the annotated type, or InputError naming the key."""
+    """Convert `value` to the annotated type. Raises InputError naming the key."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, dict):
             return _build(hint, value, f"{name}.")
@@ -118,7 +118,7 @@ def _one_of(words: tuple[Any, ...], value: Any, name: str) -> Any:
     if isinstance(value, bool):  # YAML 1.1 reads no as False
         value = "yes" if value else "no"
     if value not in words:
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(map(str, words))}")
+        raise InputError(f"{name}: must be one of {', '.join(map(str, words))}, got {value!r}")
     return value
 
 

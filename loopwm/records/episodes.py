@@ -1,10 +1,10 @@
-"""Episodes: what a simulator showed, one JSON object a line in `.jsonl`, `.jsonl.gz` or `.jsonl.xz`.
+"""Episodes recorded in a simulator, one JSON object a line in `.jsonl`, `.jsonl.gz` or `.jsonl.xz`.
 
     {"env", "task", "variation" (int, or a game's name), "split", "policy", "goal", "hidden_state" (or null),
      "steps": [{"action": null, "observation", "score", "done", "look", "inventory"}, {"action": "open door", ...}]}
 
-Step 0 holds the first observation and no action. `look`, `inventory` and `hidden_state` may be null. The episode's
-`hidden_state` is that of step 0; a later step has one of its own where it was sampled, and no such field elsewhere.
+Step 0 has the first observation and no action. `look`, `inventory` and `hidden_state` may be null. The episode's
+`hidden_state` is that of step 0; a later step has the field only if it was sampled there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loopwm.records.files import UNREADABLE, line_files, open_text, write_lines
 
 
 class EpisodeError(InputError):
-    """A line that is not an episode. The message names file, line and field."""
+    """A line is not an episode. The message names file, line and field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Step:
     look: str | None = None
     inventory: str | None = None
     hidden_state: str | None = None
-    """After the step, where it was sampled; that of step 0 stands in the episode."""
+    """After the step, if it was sampled; that of step 0 is a field of the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,22 @@ class Episode:
 
     @property
     def key(self) -> tuple[str, str, int | str, str]:
-        """What was played: environment, task, variation, split."""
+        """Return environment, task, variation and split."""
         return self.env, self.task, self.variation, self.split
 
     def hidden_state_at(self, step: int) -> str | None:
-        """The hidden state after a step; null where it was not sampled."""
+        """Return the hidden state after a step; None if it was not sampled."""
         return self.hidden_state if step == 0 else self.steps[step].hidden_state
 
 
 class Resets:
-    """What every variation began with. Its episodes all begin alike, unless one holds the steps of another world."""
+    """First step of every variation. Its episodes all begin alike, unless one contains the steps of another world."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str, int | str], tuple[str, str]] = {}
 
     def contradiction(self, episode: Episode) -> str | None:
-        """What differs from an earlier episode of the same variation."""
+        """Return the difference from an earlier episode of the same variation, None if there is none."""
         found = episode.goal, episode.steps[0].observation
         first = self._first.setdefault((episode.env, episode.task, episode.variation), found)
         if found == first:
@@ -88,7 +88,7 @@ _STEP_FIELDS: dict[str, tuple[type, ...]] = {
 
 
 def parse_episode(line: str) -> Episode:
-    """Reads one line. Raises EpisodeError naming the field at fault."""
+    """Parse one line. Raises EpisodeError naming the field at fault."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -113,7 +113,7 @@ def _parse_step(record: Any, index: int) -> Step:
 
 
 def _checked(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], prefix: str) -> dict[str, Any]:
-    """The known fields of `record`; an absent field that may be null is null."""
+    """Return the known fields of `record`; an absent nullable field is None."""
     values: dict[str, Any] = {}
     for name, allowed in types.items():
         if name not in record and type(None) not in allowed:
@@ -126,7 +126,7 @@ def _checked(record: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], p
 
 
 def format_episode(episode: Episode) -> str:
-    """The episode as one line of JSON."""
+    """Format the episode as one line of JSON."""
     record = asdict(episode)
     for step in record["steps"]:
         if step["hidden_state"] is None:
@@ -135,7 +135,7 @@ def format_episode(episode: Episode) -> str:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Episodes of one file, in order. Raises EpisodeError naming file, line and field."""
+    """Yield the episodes of one file in order. Raises EpisodeError naming file, line and field."""
     number = 0
     try:
         with open_text(path) as file:
@@ -149,12 +149,12 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    """Writes episodes atomically, compressed by suffix."""
+    """Write episodes atomically, compressed by suffix."""
     write_lines(path, map(format_episode, episodes))
 
 
 def recorded_episodes(paths: Iterable[Path]) -> list[Episode]:
-    """The episodes of files and folders, in order. Raises InputError naming file, line and field."""
+    """Read the episodes of files and folders in order. Raises InputError naming file, line and field."""
     return [episode for path in line_files(paths) for episode in read_episodes(path)]
 
 

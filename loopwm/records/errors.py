@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend."""
+"""InputError: invalid user input."""
 
 from __future__ import annotations
 

@@ -21,16 +21,16 @@ LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 """Suffixes of files of JSON lines."""
 
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
-"""What reading a damaged text file raises, packed or not."""
+"""Exceptions from reading a damaged text file, compressed or not."""
 
 PACKAGED = Path(__file__).parents[1] / "pretrained"
-"""The checkpoint that comes with the package."""
+"""Checkpoint that comes with the package."""
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Renames a finished file or folder beside `path` to it; a folder that is there is replaced.
+    """Rename a finished file or folder beside `path` to it, replacing a folder there.
 
-    A rename can reach the disk before what it names, so everything inside goes there first.
+    Everything inside is synced first, since a rename can reach the disk before the renamed contents.
     """
     _sync(temporary)
     if path.is_dir():
@@ -40,7 +40,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """A file, or a folder with all that is in it."""
+    """Sync a file, or a folder with its contents."""
     if path.is_dir():
         for inside in path.iterdir():
             _sync(inside)
@@ -57,9 +57,9 @@ def _sync_one(path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that appears at `path` complete or not at all.
+    """Open a binary file that appears at `path` complete or not at all.
 
-    The temporary's name is drawn: processes of several machines may write the same file in a shared folder.
+    The temporary name is random: processes of several machines may write the same file in a shared folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -81,7 +81,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines atomically, compressed by suffix. The bytes depend on the lines alone (no time, no file name)."""
+    """Write lines atomically, compressed by suffix. The bytes depend on the lines only (no time, no file name)."""
     with atomic_write(path) as raw, _compressor(path, raw) as file:
         for line in lines:
             file.write(line.encode() + b"\n")
@@ -100,12 +100,12 @@ def _compressor(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def pack_gzip(content: str) -> bytes:
-    """Gzip bytes that depend on the content alone (no time, no file name)."""
+    """Compress to gzip bytes that depend on the content only (no time, no file name)."""
     return gzip.compress(content.encode(), 9, mtime=0)
 
 
 def open_text(path: Path) -> TextIO:
-    """Opens `.gz`, `.xz` or plain text for reading. Raises InputError if the file cannot be opened."""
+    """Open `.gz`, `.xz` or plain text for reading. Raises InputError if the file cannot be opened."""
     try:
         if path.suffix == ".gz":
             return gzip.open(path, "rt", encoding="utf-8")
@@ -119,7 +119,7 @@ def open_text(path: Path) -> TextIO:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text) of every line that is not blank. Raises InputError naming file and line."""
+    """Yield (number, text) of every line that is not blank. Raises InputError naming file and line."""
     number = 0
     with open_text(path) as file:
         try:
@@ -131,20 +131,20 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank. Raises InputError naming file and line."""
+    """Yield (line number, object) of every line that is not blank. Raises InputError naming file and line."""
     for number, line in read_lines(path):
         yield number, parse_object(line, f"{path}: line {number}")
 
 
 def parse_json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank. Raises InputError naming `path` and line."""
+    """Yield (line number, object) of every line that is not blank. Raises InputError naming `path` and line."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, parse_object(line, f"{path}: line {number}")
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """Raises InputError, led by `where`."""
+    """Parse a JSON object. Raises InputError that starts with `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -155,7 +155,9 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def line_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and the files of JSON lines below given folders, sorted. Raises InputError if one is missing."""
+    """Return the given files, and the JSON-lines files below given folders, sorted. Raises InputError if one is
+    missing.
+    """
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -171,7 +173,7 @@ def line_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """Raises InputError naming the file."""
+    """Read a JSON file. Raises InputError naming it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -185,7 +187,7 @@ def sha256(content: str | bytes) -> str:
 
 
 def sha256_of_files(folder: Path, suffixes: Sequence[str]) -> str:
-    """SHA-256 over names and contents of the files of these suffixes that lie in a folder itself, by name."""
+    """Hash names and contents of the files with these suffixes directly in a folder, sorted by name."""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
         digest.update(f"{path.name}\0".encode())

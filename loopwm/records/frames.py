@@ -1,4 +1,4 @@
-"""Frame episodes, one compressed `.npz` a file: the frames of an environment, the actions and what came of them.
+"""Frame episodes, one compressed `.npz` a file: the frames of an environment, actions and outcomes.
 
 Torch-free: data preparation and training share it. T transitions, so T + 1 frames; H, W, C: shape of a frame.
 """
@@ -23,14 +23,14 @@ _ARRAYS = ("obs", "action", "reward", "terminated", "truncated")
 _EXTRA = "extra."
 
 LOST = "lost"
-"""Name in what an environment tells of a frame: bool, whether a life was lost since the one before."""
+"""Name of a per-frame extra: bool, True if a life was lost since the frame before."""
 
 
 @dataclass(frozen=True)
 class FrameSpace:
-    """What an environment shows and takes: uint8 frames of `frame_shape` (H, W, C) and actions 0 to `actions` - 1.
+    """Observations and actions of an environment: uint8 frames of `frame_shape` (H, W, C), actions 0 to `actions` - 1.
 
-    `env` is the name it is made by, `version` the simulator's with every setting that changes what happens.
+    `env` is its name, `version` the simulator's with every setting that changes outcomes.
     """
 
     env: str
@@ -39,7 +39,7 @@ class FrameSpace:
     actions: int
 
     def require(self, other: FrameSpace, what: str) -> None:
-        """Raises InputError naming the first field in which `other`, the space of `what`, differs."""
+        """Raise InputError naming the first field in which `other`, the space of `what`, differs."""
         for name in ("env", "version", "frame_shape", "actions"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -48,11 +48,13 @@ class FrameSpace:
 
 @dataclass(frozen=True, eq=False)
 class FrameEpisode:
-    """Consecutive steps of one environment, which may end open: with the last step neither terminated nor truncated.
+    """Consecutive steps of one environment; may be open, with the last step neither terminated nor truncated.
 
     obs: uint8 (T + 1, H, W, C); action: int64 (T,); reward: float32 (T,); terminated, truncated: bool (T,), True at
-    most in the last step; seed: of the environment's reset; extras: what else the environment tells of each frame,
-    arrays (T + 1, ...). Raises InputError for anything else.
+    most in
+    the last step; seed: of the environment's reset; extras: further arrays of each frame (T + 1, ...). Raises
+    InputError for
+    anything else.
     """
 
     space: FrameSpace
@@ -84,12 +86,12 @@ class FrameEpisode:
                 raise InputError(f"{name}: true before the last step")
 
     def __len__(self) -> int:
-        """Transitions."""
+        """Return the number of transitions."""
         return len(self.action)
 
     @property
     def open(self) -> bool:
-        """Whether the episode goes on after the last step."""
+        """Return True if the episode continues after the last step."""
         return not (self.terminated[-1] or self.truncated[-1])
 
 
@@ -99,7 +101,7 @@ def _check(name: str, array: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -
 
 
 def write_episode(path: Path, episode: FrameEpisode) -> None:
-    """Writes one episode; the file appears complete or not at all. Its bytes depend on the episode alone."""
+    """Write one episode atomically. The bytes depend on the episode only."""
     with atomic_write(path) as file:
         np.savez_compressed(file, allow_pickle=False, **_to_arrays(episode))
 
@@ -117,7 +119,7 @@ def _to_arrays(episode: FrameEpisode) -> dict[str, NDArray[Any]]:
 
 
 def read_episode(path: Path) -> FrameEpisode:
-    """Raises InputError naming the file, and the field at fault where there is one."""
+    """Read one episode. Raises InputError naming the file and, if there is one, the field at fault."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return _from_arrays(arrays)
@@ -130,7 +132,7 @@ def read_episode(path: Path) -> FrameEpisode:
 
 
 def count_steps(path: Path) -> int:
-    """Transitions of an episode file, without reading its frames. Raises InputError as read_episode does."""
+    """Count the transitions of an episode file without reading its frames. Raises InputError as `read_episode`."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return len(arrays["action"])
@@ -139,7 +141,7 @@ def count_steps(path: Path) -> int:
 
 
 _UNREADABLE = (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
-"""What numpy raises for a file that is missing, damaged, or a lone `.npy` (an array, which cannot be closed)."""
+"""Exceptions of numpy for a file that is missing, damaged, or a lone `.npy` (an array, which cannot be closed)."""
 
 
 def _from_arrays(arrays: Any) -> FrameEpisode:
@@ -155,7 +157,7 @@ def _from_arrays(arrays: Any) -> FrameEpisode:
 
 
 def episode_files(folder: Path) -> list[Path]:
-    """The episode files of a folder, sorted by name. Raises InputError if it holds none."""
+    """Return the episode files of a folder, sorted by name. Raises InputError if there is none."""
     files = sorted(path for path in folder.glob("*.npz") if not path.name.startswith("."))
     if not files:
         raise InputError(f"{folder}: no episodes of frames (.npz)")

@@ -1,4 +1,4 @@
-"""Names of things in texts: how an environment says what its observations name."""
+"""Names of things in texts, for environments that list the names in their observations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 TOKEN = re.compile(r"[a-z0-9]+(?:[-'][a-z0-9]+)*|[^\sa-z0-9]")
-"""A word or a mark, in small letters."""
+"""A word or a mark, in lower case."""
 
 Extractor = Callable[[str], frozenset[str]]
 
@@ -26,7 +26,7 @@ class Names:
 
 
 class NameList:
-    """A list of names, found in text by whole words, ignoring case. Names do not reach over punctuation."""
+    """A list of names, matched in text by whole words, ignoring case. Names do not cross punctuation."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._by_first_word: dict[str, list[list[str]]] = defaultdict(list)
@@ -36,11 +36,11 @@ class NameList:
                 self._by_first_word[words[0]].append(words)
 
     def longest(self, text: str) -> frozenset[str]:
-        """The names met when reading from left to right and taking the longest name at each place."""
+        """Return the names matched from left to right, the longest at each place."""
         return frozenset(part for part, is_name in self._read(text) if is_name)
 
     def split(self, text: str) -> list[str]:
-        """The text's words and marks in order, lower-case, each of the names of `longest` in one piece."""
+        """Split into words and marks in order, lower-case, each of the names of `longest` in one piece."""
         return [part for part, _ in self._read(text)]
 
     def _read(self, text: str) -> Iterator[tuple[str, bool]]:
@@ -53,11 +53,11 @@ class NameList:
             start += length
 
     def anywhere(self, text: str) -> frozenset[str]:
-        """Every name that occurs, also inside a longer one (`apple` in `red apple`)."""
+        """Return every name that occurs, also inside a longer one (`apple` in `red apple`)."""
         words = TOKEN.findall(text.lower())
         return frozenset(" ".join(name) for start in range(len(words)) for name in self._starting(words, start))
 
     def _starting(self, words: list[str], start: int) -> Iterator[list[str]]:
-        """The names that start at a word, the longest first."""
+        """Yield the names that start at a word, the longest first."""
         candidates = self._by_first_word.get(words[start], ())
         return (name for name in candidates if words[start : start + len(name)] == name)

@@ -1,4 +1,4 @@
-"""Where something comes from: the commit of the project, the versions of packages, the command."""
+"""Provenance: the project's commit, the versions of packages, the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("accelerate", "bm25s", "httpx", "loopwm", "numpy", "sacrebleu", "to
 
 
 def provenance(module: str) -> dict[str, Any]:
-    """The command line of `python -m MODULE`, versions of what is loaded, and the commit, where there is one."""
+    """Return the command line of `python -m MODULE`, versions of loaded packages, and the commit if there is one."""
     loaded = (name for name in _PACKAGES if name in sys.modules)
     versions = {name: version for name in loaded if (version := _version(name)) is not None}
     return {
@@ -26,7 +26,7 @@ def provenance(module: str) -> dict[str, Any]:
 
 
 def checkout() -> dict[str, str | bool]:
-    """Commit and whether there are changes to it; nothing where the package does not run from a git checkout."""
+    """Return the commit and whether it has changes; empty if the package does not run from a git checkout."""
     top = _git("rev-parse", "--show-toplevel")
     if top is None or Path(top) != _ROOT:
         return {}
@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, or None where there is no git, no repository or no commit."""
+    """Return git's output, or None without git, repository or commit."""
     try:
         result = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

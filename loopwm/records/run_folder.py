@@ -1,6 +1,6 @@
-"""What every run keeps in its folder: config.yaml, provenance.json, metrics.jsonl and checkpoints.
+"""Run folder of every run: config.yaml, provenance.json, metrics.jsonl and checkpoints.
 
-Whatever is written appears whole or not at all, so that a run can be killed at any moment and goes on from its newest
+All files appear complete or not at all, so that a run can be killed at any moment and resumes from its newest
 checkpoint.
 """
 
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """counted: what numbers its checkpoints and lines of metrics, `step` or `iteration`. keep: newest checkpoints that
-    stay. With several processes the first alone calls what writes."""
+    """Files of a run. With several processes, only the first calls methods that write.
+
+    counted: number of its checkpoints and metrics, `step` or `iteration`. keep: newest checkpoints to keep.
+    """
 
     path: Path
     counted: str
     keep: int
 
     def check(self, config: DataclassInstance) -> None:
-        """Raises InputError for a folder that belongs to a run of another configuration."""
+        """Raise InputError for a folder of a run with another configuration."""
         file = self.path / "config.yaml"
         if file.exists() and file.read_text(encoding="utf-8") != _as_yaml(config):
             raise InputError(f"{file}: the run folder belongs to another configuration")
 
     def claim(self, config: DataclassInstance, provenance: Mapping[str, Any]) -> None:
-        """Makes it this run's, unless it is already."""
+        """Write configuration and provenance unless the folder has them."""
         if not (self.path / "config.yaml").exists():
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "provenance.json", provenance)
@@ -52,12 +54,12 @@ class RunFolder:
         return dict(read_json(path)) if path.exists() else {}
 
     def log(self, number: int, record: Mapping[str, Any]) -> None:
-        """Adds a line of metrics."""
+        """Append a line of metrics."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({self.counted: number, **record}) + "\n")
 
     def go_on_from(self, number: int) -> None:
-        """Drops metrics after this number, and checkpoints that were not finished."""
+        """Drop metrics after this number, and unfinished checkpoints."""
         for torn in (self.path / "checkpoints").glob("tmp-*"):
             shutil.rmtree(torn)
         path = self.path / "metrics.jsonl"
@@ -66,18 +68,18 @@ class RunFolder:
             write_atomic(path, "".join(line + "\n" for line in lines if self._number_of(line) <= number))
 
     def checkpoints(self) -> list[Path]:
-        """The newest comes last."""
+        """Return the checkpoints, the newest last."""
         return sorted((self.path / "checkpoints").glob(f"{self.counted}-????????"))
 
     def has(self, number: int) -> bool:
         return self._checkpoint(number).exists()
 
     def begin_checkpoint(self, number: int) -> Path:
-        """Where to write it."""
+        """Return the temporary folder to write the checkpoint to."""
         return self._checkpoint(number).with_name(f"tmp-{self._checkpoint(number).name}")
 
     def finish_checkpoint(self, number: int) -> None:
-        """It counts from now on, and old ones go."""
+        """Publish the checkpoint and delete old ones."""
         publish(self.begin_checkpoint(number), self._checkpoint(number))
         for old in self.checkpoints()[: -self.keep]:
             shutil.rmtree(old)
@@ -86,7 +88,7 @@ class RunFolder:
         return self.path / "checkpoints" / f"{self.counted}-{number:08d}"
 
     def _number_of(self, line: str) -> float:
-        """The step of a line of metrics; infinity of a torn one, which a kill leaves."""
+        """Return the step of a line of metrics; infinity for a torn one, which a kill leaves."""
         try:
             return float(json.loads(line)[self.counted])
         except (json.JSONDecodeError, KeyError):
@@ -94,7 +96,7 @@ class RunFolder:
 
 
 def where_from(seed: int, processes: int) -> dict[str, Any]:
-    """Where a run comes from, whatever it trains."""
+    """Return the provenance of a run of any system."""
     machine = platform.processor() or platform.machine()
     return {**provenance("loopwm.training"), "machine": machine, "seed": seed, "processes": processes}
 

@@ -50,7 +50,7 @@ FORMAT = "loopwm-shards-v4"
 INDEX = "index.json"
 META_FIELDS = ("env", "task", "variation", "split", "policy")
 PARTS = ("tokens", "spans", "steps", "facts")
-"""Arrays of a shard, beside the offsets of its episodes in all but the first."""
+"""Arrays of a shard, besides the offsets of its episodes in all but the first."""
 
 TOTALS = (*PARTS, "episodes")
 
@@ -69,7 +69,7 @@ class EpisodeArrays:
 
 @dataclass
 class _Shard:
-    """Episodes gathered until a shard is full."""
+    """Episodes collected until a shard is full."""
 
     episodes: list[EpisodeArrays] = field(default_factory=list)
     tokens: int = 0
@@ -95,7 +95,7 @@ def write_shards(
     sources: list[dict[str, str]],
     renaming: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Writes shards of about `shard_tokens` tokens, then the index, which it returns.
+    """Write shards of about `shard_tokens` tokens, then the index, and return it.
 
     An older index is removed first: a folder without an index is unfinished. Raises InputError without episodes.
     """
@@ -152,9 +152,9 @@ def _npy_bytes(array: NDArray[Any]) -> bytes:
 
 
 def check_shards(folder: Path, tokenizer_hash: str) -> dict[str, Any]:
-    """Checks format, tokenizer and the hash of every file, and returns the index.
+    """Check format, tokenizer and the hash of every file; return the index.
 
-    Raises InputError naming the file and what is wrong with it.
+    Raises InputError naming the file and the fault.
     """
     path = folder / INDEX
     try:
@@ -185,13 +185,13 @@ def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_metadata(folder: Path) -> Iterator[dict[str, Any]]:
-    """Metadata of the episodes of a folder that `check_shards` has passed."""
+    """Yield the metadata of the episodes of a folder that `check_shards` has passed."""
     for shard in json.loads((folder / INDEX).read_bytes())["shards"]:
         yield from json.loads((folder / f"{shard['name']}.episodes.json").read_bytes())
 
 
 def read_shards(folder: Path, tokenizer_hash: str) -> Iterator[TokenEpisode]:
-    """The episodes of a folder, memory-mapped: what is read of them stays on disk until then.
+    """Yield the episodes of a folder, memory-mapped: data is read from disk on access.
 
     Raises InputError naming the file that is missing, damaged or made with another tokenizer.
     """

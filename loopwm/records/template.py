@@ -1,18 +1,18 @@
-"""The template of text worlds: how goals, observations and actions become one string, and back from chat messages.
+"""Template of text worlds: renders goals, observations and actions as one string, and parses chat messages.
 
-Torch-free, and the only place that knows the order of the special tokens; data preparation, training,
-evaluation and service all render through it.
+Torch-free, and the only place that defines the order of the special tokens; data preparation, training, evaluation and
+service all render through it.
 
     context   <|goal|>g [<|hidden|>x] [<|look|>l <|inv|>i] <|obs|>o<|end|> (<|act|>a <|state|>*M <|obs|>o<|end|>)*
     step      <|act|>a <|state|>*M
     decode    <|obs|> observation <|end|>
 
 A context with the next step and its decoded observation is the longer context, token for token. h_0, the state before
-the first step, is read at `<|state|>*M` behind the context, which no later token sees. Checkpoints trained before steps
-of the past had slots say so (`StateSlots.in_trunk`): there the slots of h_0 end the context and steps follow them.
+the first step, is read at `<|state|>*M` after the context, which no later token attends to. In checkpoints trained
+before past steps had slots (`StateSlots.in_trunk`), the slots of h_0 end the context and steps follow them.
 
 User text can never become a special token: `clean` breaks the opening mark `<|` of anything that looks like one.
-Special strings are therefore parsed only where a caller hands over a whole prompt itself (`/v1/completions`).
+Special strings are therefore parsed only in a whole prompt of the caller (`/v1/completions`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ OBS, ACT, STATE, END, PAD = "<|obs|>", "<|act|>", "<|state|>", "<|end|>", "<|pad
 SPECIAL_TOKENS = (PAD, END, GOAL, LOOK, INV, HIDDEN, OBS, ACT, STATE)
 
 CONTEXT_LIMIT = 2048
-"""Most tokens a context may have, the slots of h_0 included."""
+"""Most tokens of a context, the slots of h_0 included."""
 
 STEP_MARKS = 3
-"""Tokens of a step beside its texts and slots: <|act|>, <|obs|>, <|end|>."""
+"""Tokens of a step besides its texts and slots: <|act|>, <|obs|>, <|end|>."""
 
 LONGEST_OBSERVATION = 512
-"""Most tokens of an observation that are decoded; the longest room description of ScienceWorld seen has 370."""
+"""Most decoded tokens of an observation; the longest room description of ScienceWorld has 370."""
 
 
 @dataclass(frozen=True)
 class StateSlots:
-    """Where `<|state|>` stands: M = `count` of them after every imagined action and, `in_trunk`, after every real one.
+    """Places of `<|state|>`: M = `count` of them after every imagined action and, `in_trunk`, after every real one.
 
-    Without the latter the context ends with the slots of h_0.
+    Otherwise the context ends with the slots of h_0.
     """
 
     count: int = 1
@@ -61,8 +61,9 @@ class StateSlots:
 
 
 ContextKind = Literal["observed", "snapshot", "full", "briefed"]
-"""What a model is shown of a window, or at the head of a training row, beside goal and observation: nothing; look and
-inventory now; these and the hidden state now; the hidden state of the start."""
+"""Texts shown besides goal and observation, of a window or at the head of a training row: none (observed); look and
+inventory now (snapshot); these and the hidden state now (full); the hidden state of the start (briefed).
+"""
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("observed", "snapshot", "full", "briefed")
 
 _NEEDED: dict[ContextKind, tuple[str, ...]] = {
@@ -71,7 +72,7 @@ _NEEDED: dict[ContextKind, tuple[str, ...]] = {
     "full": ("look", "inventory", "hidden_state"),
     "briefed": ("hidden_state_start",),
 }
-"""Fields of a window that may be null, by the contexts that show them."""
+"""Nullable fields of a window that each context kind requires."""
 
 
 class FormatError(InputError):
@@ -83,7 +84,7 @@ class FormatError(InputError):
 
 
 class ContextTooLongError(FormatError):
-    """More tokens than the limit, even where old steps were dropped as far as they may."""
+    """Too many tokens, even after dropping all steps that may be dropped."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ class Transition:
 class Context:
     """Everything known before the first imagined action.
 
-    `observation` is the first one shown; `history` the steps after it. `look`, `inventory` and `hidden_state`
-    describe the moment of `observation` and are rendered only when given.
+    `observation` is the first one; `history` the steps after it. `look`, `inventory` and `hidden_state` describe the
+    moment
+    of `observation` and are rendered only if given.
     """
 
     goal: str
@@ -115,12 +117,12 @@ class Context:
 
 
 def clean(text: str) -> str:
-    """Strips surrounding white space and breaks every `<|`, so that no text can spell a special token."""
+    """Strip surrounding white space and break every `<|`, so that no text can spell a special token."""
     return text.strip().replace("<|", "< |")
 
 
 def context_parts(context: Context, slots: StateSlots = StateSlots()) -> tuple[str, list[str]]:
-    """The rendered head (goal up to the end of the first observation) and one string for each later step."""
+    """Render the head (goal up to the end of the first observation) and one string for each later step."""
     head = GOAL + clean(context.goal)
     if context.hidden_state is not None:
         head += HIDDEN + clean(context.hidden_state)
@@ -135,7 +137,7 @@ def render_transition(step: Transition, slots: StateSlots = StateSlots()) -> str
 
 
 def render_context(context: Context, slots: StateSlots = StateSlots()) -> str:
-    """What was really seen; the slots of h_0 are not part of it."""
+    """Render the real steps; the slots of h_0 are not included."""
     head, steps = context_parts(context, slots)
     return head + "".join(steps)
 
@@ -147,7 +149,7 @@ def render_step(action: str, slots: StateSlots = StateSlots()) -> str:
 
 
 def render_prompt(context: Context, actions: Sequence[str], slots: StateSlots = StateSlots()) -> str:
-    """Context, deferred actions and the decode mark: what a causal language model continues with the observation."""
+    """Render context, deferred actions and the decode mark: the prompt that a causal language model continues."""
     if not actions:
         raise FormatError("actions", "at least one action is needed")
     steps = "".join(render_step(action, slots) for action in actions)
@@ -161,12 +163,12 @@ def fit_context(
     slots: StateSlots = StateSlots(),
     filled: int = CONTEXT_LIMIT,
 ) -> tuple[Context, int]:
-    """Drops the oldest steps after the first observation until the context has at most `limit` tokens, and none of them
-    stands beyond `filled`.
+    """Drop the oldest steps after the first observation until the context fits.
 
-    Returns the shortened context and the number of steps dropped.
-    Goal, first observation and what is known of its moment always stay. Raises ContextTooLongError if they alone
-    exceed the limit.
+    It fits with at most `limit` tokens, and no step beyond `filled`. Goal, first observation and the texts of its
+    moment
+    always stay. Returns the shortened context and the number of dropped steps. Raises ContextTooLongError if the head
+    exceeds the limit by itself.
     """
     head, steps = context_parts(context, slots)
     total = count_tokens(head)
@@ -183,11 +185,12 @@ def fit_context(
 
 
 def window_context(window: Mapping[str, Any], context_kind: ContextKind) -> Context:
-    """The context of an evaluation window, of one of `CONTEXT_KINDS`.
+    """Build the context of an evaluation window, of one of `CONTEXT_KINDS`.
 
-    observed: goal and history, what an agent saw. snapshot: goal, look, inventory and the last observation now.
-    full: snapshot and the hidden state now. briefed: observed and the hidden state at the start of the episode, the
-    setting of Word2World (arXiv:2512.18832). Raises FormatError naming a field the context needs and the window lacks.
+    observed: goal and history, as an agent sees. snapshot: goal, look, inventory and the last observation now. full:
+    snapshot and the hidden state now. briefed: observed and the hidden state at the start of the episode, the setting
+    of
+    Word2World (arXiv:2512.18832). Raises FormatError naming a required field that the window lacks.
     """
     if context_kind not in CONTEXT_KINDS:
         raise FormatError("context", f"unknown context {context_kind!r}, expected one of {', '.join(CONTEXT_KINDS)}")
@@ -204,10 +207,10 @@ def window_context(window: Mapping[str, Any], context_kind: ContextKind) -> Cont
 
 
 def chat_to_prompt(messages: Sequence[tuple[str, str]]) -> tuple[Context, list[str]]:
-    """Reads (role, text) messages: system = goal, assistant = observations, user = actions.
+    """Parse (role, text) messages: system = goal, assistant = observations, user = actions.
 
-    The first assistant message opens the conversation; user messages after the last assistant message are the
-    deferred actions. Raises FormatError naming the message at fault.
+    The first assistant message opens the conversation; user messages after the last assistant message are the deferred
+    actions. Raises FormatError naming the message at fault.
     """
     order = "expected: system (goal), assistant (first observation), then user (action) and assistant (observation) "
     order += "in turn, and one or more user messages (the actions to imagine) at the end"

@@ -1,11 +1,12 @@
-"""Tokenised episodes: light views of flat arrays, whose texts are sliced where they are read.
+"""Tokenised episodes: light views of flat arrays, whose texts are sliced on access.
 
 A text is a span: tokens[start : start + length] of the step `step`, of the kind GOAL, HIDDEN, ... Texts that repeat
 within an episode share their tokens, so that texts are equal if their starts and lengths are.
 
-A fact is a number whose meaning is the environment's, such as "what is in drawer 2". A row of facts with a length of 0
-says that the text that starts there shows the fact; one with a length says that tokens[start : start + length] are
-determined for a reader who knows it. Tokens with several facts are determined by each of them.
+A fact is a number whose meaning is the environment's, such as "contents of drawer 2". A row of facts with length 0
+means
+that the text that starts there shows the fact; with another length, that tokens[start : start + length] are determined
+for a reader who has it. Tokens with several facts are determined by each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NO_FACTS = np.empty(0, dtype=FACT_DTYPE)
 
 
 class Texts(Sequence[Any]):
-    """The texts of one kind of an episode, by step; `missing` where a step has none."""
+    """Texts of one kind of an episode, by step; `missing` if a step has none."""
 
     def __init__(self, episode: TokenEpisode, kind: int, missing: Tokens | None) -> None:
         self._episode = episode
@@ -170,9 +171,9 @@ class TokenEpisode:
         return [tuple(self.tokens[a:b] for a, b in pair) for pair in self.query_places(step)]  # type: ignore[misc]
 
     def query_places(self, step: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Return where the tokens of the state queries after a step and of their answers start and end.
+        """Return start and end of the tokens of the state queries after a step, and of their answers.
 
-        Equal texts stand in equal places, so that comparing them reads no token.
+        Equal texts are at equal places, so that comparing them reads no token.
         """
         return list(zip(self._places(QUERY, step), self._places(ANSWER, step), strict=True))
 
@@ -187,14 +188,14 @@ class TokenEpisode:
         return facts
 
     def lengths(self, kind: int) -> NDArray[np.int32]:
-        """Return the number of tokens of each step's text of the kind, 0 where there is none: (n,)."""
+        """Return the number of tokens of each step's text of the kind, 0 if there is none: (n,)."""
         found = np.zeros(len(self.steps), dtype=np.int32)
         spans = self.spans[self.spans["kind"] == kind]
         found[spans["step"]] = spans["length"]
         return found
 
     def identities(self, kind: int) -> NDArray[np.int64]:
-        """Return numbers that are equal where the texts of the kind are; -1 for empty texts: (n,)."""
+        """Return numbers that are equal if the texts of the kind are; -1 for empty texts: (n,)."""
         found = np.full(len(self.steps), -1, dtype=np.int64)
         spans = self.spans[(self.spans["kind"] == kind) & (self.spans["length"] > 0)]
         found[spans["step"]] = spans["start"]

@@ -1,8 +1,9 @@
-"""Episodes that a checkpoint was trained on: hashes beside its weights, by which evaluations tell what is new to it.
+"""Hashes of the episodes that a checkpoint was trained on, from which evaluations derive unseen and seen windows.
 
-`training_episodes.npz` holds two arrays of sorted uint64 for each environment: `episodes/ENV`, the hashes of episodes,
-and `games/ENV`, those of the games they are of. An episode is hashed as it was recorded: one whose things were renamed
-for training counts as its original.
+`training_episodes.npz` has two arrays of sorted uint64 for each environment: `episodes/ENV`, the hashes of episodes,
+and
+`games/ENV`, those of their games. An episode is hashed as it was recorded, so one that was renamed for training counts
+as its original.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class TrainingEpisodes:
 
     @classmethod
     def of_shards(cls, folders: Iterable[Path]) -> Self:
-        """Those of shards to train on. Raises InputError for an episode of a held-out split, or without a hash."""
+        """Collect the hashes of training shards. Raises InputError for an episode of a held-out split, or without a
+        hash.
+        """
         found: defaultdict[str, set[int]] = defaultdict(set)
         for folder in folders:
             for meta in read_metadata(folder):
@@ -62,7 +65,7 @@ class TrainingEpisodes:
         return cls({name: np.array(sorted(some), dtype=np.uint64) for name, some in found.items()})
 
     def joined(self, other: TrainingEpisodes | None) -> TrainingEpisodes | None:
-        """Those of both; None, unknown, if the others are."""
+        """Return the union; None (unknown) if `other` is None."""
         if other is None:
             return None
         names = sorted(self.hashes.keys() | other.hashes.keys())
@@ -84,7 +87,7 @@ class TrainingEpisodes:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Those of a checkpoint, None for one without the file. Raises InputError for a file that is damaged."""
+        """Load the hashes of a checkpoint, None without the file. Raises InputError for a damaged file."""
         if not (folder / FILE).is_file():
             return None
         try:
@@ -94,17 +97,17 @@ class TrainingEpisodes:
             raise InputError(f"{folder / FILE}: not a file of training episodes ({error})") from error
 
     def state_dict(self) -> dict[str, str]:
-        """As JSON, for a run's own checkpoints."""
+        """Convert to JSON, for a run's own checkpoints."""
         return {name: some.astype("<u8").tobytes().hex() for name, some in self.hashes.items()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, str] | None) -> Self | None:
-        """None where there is no state: a checkpoint from before there were hashes."""
+        """Load from JSON; None for a checkpoint from before hashes were kept."""
         if state is None:
             return None
         return cls({name: np.frombuffer(bytes.fromhex(some), "<u8").astype(np.uint64) for name, some in state.items()})
 
 
 def digest(hashes: Iterable[int]) -> str:
-    """Return the SHA-256 of a set of hashes, whatever their order."""
+    """Return the SHA-256 of a set of hashes, in any order."""
     return hashlib.sha256(np.array(sorted(set(hashes)), dtype="<u8").tobytes()).hexdigest()

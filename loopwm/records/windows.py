@@ -54,7 +54,7 @@ class Window(TypedDict):
 
 
 def check_window(record: dict[str, Any], where: str) -> Window:
-    """The record as a window. Raises InputError, led by `where`, naming the first field at fault."""
+    """Check a record. Raises InputError, led by `where`, naming the first field at fault."""
     for fault in window_faults(record):
         raise InputError(f"{where}: {fault}")
     for field in (*NULLABLE, "variation"):
@@ -63,7 +63,7 @@ def check_window(record: dict[str, Any], where: str) -> Window:
 
 
 def window_faults(record: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps a record from being a window, one line a field at fault."""
+    """Yield the faults of a record, one line a field."""
     for field in ("id", "env", "task", "family", "split", "goal"):
         yield from _faults_of(record, field, str)
     for field in NULLABLE:
@@ -118,17 +118,17 @@ def _faults_of(record: Mapping[str, Any], field: str, kind: type | UnionType, pr
 
 
 def question(window: Window, context_kind: ContextKind, horizon: int) -> str:
-    """What a window asks at a horizon, as one string that records are told apart by.
+    """Return the question of a window at a horizon as one string, which identifies records.
 
-    Always in the same template, whatever the model reads: records of older models stay comparable.
+    Always in the same template, so that records of older models stay comparable.
     """
     return render_prompt(window_context(window, context_kind), window["actions"][:horizon], StateSlots(in_trunk=False))
 
 
 def game_of(window: Window) -> str:
-    """The game that a window was cut from: windows of one are alike, and are drawn together in intervals.
+    """Return the game that a window was cut from; intervals resample games, since windows of one are alike.
 
-    Where a file does not tell the variation, every window (every pair) counts as a game of its own.
+    Without a variation every window (every pair) is a game of its own.
     """
     if window["variation"] is None:
         return f"{window['env']}/{pair_of(window['id'])}"
@@ -136,12 +136,12 @@ def game_of(window: Window) -> str:
 
 
 def pair_of(name: str) -> str:
-    """The pair's name in a window's id, or the whole id."""
+    """Return the pair's name in a window's id, or the whole id."""
     return name.removesuffix(FACT).removesuffix(COUNTERFACT)
 
 
 def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
-    """Raises InputError naming the first window that is shorter than a horizon."""
+    """Raise InputError naming the first window that is shorter than a horizon."""
     longest = max(horizons)
     for window in windows:
         if len(window["actions"]) < longest:
@@ -150,7 +150,7 @@ def check_horizons(windows: Sequence[Window], horizons: Sequence[int]) -> None:
 
 
 def refusal(window: Window, context_kind: ContextKind) -> str | None:
-    """Why a window cannot be shown in the context, naming the field that it lacks; None where it can."""
+    """Return the reason why a window cannot be shown in the context, naming the missing field; None if it can."""
     try:
         window_context(window, context_kind)
     except FormatError as error:
@@ -159,7 +159,7 @@ def refusal(window: Window, context_kind: ContextKind) -> str | None:
 
 
 def check_runnable(windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]) -> None:
-    """Raises InputError naming the first window that is shorter than a horizon or lacks a field the context needs."""
+    """Raise InputError naming the first window that is shorter than a horizon or lacks a field the context requires."""
     check_horizons(windows, horizons)
     for window in windows:
         if (reason := refusal(window, context_kind)) is not None:
@@ -167,7 +167,7 @@ def check_runnable(windows: Sequence[Window], context_kind: ContextKind, horizon
 
 
 def stratified_sample(windows: Sequence[Window], limit: int, seed: int) -> list[Window]:
-    """`limit` windows in file order, drawn with the seed; families keep their shares (largest remainders round up).
+    """Draw `limit` windows with the seed, in file order; families keep their shares (largest remainders round up).
 
     Pairs are drawn whole, at least one: of a file of pairs an odd limit gives one window less.
     """
@@ -185,7 +185,7 @@ def stratified_sample(windows: Sequence[Window], limit: int, seed: int) -> list[
 
 
 def _quotas(sizes: dict[str, int], limit: int) -> dict[str, int]:
-    """Whole numbers near size * limit / total that sum to `limit`."""
+    """Round size * limit / total to whole numbers that sum to `limit`."""
     total = sum(sizes.values())
     quotas = {family: size * limit // total for family, size in sizes.items()}
     by_remainder = sorted(sizes, key=lambda family: (-(sizes[family] * limit % total), family))
@@ -198,7 +198,7 @@ T = TypeVar("T")
 
 
 def start_windows(episodes: Sequence[Episode], last: int) -> list[Window]:
-    """One window an episode: it starts at the first observation and takes the episode's own first `last` actions.
+    """Cut one window an episode: it starts at the first observation and takes the episode's own first `last` actions.
 
     Episodes without actions have none. The family is the task.
     """
@@ -235,7 +235,7 @@ def _start_window(name: str, episode: Episode, last: int) -> Window:
 
 
 def padded(window: Window, length: int) -> Window:
-    """The window with its last action repeated until there are `length`: what is predicted there means nothing."""
+    """Repeat the last action of a window up to `length`; predictions for the repeats mean nothing."""
     return {
         **window,
         "actions": _padded(window["actions"], length),

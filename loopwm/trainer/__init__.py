@@ -1,1 +1,1 @@
-"""The training loop, which knows no system: a text world and a pixel world are each a `Program`."""
+"""Training loop, independent of the system: a text world and a pixel world are each a `Program`."""

@@ -1,4 +1,4 @@
-"""What every system's run has in its configuration: optimiser, length, logging and checkpoints."""
+"""Configuration sections of every system's run: optimiser, length, logging and checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Muon for the matrices inside the core, AdamW for everything else; or AdamW for all."""
+    """Optimiser: Muon for the matrices inside the core and AdamW for everything else, or AdamW for all."""
 
     name: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 5e-3
@@ -19,11 +19,12 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     warmup_steps: int = 50
     decay_share: float = 0.4
-    """Share of the steps, at the end, over which the rate falls linearly to zero. 0: a plateau up to the end, from
-    which another run can go on, or cool down (`--start-from`)."""
+    """Share of the steps, at the end, over which the rate falls linearly to zero. 0: constant to the end, so that
+    another run
+    can continue or cool down (`--start-from`).
+    """
     average: float = 0.0
-    """What an average of the weights keeps of itself at each step; it is evaluated and exported in their place.
-    0: no average."""
+    """Decay of an exponential average of the weights, which is evaluated and exported in their place. 0: no average."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class RunConfig:
     steps: int = 1000
     seed: int = 0
     mixed_precision: Literal["no", "bf16", "auto"] = "bf16"
-    """auto: whichever a layer is faster in on this processor, measured when the run starts or goes on."""
+    """auto: the one in which a layer is faster on this processor, measured when the run starts or resumes."""
     compile_layers: bool = False
-    """Whether layers are compiled, where there is a C++ compiler: half a minute more at the start, and less for every
-    step afterwards (docs/results.md)."""
+    """Compile layers if there is a C++ compiler: half a minute more at the start, less for every step
+    (docs/results.md).
+    """
     log_every: int = 10
     eval_every: int = 200
     eval_batches: int = 8
-    """Batches to evaluate on, each of as many rows as a training step has."""
+    """Evaluation batches, each of as many rows as a training step."""
     save_every: int = 100
     keep_checkpoints: int = 2

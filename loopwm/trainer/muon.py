@@ -1,7 +1,7 @@
-"""Muon, with float32 products where bfloat16 ones are slow.
+"""Muon with float32 products on CPU.
 
-torch's own orthogonalises in bfloat16 wherever it runs. On a processor without such products that takes several times
-as long as the forward and backward passes of the whole model.
+torch's own orthogonalises in bfloat16 everywhere. On a processor without bfloat16 products that takes several times as
+long as the forward and backward passes of the whole model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from loopwm.runtime import quick_products
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
-"""Of the odd quintic whose slope at zero is steepest (Jordan et al. 2024, "Muon")."""
+"""Coefficients of the odd quintic with the steepest slope at zero (Jordan et al. 2024, "Muon")."""
 
 ITERATIONS = 5
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon with `match_rms_adamw` and Nesterov momentum; off the GPU its products are in float32."""
+    """torch.optim.Muon with `match_rms_adamw` and Nesterov momentum; products in float32 except on GPU."""
 
     def __init__(self, params: Any, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
@@ -47,12 +47,12 @@ class Muon(torch.optim.Muon):
         buffer.lerp_(gradient, 1 - momentum)
         direction = orthogonal(gradient.lerp(buffer, momentum))
         parameter.mul_(1 - rate * decay)
-        # As long as an AdamW update of the same rate (Liu et al. 2025, "Muon is Scalable for LLM Training").
+        # Scale to the rms of an AdamW update of the same rate (Liu et al. 2025, "Muon is Scalable for LLM Training").
         parameter.add_(direction, alpha=-0.2 * math.sqrt(max(parameter.shape)) * rate)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """U S' V^T for a matrix U S V^T, with singular values S' between about 0.7 and 1.2, by Newton-Schulz."""
+    """Return U S' V^T for a matrix U S V^T, with singular values S' between about 0.7 and 1.2, by Newton-Schulz."""
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
     wide = x if x.shape[0] <= x.shape[1] else x.T

@@ -1,4 +1,4 @@
-"""Optimisers and the learning rate, a pure function of the step."""
+"""Optimisers, and the learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from loopwm.trainer.config import OptimizerConfig
 from loopwm.trainer.muon import Muon
 
 LAYERS = {"prelude", "block", "coda", "copy", "two_layers"}
-"""Modules, of any system, whose matrices are Muon's and decay. All others keep their size: embeddings, heads, the
-monitor, what carries a latent, the injection's B and C. A matrix that nobody thought of is among these."""
+"""Modules, of any system, whose matrices use Muon and decay. All others keep their size: embeddings, heads, the
+monitor,
+the projection of the latent, the injection's B and C, and any matrix not listed.
+"""
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
-    """One optimiser, or Muon for the layers' matrices beside AdamW for the rest.
+    """Build one optimiser, or Muon for the layers' matrices and AdamW for the rest.
 
-    Only matrices inside `LAYERS` decay: neither embeddings and heads nor the injection's B and C (Parcae, table
-    20).
+    Only matrices inside `LAYERS` decay, not embeddings, heads or the injection's B and C (Parcae, table 20).
     """
     matrices, rest = split_parameters(model)
     undecayed = {"params": rest, "weight_decay": 0.0}
@@ -46,7 +47,9 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Linear warm-up, a plateau, and a linear fall to zero over the last `decay_share` of the steps."""
+    """Return the factor of a linear warm-up, a plateau, and a linear decay to zero over the last `decay_share` of the
+    steps.
+    """
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     decay_steps = max(1, round(steps * config.decay_share))
     return warm * min(1.0, (steps - step) / decay_steps)

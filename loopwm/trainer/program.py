@@ -1,4 +1,4 @@
-"""What the trainer needs of a system: a text world, or a pixel world, is a `Program`."""
+"""Interface between trainer and system: a text world, or a pixel world, is a `Program`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopwm.trainer.config import OptimizerConfig, RunConfig
 
 
 class SystemConfig(Protocol):
-    """The sections that every system's configuration has; a dataclass."""
+    """Sections that every system's configuration has; a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -30,10 +30,10 @@ class MicroBatch(Protocol):
 
 
 class Program(Protocol):
-    """Builds model and objective, streams global batches, gives each its loss, reads out what was measured.
+    """Builds model and objective, streams global batches, computes losses and measurements.
 
-    Batches are lists of micro-batches with a loader_state behind them to resume from. Measurements are sums over
-    micro-batches, processes included, that `record` turns into numbers to log.
+    A global batch is a list of micro-batches with the loader state after it, to resume from. Measurements are sums over
+    micro-batches and processes, which `record` converts to numbers to log.
     """
 
     @property
@@ -44,7 +44,7 @@ class Program(Protocol):
 
     @property
     def loader_state_type(self) -> type[Any]:
-        """A dataclass; without arguments it stands at the beginning."""
+        """Dataclass of the loader state; without arguments it is the start."""
         ...
 
     def size(self) -> str:
@@ -52,51 +52,55 @@ class Program(Protocol):
         ...
 
     def global_batches(self, loader_state: Any, step: int, processes: int) -> Iterator[tuple[list[Any], Any]]:
-        """Those from optimiser step `step` on, each with the loader_state after it; process i of so many takes the
-        micro-batches i, i + processes, .."""
+        """Yield global batches from optimiser step `step` on, each with the loader state after it.
+
+        Process i of `processes` takes the micro-batches i, i + processes, ..
+        """
         ...
 
     def evaluation_batches(self) -> list[Any]:
-        """The same every time; empty if there is nothing to evaluate on."""
+        """Return the same batches every time; empty if there is nothing to evaluate on."""
         ...
 
     def normaliser(self, batches: Sequence[Any]) -> float:
-        """What losses of the micro-batches of a global batch are divided by, so that they may be added."""
+        """Return the divisor of the losses of a global batch's micro-batches, so that they can be added."""
         ...
 
     def loss(
         self, objective: nn.Module, batch: Any, step: int, normaliser: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of a micro-batch at an optimiser step, and measurements. `objective`: wrapped for the processes."""
+        """Compute the loss and measurements of a micro-batch. `objective`: wrapped for the processes."""
         ...
 
     def evaluation(self, objective: nn.Module, batch: Any) -> Mapping[str, Tensor]:
-        """Measurements of an evaluation batch."""
+        """Measure an evaluation batch."""
         ...
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Added measurements as numbers to log: at least `loss` and `tokens`. `flops` of a training step, where they
-        are known, are logged as rates."""
+        """Convert summed measurements to numbers to log: at least `loss` and `tokens`.
+
+        `flops` of a training step, if known, are logged as rates.
+        """
         ...
 
     def summary(self, record: Mapping[str, float]) -> str:
-        """A few of these for the progress bar."""
+        """Format a few of these for the progress bar."""
         ...
 
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
-        """Takes what outlasts an optimiser step from its numbers over all processes; more to log."""
+        """Update state that outlasts an optimiser step from its numbers over all processes; return more to log."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the objective, as JSON."""
+        """Return the state of a checkpoint besides the objective, as JSON."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
     def provenance(self) -> dict[str, Any]:
-        """Hashes of what the model is made from."""
+        """Return hashes of the data."""
         ...
 
     def export(self, folder: Path) -> None:
-        """Writes the trained model; the folder appears as a whole or not at all."""
+        """Write the trained model; the folder appears complete or not at all."""
         ...

@@ -1,4 +1,4 @@
-"""Throughput of a run by the wall clock: building batches, evaluation and saving take their time, too."""
+"""Throughput of a run by wall clock, including batch building, evaluation and saving."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The training loop: accumulation, clipping, logging, evaluation, checkpoints, exact resume.
+"""Training loop: accumulation, clipping, logging, evaluation, checkpoints, exact resume.
 
-State of a run lies in its folder: config.yaml, provenance.json, metrics.jsonl, TensorBoard events, checkpoints and
-the exported model. A checkpoint folder is written whole and then renamed; resuming takes the newest one. A run may
-start from a checkpoint of another: a plateau of the learning rate goes on so, on other data or cooling down.
+A run's folder contains config.yaml, provenance.json, metrics.jsonl, TensorBoard events, checkpoints and the exported
+model. A checkpoint folder is written whole and then renamed; resuming takes the newest one. A run may start from a
+checkpoint of another, to continue a plateau of the learning rate on other data or to cool down.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ Config = TypeVar("Config", bound=SystemConfig)
 class Trainer(Generic[Config]):
     """Trains a program's objective in a run folder.
 
-    `program` is called after the random state is seeded, so that the weights it starts from follow from the seed.
-    `start_from`: a checkpoint of another run, whose weights, optimiser states, average and number of steps a fresh run
-    takes over; its rows begin anew. Raises InputError for one that does not fit.
+    Args:
+        config: of the run.
+        program: called after the random state is seeded, so that initial weights follow from the seed.
+        folder: run folder; resumed if it has a checkpoint.
+        start_from: checkpoint of another run, from which a fresh run takes weights, optimiser states, average and
+            number of
+            steps; its rows start over. Raises InputError if it does not fit.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Trainer(Generic[Config]):
     # -- the run -------------------------------------------------------------------------------------------------
 
     def run(self, max_minutes: float | None = None) -> None:
-        """Trains up to config.run.steps, or until `max_minutes` have passed, then saves and exports."""
+        """Train up to config.run.steps, or until `max_minutes` have passed; then save and export."""
         started = time.monotonic()
         main = self.accelerator.is_main_process
         if main:
@@ -154,7 +158,7 @@ class Trainer(Generic[Config]):
         return record | self.program.after_step(record) | {"rate": rate, "grad_norm": float(norm)}
 
     def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
-        """Back-propagates this process's share of the global batch and adds up its measurements."""
+        """Back-propagate this process's share of the global batch and sum its measurements."""
         world = self.accelerator.num_processes
         normaliser = self.program.normaliser(batches)
         share = batches[self.accelerator.process_index :: world]
@@ -171,10 +175,11 @@ class Trainer(Generic[Config]):
         return sums
 
     def _record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Measurements of all processes as readable numbers.
+        """Convert the measurements of all processes to numbers.
 
-        A process whose batches lack what a measurement is of, such as a horizon, has none to add, and still takes part:
-        processes that summed different things would wait for each other for ever.
+        A process may lack a measurement, such as a horizon that its batches do not have. It still takes part with
+        zeros:
+        processes that reduce different tensors would deadlock.
         """
         shapes = {name: value.shape for name, value in sums.items()}
         everywhere = {name: shape for theirs in gather_object([shapes]) for name, shape in theirs.items()}
@@ -191,7 +196,7 @@ class Trainer(Generic[Config]):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """What the program measures on its evaluation batches."""
+        """Measure the evaluation batches."""
         batches = self.program.evaluation_batches()
         if not batches:
             return {}
@@ -216,7 +221,7 @@ class Trainer(Generic[Config]):
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[None]:
-        """Within, the objective's weights are their average."""
+        """Swap the objective's weights for their average inside the block."""
         if self.average is None:
             yield
             return
@@ -252,7 +257,7 @@ class Trainer(Generic[Config]):
         self.accelerator.wait_for_everyone()
 
     def _load(self, checkpoint: Path) -> dict[str, Any]:
-        """Takes weights and all that goes with them; what else the checkpoint says of its run."""
+        """Load weights, optimiser and program states; return the checkpoint's progress."""
         self.accelerator.load_state(str(checkpoint))
         progress: dict[str, Any] = json.loads((checkpoint / "progress.json").read_text(encoding="utf-8"))
         self.step = progress["step"]
@@ -267,7 +272,7 @@ class Trainer(Generic[Config]):
             raise InputError(f"{checkpoint}: no checkpoint that this configuration can start from: {reason}") from error
 
     def _resume(self) -> None:
-        """Continues from the newest checkpoint; metrics written after it are dropped."""
+        """Continue from the newest checkpoint; drop metrics written after it."""
         if checkpoints := self.files.checkpoints():
             self.loader_state = self.program.loader_state_type(**self._load(checkpoints[-1])["cursor"])
         if self.accelerator.is_main_process:

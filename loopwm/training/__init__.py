@@ -1,1 +1,1 @@
-"""The training program: one for all systems, run with `accelerate launch -m loopwm.training`."""
+"""Training program of all systems; run it with `accelerate launch -m loopwm.training`."""

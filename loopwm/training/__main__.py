@@ -1,4 +1,4 @@
-"""python -m loopwm.training: trains a world model, or an agent in one, from a YAML configuration.
+"""python -m loopwm.training: train a world model, or an agent in one, from a YAML configuration.
 
 On a small machine, with shards made by `python -m data_prep tokenize`:
 
@@ -23,11 +23,11 @@ from loopwm.records.errors import InputError
 from loopwm.runtime import keep_everything
 from loopwm.text.training.config import training_config
 
-# torch takes seconds to import; a bad configuration of the main job should not wait for it.
+# Import torch late: it takes seconds, and a bad configuration should fail at once.
 
 
 class Training(Protocol):
-    """A run in its folder, which is resumed if it was interrupted."""
+    """A run in its folder, resumed if it was interrupted."""
 
     def run(self, max_minutes: float | None) -> None: ...
 
@@ -67,11 +67,13 @@ def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Trainin
 
 
 SYSTEMS = {"text": _text} | dict.fromkeys(PIXEL_SYSTEMS, _pixels) | dict.fromkeys(AGENTS, _agent)
-"""By the configuration's `system`: what makes a run of its sections."""
+"""Builders of a run from its sections, by the configuration's `system`."""
 
 PRODUCTS = {"text": quick_products}
-"""How systems multiply if not as torch does. The pixel systems would train at half their rate: they are mostly short
-attention, backward too, where `attention_products` does not reach."""
+"""Systems with a matrix product library other than torch's default. The pixel systems would train at half their rate:
+they
+are mostly short attention, whose backward pass `attention_products` does not cover.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The real environments of agents, which Gymnasium makes."""
+"""Real environments of agents, built by Gymnasium."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
 FRAMES = "data_prep.environments.pixels.registered:loopwm/Frames-v0"
-"""The Gymnasium id of all simulators of frames, before it the module that registers them, which Gymnasium imports."""
+"""Gymnasium id of all frame simulators, after the module that registers them, which Gymnasium imports."""
 
 
 def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], FrameSpace]:
-    """`count` environments as a vector, and what they show. Raises InputError for a name that is unknown, or whose
-    simulator is not installed."""
+    """Build a vector of `count` environments; return it with its frame space.
+
+    Raises InputError for an unknown name or a simulator that is not installed.
+    """
     try:
         env: Any = gymnasium.make_vec(FRAMES, num_envs=count, name=name)
     except InputError as error:
@@ -25,5 +27,5 @@ def real_environments(name: str, count: int) -> tuple[VectorEnv[Any, Any, Any], 
 
 
 def real_environment(name: str) -> Any:
-    """One of them, a Gymnasium environment. Raises InputError as `real_environments` does."""
+    """Build one Gymnasium environment. Raises InputError as `real_environments`."""
     return gymnasium.make(FRAMES, name=name)

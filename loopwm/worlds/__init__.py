@@ -1,2 +1,3 @@
-"""Imagined worlds as an agent holds them: one protocol, in this process (`local`) or kept by a service (`http`), and
-environments on it (`gym`, `openenv`)."""
+"""Imagined worlds for agents: one protocol, in this process (`local`) or in a service (`http`), and environments on it
+(`gym`, `openenv`).
+"""

@@ -1,4 +1,4 @@
-"""Worlds that real environments put right: every few steps what happened takes the place of what was imagined."""
+"""Imagined worlds that are resynchronised with real environments every few steps."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from loopwm.worlds.protocol import Imagined, Worlds
 
 
 class Real(Protocol):
-    """A real environment, as Gymnasium has them."""
+    """A real environment with Gymnasium's interface."""
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, Mapping[str, Any]]: ...
 
 
 class AnchoredWorlds:
-    """Rows that all look at their real environments after `every` steps, and where one of them is imagined to end or is
-    full: the real ones take the actions since the last look, and each world is told what they brought.
+    """Rows that step their real environments every `every` steps, and when one is imagined to end or is full.
 
-    Steps in between cost the real environments nothing. `real` tells whether the last step was a look: its answers are
-    the real ones, and a continuation of 0 is the end, which stands from then on.
+    The real environments then take the actions since the last such step, and each world observes the results. `real` is
+    True
+    if the last step was one: its results are real, and a continuation of 0 is the end, which stays.
     """
 
     def __init__(self, worlds: Worlds, reals: Sequence[Real], every: int) -> None:
-        """reals: one a row, which stand where the row begins. Raises ValueError."""
+        """Pair worlds with real environments, one a row, at the state where the row begins. Raises ValueError."""
         if every < 1:
-            raise ValueError(f"every: {every} is not above zero")
+            raise ValueError(f"every: must be above 0, got {every}")
         self.real = True
         self._worlds, self._reals, self._every = worlds, reals, every
         self._taken: list[Sequence[str]] = []
@@ -37,9 +37,9 @@ class AnchoredWorlds:
         return self._worlds.steps_cut
 
     def begin(self, contexts: Sequence[Context]) -> None:
-        """Raises ValueError for more or fewer contexts than real environments."""
+        """Begin the rows. Raises ValueError unless there is one context for each real environment."""
         if len(contexts) != len(self._reals):
-            raise ValueError(f"begin: {len(contexts)} contexts for {len(self._reals)} real environments")
+            raise ValueError(f"contexts: must be {len(self._reals)}, one a real environment, got {len(contexts)}")
         self._worlds.begin(contexts)
         self._taken, self._over, self.real = [], {}, True
 
@@ -52,11 +52,11 @@ class AnchoredWorlds:
         return [self._over.get(row, one) for row, one in enumerate(told)]
 
     def fork(self, rows: Sequence[int]) -> Worlds:
-        """Imagined alone: there is one real environment a row."""
+        """Fork the imagined worlds only: there is one real environment a row."""
         return self._worlds.fork(rows)
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
-        """What the real environments did in somebody else's hands."""
+        """Append steps that the caller took in the real environments."""
         self._worlds.observe(actions, observations)
         self._taken = []
 
@@ -64,7 +64,7 @@ class AnchoredWorlds:
         self._worlds.close()
 
     def _look(self) -> list[Imagined]:
-        """What the actions since the last look really brought."""
+        """Take the actions since the last look in the real environments; return the results."""
         taken, self._taken = self._taken, []
         for actions in taken:
             told = [self._play(row, action) for row, action in enumerate(actions)]

@@ -50,7 +50,7 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
     ) -> None:
         if max_steps < 1:
-            raise ValueError(f"max_steps: {max_steps} is not above zero")
+            raise ValueError(f"max_steps: must be above 0, got {max_steps}")
         self.observation_space = AnyText(MAX_OBSERVATION, min_length=0)
         self.action_space = AnyText(MAX_ACTION)
         self.render_mode = render_mode
@@ -59,8 +59,12 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         self._observation, self._steps, self._over = "", 0, True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """options: {"context": Context} names the start; "task" or "family" of which one is drawn. Raises FormatError
-        for one that no start has."""
+        """Start an episode.
+
+        options: {"context": Context} is the start; "task" or "family" restricts the draw. Raises FormatError for one
+        without a
+        start.
+        """
         super().reset(seed=seed)
         start = self._starts.draw(self.np_random, options or {})
         self._worlds.begin([start.context])
@@ -69,11 +73,11 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         return self._observation, start.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Raises ValueError for an action outside the space, or where no episode is going on."""
+        """Imagine a step. Raises ValueError for an action outside the space, or without an episode."""
         if self._over:
-            raise ValueError("step: no episode is going on, call reset")
+            raise ValueError("step: must follow reset; the episode has ended or not begun")
         if not self.action_space.contains(action) or not action.strip():
-            raise ValueError(f"action: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
+            raise ValueError(f"action: must be a text of 1 to {MAX_ACTION} characters, got {action!r}")
         (imagined,) = self._worlds.step([action])
         full, terminated = imagined.finish == "full", imagined.ends
         self._steps += 1
@@ -90,24 +94,26 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
 
 
 ADMISSIBLE = ("admissible", "admissible_commands", "valid")
-"""Names under which the infos of real environments tell which actions they take now."""
+"""Keys of a real environment's infos with the admissible actions."""
 
 
 class RealEnv:
-    """A real environment whose episodes are also the imagined ones. Its infos tell the goal and, if it knows them, the
-    task and its family, and admissible actions."""
+    """A real environment whose episodes are also the imagined ones.
+
+    Its infos contain the goal and, if known, the task, its family, and admissible actions.
+    """
 
     def __init__(self, real: str | gymnasium.Env[str, str]) -> None:
-        """real: the environment, or its Gymnasium id."""
+        """Wrap an environment, or make it from its Gymnasium id."""
         self._env = gymnasium.make(real, disable_env_checker=True) if isinstance(real, str) else real
         self._info: Mapping[str, Any] = {}
 
     def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
-        """The episode that a reset begins. Raises ValueError where no goal is told."""
+        """Reset to an episode and return its start. Raises ValueError if the infos have no goal."""
         observation, self._info = self._env.reset(seed=int(random.integers(2**31)), options=dict(options))
         told = self._info
         if "goal" not in told:
-            raise ValueError("real: the infos of its reset do not tell the goal")
+            raise ValueError("real: must have the goal in the infos of its reset")
         return Start(Context(told["goal"], observation), told.get("task"), told.get("family"))
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, Mapping[str, Any]]:
@@ -117,7 +123,7 @@ class RealEnv:
 
     @property
     def admissible(self) -> tuple[str, ...] | None:
-        """None where it does not tell."""
+        """Return the admissible actions, None if the infos lack them."""
         return next((tuple(self._info[name]) for name in ADMISSIBLE if name in self._info), None)
 
     def close(self) -> None:
@@ -125,11 +131,10 @@ class RealEnv:
 
 
 class AnchoredTextEnv(ImaginedTextEnv):
-    """An imagined environment that looks at a real one every few steps, and where it imagines the end: observation,
-    reward and end of such a step are real, and what was imagined before is forgotten.
+    """An imagined environment that steps a real one every few steps, and when it imagines the end.
 
-    `info["real"]` tells such steps, and `info["admissible"]` the actions that the real environment takes then, if it
-    tells them; None at steps that are imagined.
+    Observation, reward and end of such a step are real and replace the imagined steps before. `info["real"]` marks such
+    steps; `info["admissible"]` has the admissible actions then, None at imagined steps.
     """
 
     def __init__(
@@ -140,13 +145,13 @@ class AnchoredTextEnv(ImaginedTextEnv):
         max_steps: int = 50,
         render_mode: str | None = None,
     ) -> None:
-        """every: steps from one look to the next; with 1 every answer is the real one."""
+        """Anchor worlds to a real environment. every: steps between real results; with 1 every result is real."""
         self._real = RealEnv(real)
         self._anchored = AnchoredWorlds(worlds, [self._real], every)
         super().__init__(self._anchored, self._real, max_steps, render_mode)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """options: the real environment's."""
+        """Reset both. options: the real environment's."""
         observation, info = super().reset(seed=seed, options=options)
         return observation, {**info, **self._told()}
 

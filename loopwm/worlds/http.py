@@ -1,4 +1,4 @@
-"""A client of the service: its API (`Client`), and worlds that it keeps (`HttpWorlds`). Without torch."""
+"""Client of the service: its API (`Client`), and remote worlds (`HttpWorlds`). Without torch."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 Json = dict[str, Any]
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-"""Of the environment, where commands look for a service's key."""
+"""Environment variable with the service's key."""
 
 TIMEOUT = 600.0
 """Seconds for one answer."""
 
 PATIENCE = 60.0
-"""Seconds that a request is repeated for while the service has no room or is away."""
+"""Seconds of retrying a request while the service is full or unreachable."""
 
 MOST_AT_ONCE = 256
 """Requests that the service takes in a batch."""
 
 PROXY = (502, 503, 504)
-"""Statuses, without the service's own error, of a proxy that does not find it."""
+"""Statuses of a proxy, without the service's own error, that cannot reach the service."""
 
 GONE = ("world_not_found", "world_gone")
-"""Codes for worlds that the service does not have any more."""
+"""Codes for worlds that the service has deleted."""
 
 
 class WorldError(RuntimeError):
-    """The service answered with an error, or not at all. code: the service's own, such as context_length_exceeded."""
+    """The service returned an error or no answer. code: the service's own, such as context_length_exceeded."""
 
     def __init__(
         self, message: str, code: str | None = None, retry_after: float | None = None, away: bool = False
     ) -> None:
-        """retry_after: seconds after which the same request may do. away: nobody was there to answer."""
+        """Build the error. retry_after: seconds after which to retry. away: the service could not be reached."""
         super().__init__(message)
         self.code, self.retry_after, self.away = code, retry_after, away
 
 
 class Client:
-    """The service's API. url: its address, with or without /v1. key: its API key, if it asks for one. patience: seconds
-    that a request is repeated for where the service has no room.
+    """Client of the service's API.
 
-    Raises InputError for what is no address.
+    url: its address, with or without /v1; InputError if invalid. key: its API key, if required. patience: seconds of
+    retrying while the service is full.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = TIMEOUT, patience: float = PATIENCE) -> None:
@@ -69,15 +69,16 @@ class Client:
             raise InputError(f"url: {error}") from error
 
     def model(self) -> str:
-        """The served model's name. Raises WorldError."""
+        """Return the served model's name. Raises WorldError."""
         try:
             return str(self.call("GET", "models")["data"][0]["id"])
         except (LookupError, TypeError) as error:
             raise WorldError(f"{self.base} serves no model") from error
 
     def call(self, method: str, path: str, body: Json | None = None, repeatable: bool = False) -> Json:
-        """repeatable: does no harm a second time, so that it is also asked again where no answer came. Raises
-        WorldError."""
+        """Send a request with retries. repeatable: idempotent, so it is also retried without an answer. Raises
+        WorldError.
+        """
         end = time.monotonic() + self._patience
         while True:
             try:
@@ -92,7 +93,7 @@ class Client:
                 time.sleep(wait)
 
     def events(self, path: str, body: Json) -> Iterator[Json]:
-        """POST of a body, and what is told in server-sent events, as it comes. Raises WorldError."""
+        """POST a body and yield its server-sent events. Raises WorldError."""
         with self._ask("POST", path, {**body, "stream": True}) as response:
             for line in response.iter_lines():
                 data = line.strip().removeprefix("data: ")
@@ -107,7 +108,7 @@ class Client:
 
     @contextmanager
     def _ask(self, method: str, path: str, body: Json | None) -> Iterator[httpx.Response]:
-        """The answer, to be read in the block. Raises WorldError, also for what goes wrong in reading it."""
+        """Open the response inside the block. Raises WorldError, also for errors while reading it."""
         try:
             with self._http.stream(method, path, json=body) as response:
                 if not response.is_success:
@@ -139,14 +140,14 @@ def _told(event: Json) -> Json:
 
 
 def world_body(context: Context) -> Json:
-    """What a world is made from, as the service reads it."""
+    """Return the request body of a new world."""
     body = asdict(context)
     return {**body, "history": list(body["history"])}
 
 
 @dataclass
 class _Row:
-    """A world as the client knows it: all that it is made from, should the service have lost it."""
+    """A world at the client, with everything to recreate it if the service has lost it."""
 
     context: Context
     actions: tuple[str, ...] = ()
@@ -157,18 +158,20 @@ class _Row:
 
 
 class HttpWorlds:
-    """Worlds kept by a running service, up to 256 in one request. A world that the service has lost is made again.
-    After a WorldError the rows may have gone different ways: begin anew."""
+    """Worlds in a running service, up to 256 in one request. A world that the service has lost is recreated.
+
+    After a WorldError the rows may be at different steps: begin again.
+    """
 
     def __init__(self, client: Client, model: str, max_new_tokens: int | None = None) -> None:
-        """model: its name there. max_new_tokens: of an observation, None for the service's longest."""
+        """Use `model` of the service. max_new_tokens: of an observation, None for the service's maximum."""
         self._client, self._model = client, model
         self._limit = {} if max_new_tokens is None else {"max_tokens": max_new_tokens}
         self._steps, self._name = 0, uuid.uuid4().hex
         self._rows: list[_Row] = []
 
     def fresh(self) -> HttpWorlds:
-        """Other worlds of the same model, none begun yet."""
+        """Return other worlds of the same model, not begun."""
         return HttpWorlds(self._client, self._model, self._limit.get("max_tokens"))
 
     @property
@@ -181,14 +184,14 @@ class HttpWorlds:
         self._make(self._rows)
 
     def restart(self, rows: Sequence[int], contexts: Sequence[Context]) -> None:
-        """New worlds in place of these rows; the others go on."""
+        """Replace these rows by new worlds; the others continue."""
         self._delete([self._rows[row] for row in rows])
         for row, context in zip(rows, contexts, strict=True):
             self._rows[row] = _Row(context)
         self._make([self._rows[row] for row in rows])
 
     def step(self, actions: Sequence[str], decode: bool = True, rows: Sequence[int] | None = None) -> list[Imagined]:
-        """rows: that take the step, None for all."""
+        """Step the given rows, None for all."""
         if not self._rows:
             raise ValueError("step: begin a world first")
         stepping = self._rows if rows is None else [self._rows[row] for row in rows]
@@ -217,7 +220,7 @@ class HttpWorlds:
         return fork
 
     def _fork(self, row: _Row, forks: Sequence[_Row]) -> None:
-        """Leaves those without a world that the service has lost."""
+        """Fork a row; rows that the service has lost stay without a world."""
         try:
             made = self._client.call("POST", f"worlds/{row.world['id']}/fork", {"count": len(forks)})["data"]
         except WorldError as error:
@@ -237,12 +240,12 @@ class HttpWorlds:
         self._rows = [replace(row, world=_body(answer)) for row, answer in zip(after, answers, strict=True)]
 
     def close(self) -> None:
-        """The service forgets these worlds; the client stays."""
+        """Delete these worlds in the service; the client stays open."""
         self._delete(self._rows)
         self._rows = []
 
     def _taken(self, row: _Row, action: str, answer: Json) -> Imagined:
-        """What a step was answered; the row goes on."""
+        """Convert the answer of a step and advance the row."""
         if answer["status"] == 400 and answer["body"]["error"]["code"] == "context_length_exceeded":
             return Imagined("", finish="full")
         body = _body(answer)
@@ -260,13 +263,14 @@ class HttpWorlds:
             _body(answer)  # only now, so that `close` deletes those that were made
 
     def _delete(self, rows: Sequence[_Row]) -> None:
-        """What is gone already does not matter."""
+        """Delete worlds; ignore those that are gone."""
         self._batch([{"op": "delete", "world": row.world["id"]} for row in rows if row.world], repeatable=True)
 
     def _ask(self, rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
-        """Answers to a request for each row. Worlds that the service has lost are made again, and asked once more.
+        """Send a request for each row and return the answers; recreate lost worlds and retry once.
 
-        Steps are repeatable by their ids, observations are not."""
+        Steps are idempotent by their ids, observations are not.
+        """
         repeatable = bool(bodies) and "step_id" in bodies[0]
         answers = self._batch(_named(rows, bodies), repeatable)
         lost = [place for place, answer in enumerate(answers) if _code(answer) in GONE]
@@ -290,13 +294,13 @@ def _named(rows: Sequence[_Row], bodies: Sequence[Json]) -> list[Json]:
 
 
 def _code(answer: Json) -> str | None:
-    """The error that an answer of a batch is, if it is one."""
+    """Return the error code of an answer in a batch, None if it is not an error."""
     code: str | None = answer["body"].get("error", {}).get("code")
     return code
 
 
 def _body(answer: Json) -> Json:
-    """Of an answer of a batch. Raises WorldError."""
+    """Return the body of an answer in a batch. Raises WorldError."""
     body: Json = answer["body"]
     if "error" in body:
         raise WorldError(f"{body['error']['message']} (status {answer['status']})", body["error"]["code"])

@@ -15,8 +15,12 @@ from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
 
 class LocalWorlds:
-    """Worlds of a checkpoint. depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of
-    the search that decodes, 1 for greedy decoding."""
+    """Worlds of a checkpoint in this process.
+
+    depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
+    for
+    greedy decoding.
+    """
 
     def __init__(
         self,
@@ -40,12 +44,12 @@ class LocalWorlds:
         return cls(WorldModel.from_pretrained(path, device))
 
     def fresh(self) -> LocalWorlds:
-        """Other worlds of the same model, none begun yet."""
+        """Return other worlds of the same model, not begun."""
         return LocalWorlds(self._model, self._depth, self._max_new_tokens, self._beams)
 
     @property
     def world(self) -> World:
-        """As it is now. Raises ValueError before `begin`."""
+        """Return the current world. Raises ValueError before `begin`."""
         if self._now is None:
             raise ValueError("step: begin a world first")
         return self._now
@@ -94,7 +98,9 @@ class LocalWorlds:
             self.begin(self._contexts)
 
     def nll(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Teacher-forced loss of each row's observation after its last step, and its tokens (`WorldModel.nll`)."""
+        """Return the teacher-forced loss of each row's observation after its last step, and its tokens
+        (`WorldModel.nll`).
+        """
         return self._model.nll(self.world, observations)
 
     def close(self) -> None:

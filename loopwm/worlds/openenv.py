@@ -1,9 +1,9 @@
-"""The imagined environment as an OpenEnv server: reset, step and state over its WebSocket, a session a connection.
+"""OpenEnv server of the imagined environment: reset, step and state over WebSocket, a session a connection.
 
     python -m loopwm.worlds.openenv --starts windows.jsonl.gz --context snapshot --port 8001
 
-Trainers reach environments through this convention. Sessions share one model; with --url they keep their worlds in a
-running service, which batches them.
+Trainers use this convention for environments. Sessions share one model; with --url their worlds are in a running
+service, which batches them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from loopwm.worlds.starts import Start
 from loopwm.worlds.vector import kept_worlds, local_worlds
 
 SESSION_TIMEOUT = 3600.0
-"""Seconds that a session may be silent for."""
+"""Seconds of silence after which a session ends."""
 
 
 class TextAction(Action):
@@ -90,8 +90,10 @@ def create_app(
     sessions: int = 64,
     session_timeout: float = SESSION_TIMEOUT,
 ) -> FastAPI:
-    """The server; make_worlds is called for every session. session_timeout: seconds that one may be silent for; then
-    its place and its world are free, and it has to connect again."""
+    """Build the server; `make_worlds` is called for every session.
+
+    session_timeout: seconds of silence after which a session's place and world are released; the client must reconnect.
+    """
     make = partial(ImaginedEnvironment, make_worlds, starts, max_steps)
     limits = ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=session_timeout)
     app: FastAPI = create_fastapi_app(make, TextAction, TextObservation, concurrency_config=limits)
@@ -137,7 +139,7 @@ def _seconds(text: str) -> float:
 
 
 def packaged() -> Callable[[], Worlds]:
-    """Makes worlds of the checkpoint that comes with the package."""
+    """Return a factory of worlds of the packaged checkpoint."""
     return _makes(None, None)
 
 

@@ -1,4 +1,4 @@
-"""The world that an agent holds: begun from what was seen, stepped by actions, forked to try several things."""
+"""Protocol of a world for agents: begin from contexts, step by actions, fork to try alternatives."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Literal, Protocol
 from loopwm.records.template import Context, FormatError, Transition
 
 Finish = Literal["stop", "length", "full"]
-"""How an observation ended: whole; cut at the longest that is decoded; or the world had no room for the step."""
+"""End of an observation: complete (stop), cut at the longest decoded length (length), or no room for the step (full).
+"""
 
 
 @dataclass(frozen=True)
 class Imagined:
-    """What a step is imagined to bring.
+    """Result of an imagined step.
 
-    observation: empty where none was asked for. reward (points) and continuation, the chance that the world goes on,
-    are None where the model predicts neither.
+    observation: empty if not requested. reward (points) and continuation (probability) are None if the model predicts
+    neither.
     """
 
     observation: str
@@ -27,54 +28,55 @@ class Imagined:
 
     @property
     def ends(self) -> bool:
-        """Whether the world is over: its chance to go on is below one half. Never, where none is predicted."""
+        """Return True if the probability of continuation is below one half; False if none is predicted."""
         return self.continuation is not None and self.continuation < 0.5
 
 
 def check_lengths(rows: int, **lists: Sequence[str]) -> None:
-    """Raises FormatError for a list that has not one entry a row."""
+    """Raise FormatError for a list without one entry a row."""
     for name, entries in lists.items():
         if len(entries) != rows:
-            raise FormatError(name, f"{len(entries)} given for {rows} worlds")
+            raise FormatError(name, f"must be {rows}, one a world, got {len(entries)}")
 
 
 def check_rows(rows: Sequence[int], count: int) -> None:
-    """Raises FormatError for a row that is none of `count`."""
+    """Raise FormatError for a row outside 0 .. count - 1."""
     for row in rows:
         if not 0 <= row < count:
-            raise FormatError("rows", f"{row} is not one of 0 to {count - 1}")
+            raise FormatError("rows", f"must be 0 to {count - 1}, got {row}")
 
 
 class Worlds(Protocol):
-    """A batch of worlds that go on together, one row each. Lists that are passed have one entry a row.
+    """Batch of worlds that step together, one row each. Lists have one entry a row.
 
-    What cannot be encoded is a FormatError, or the service's WorldError; so are a list of another length, and a row
-    that there is not.
+    Raises FormatError, or the service's WorldError, for input that cannot be encoded, lists of another length, and
+    unknown
+    rows.
     """
 
     @property
     def steps_cut(self) -> tuple[int, ...]:
-        """How many old steps each row's context has lost to fit the limit."""
+        """Number of old steps dropped from each row's context to fit the limit."""
         ...
 
     def begin(self, contexts: Sequence[Context]) -> None:
-        """New worlds; those before are forgotten."""
+        """Start new worlds; earlier ones are dropped."""
 
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
-        """Each world after its action; the next step goes on from there. Without `decode` no text is made.
+        """Step each world by its action. Without `decode` no text is decoded.
 
         A row that is "full" stays so: nothing can follow it.
         """
 
     def fork(self, rows: Sequence[int]) -> Worlds:
-        """Independent copies of these rows, repeats allowed: a batch of their own."""
+        """Copy these rows, repeats allowed, to an independent batch."""
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
-        """What really happened after the last real observation; imagined steps since then are dropped."""
+        """Append real steps after the last real observation; imagined steps since then are dropped."""
 
     def close(self) -> None: ...
 
 
 def longer(context: Context, action: str, observation: str) -> Context:
-    """The context after one more step."""
+    """Return the context after one more step."""
     return replace(context, history=(*context.history, Transition(action, observation)))

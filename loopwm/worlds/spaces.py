@@ -1,4 +1,4 @@
-"""Texts as Gymnasium's spaces, of any characters, which vector environments send between processes."""
+"""Text spaces of Gymnasium with any characters, for vector environments that send texts between processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 MAX_OBSERVATION = 100_000
 MAX_ACTION = 200
-"""Characters."""
+"""Most characters of an action."""
 
 
 class AnyText(spaces.Text):
@@ -27,8 +27,8 @@ class AnyText(spaces.Text):
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
 
-# Vector environments send texts between processes as arrays. Gymnasium's are of the characters that a space can draw,
-# one by one; these are of code points, so that any text comes through.
+# Vector environments send texts between processes as arrays. Gymnasium's contain indices into the characters that a
+# space can draw; these contain code points, so that any text passes.
 
 NO_CHARACTER = -1
 
@@ -50,7 +50,7 @@ def _to_text(space: AnyText, x: NDArray[np.int32]) -> str:  # type: ignore[misc]
 
 
 class _SharedTexts(Sequence[str]):
-    """The texts that stand in shared memory now, which is read once and written to ever after; copied, a tuple."""
+    """Texts in shared memory, read once and overwritten later; a copy is a tuple."""
 
     def __init__(self, space: AnyText, rows: NDArray[np.int32]) -> None:
         self._space, self._rows = space, rows

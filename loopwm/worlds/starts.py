@@ -1,4 +1,4 @@
-"""Where imagined episodes begin."""
+"""Starts of imagined episodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind, FormatE
 SCIENCEWORLD = Path(__file__).with_name("data") / "scienceworld.jsonl.gz"
 """First observations of training variations, as an agent sees them: 518 of all 30 tasks."""
 ALFWORLD = SCIENCEWORLD.with_name("alfworld.jsonl.gz")
-"""The same of 144 original training games of all 6 tasks."""
+"""First observations of 144 original training games of all 6 tasks."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A context, and of which task and family it is, where that is known."""
+    """A context with its task and family, if known."""
 
     context: Context
     task: str | None = None
@@ -29,44 +29,46 @@ class Start:
 
     @property
     def observation(self) -> str:
-        """That the agent sees first."""
+        """First observation."""
         history = self.context.history
         return history[-1].observation if history else self.context.observation
 
     def info(self) -> dict[str, Any]:
-        """What an environment tells at its reset."""
+        """Infos of an environment's reset."""
         context = self.context
         told = {"goal": context.goal, "look": context.look, "inventory": context.inventory}
         return {**told, "task": self.task, "family": self.family}
 
 
 class Source(Protocol):
-    """Where episodes come from."""
+    """Source of episode starts."""
 
     def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
-        """options: those of a reset."""
+        """Draw a start. options: those of a reset."""
         ...
 
 
 OPTIONS = ("context", "task", "family")
-"""Of a reset."""
+"""Options of a reset."""
 
 
 class Starts:
     """Starts to draw from."""
 
     def __init__(self, starts: Sequence[Context | Start]) -> None:
-        """Raises FormatError for none."""
+        """Draw from these starts. Raises FormatError if empty."""
         if not starts:
-            raise FormatError("starts", "at least one context to start from is needed")
+            raise FormatError("starts", "must be at least one context, got none")
         self._starts = [start if isinstance(start, Start) else Start(start) for start in starts]
 
     def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
-        """options: a "context", which is the start, or a "task" or "family" that it must be of. Raises FormatError for
-        one that no start has, and for any other option."""
+        """Draw a start. options: a "context", which is the start, or a required "task" or "family".
+
+        Raises FormatError for a task or family without a start, and for any other option.
+        """
         for name in options:
             if name not in OPTIONS:
-                raise FormatError("options", f"{name!r} is not one of {', '.join(OPTIONS)}")
+                raise FormatError("options", f"must be one of {', '.join(OPTIONS)}, got {name!r}")
         if "context" in options:
             return Start(options["context"])
         fitting = self._starts
@@ -80,12 +82,12 @@ class Starts:
 
 
 def read_starts(path: str | Path, context_kind: ContextKind) -> list[Start]:
-    """The contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
+    """Read the contexts of a window file (.jsonl, .jsonl.gz), such as `python -m data_prep windows` writes.
 
-    Raises FormatError for an unknown context and, naming the line, for a window that lacks what the context shows.
+    Raises FormatError for an unknown context and, naming the line, for a window that lacks a required field.
     """
     if context_kind not in CONTEXT_KINDS:
-        raise FormatError("context", f"{context_kind!r} is not one of {', '.join(CONTEXT_KINDS)}")
+        raise FormatError("context", f"must be one of {', '.join(CONTEXT_KINDS)}, got {context_kind!r}")
     file = Path(path)
     lines = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode().splitlines()
     starts = []

@@ -1,4 +1,4 @@
-"""The registered environments: one, or many that take their steps together."""
+"""Registered environments: one, or a vector that steps together."""
 
 from __future__ import annotations
 
@@ -34,10 +34,20 @@ def make_env(
     real: str | gymnasium.Env[str, str] | None = None,
     every: int = 5,
 ) -> ImaginedTextEnv:
-    """url, key: of a running service that keeps the world, None for this process. model: its name there, None for the
-    one there is; here a checkpoint folder, None for the packaged one. starts, context: a window file and its context.
-    max_new_tokens: of an observation. real: an environment, or its Gymnasium id, that puts the world right after
-    `every` steps; episodes are its own then."""
+    """Make an imagined environment.
+
+    Args:
+        url, key: of a service with the worlds, None for this process.
+        model: name in the service, None for its only one; in this process a checkpoint folder, None for the packaged
+            one.
+        starts, context: window file and its context.
+        max_steps: of an episode.
+        max_new_tokens: of an observation.
+        render_mode: of Gymnasium.
+        real: environment, or its Gymnasium id, that replaces imagined steps every `every` steps; episodes are then its
+            own.
+        every: see `real`.
+    """
     worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
     if real is not None:
         return AnchoredTextEnv(worlds, real, every, max_steps, render_mode)
@@ -55,8 +65,12 @@ def make_vector_env(
     max_new_tokens: int = LONGEST_OBSERVATION,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """As `make_env`. Those of a service take each step in one request; those of this process share one model. options:
-    of Gymnasium's SyncVectorEnv, in this process. Raises TypeError for others."""
+    """Make a vector of environments as `make_env`.
+
+    With a service each step is one request; in this process all share one model. options: of Gymnasium's SyncVectorEnv,
+    in
+    this process only. Raises TypeError for others.
+    """
     places = read_starts(starts, context)
     if url is not None:
         if options:
@@ -68,30 +82,32 @@ def make_vector_env(
 
 
 def kept_worlds(url: str, key: str | None, model: str | None, max_new_tokens: int) -> HttpWorlds:
-    """Of a running service; model: its name there, None for the one there is."""
+    """Return worlds in a service; model: its name there, None for the only one."""
     client = Client(url, key)
     return HttpWorlds(client, model or client.model(), max_new_tokens)
 
 
 def local_worlds(model: str | None, max_new_tokens: int) -> Any:
-    """Of this process; model: a checkpoint folder, None for the packaged one."""
+    """Return worlds in this process; model: a checkpoint folder, None for the packaged one."""
     from loopwm.text.world import WorldModel
-    from loopwm.worlds.local import LocalWorlds  # torch, which a service in between does without
+    from loopwm.worlds.local import LocalWorlds  # imports torch, which clients of a service need not have
 
     return LocalWorlds(WorldModel.from_pretrained(model or PACKAGED), max_new_tokens=max_new_tokens)
 
 
 class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
-    """Environments whose worlds a service keeps. Whose episode is over begins anew with its next step, whose action is
-    ignored (Gymnasium's NEXT_STEP)."""
+    """Environments whose worlds are in a service.
+
+    The step after the end of an episode resets it and ignores the action (Gymnasium's NEXT_STEP).
+    """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - the base class declares it so
 
     def __init__(self, worlds: HttpWorlds, starts: Sequence[Start], num_envs: int, max_steps: int) -> None:
-        """Raises ValueError for a number that is not above zero."""
+        """Build the environments. Raises ValueError for a number that is not above zero."""
         for name, value in (("num_envs", num_envs), ("max_steps", max_steps)):
             if value < 1:
-                raise ValueError(f"{name}: {value} is not above zero")
+                raise ValueError(f"{name}: must be above 0, got {value}")
         self.num_envs = num_envs
         self.single_observation_space = AnyText(MAX_OBSERVATION, min_length=0)
         self.single_action_space = AnyText(MAX_ACTION)
@@ -106,7 +122,7 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """options: as those of `ImaginedTextEnv`, of all environments and all their episodes until the next reset."""
+        """Reset all environments. options: as in `ImaginedTextEnv`, for all their episodes until the next reset."""
         super().reset(seed=seed if not isinstance(seed, list) else seed[0], options=options)
         self._options = options or {}
         drawn = [self._starts.draw(self.np_random, self._options) for _ in range(self.num_envs)]
@@ -118,9 +134,9 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
     def step(
         self, actions: Sequence[str]
     ) -> tuple[tuple[str, ...], NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Raises ValueError for actions outside the space, and before the first reset."""
+        """Step all environments. Raises ValueError for actions outside the space, and before the first reset."""
         if not self._seen:
-            raise ValueError("step: no episode is going on, call reset")
+            raise ValueError("step: must follow reset; no episode has begun")
         _check(actions, self.num_envs)
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
@@ -160,7 +176,7 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
 
 def _check(actions: Sequence[str], count: int) -> None:
     if len(actions) != count:
-        raise ValueError(f"actions: {len(actions)} given for {count} environments")
+        raise ValueError(f"actions: must be {count}, one an environment, got {len(actions)}")
     for place, action in enumerate(actions):
         if not isinstance(action, str) or not action.strip() or len(action) > MAX_ACTION:
-            raise ValueError(f"actions[{place}]: expected a text of 1 to {MAX_ACTION} characters, got {action!r}")
+            raise ValueError(f"actions[{place}]: must be a text of 1 to {MAX_ACTION} characters, got {action!r}")

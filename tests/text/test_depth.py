@@ -143,7 +143,7 @@ def test_a_refused_depth_is_one_line_and_leaves_the_world_as_it_was(gated, world
 
 
 def test_a_cache_that_cannot_fill_skipped_loops_takes_numbers_alone(gated):
-    with pytest.raises(ValueError, match="depth: with a cache of transformers"):
+    with pytest.raises(ValueError, match="with a cache of transformers"):
         gated.model(torch.tensor([[9, 10]]), use_cache=True, depth=Gate(0.5, 4))
 
 

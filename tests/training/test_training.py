@@ -278,7 +278,7 @@ def test_injection_embeddings_heads_and_norms_do_not_decay_and_are_not_muons(con
         ("data.horizon_shares=[0.0, 1.0]", "data.horizon_shares"),
         ("data.policies={gold: 1}", "data.policies: the shards hold 'random'"),
         ("data.policies={randon: 1}", "data.policies"),
-        ("data.envs={scienceworld: 0}", "data.envs: all shares are zero"),
+        ("data.envs={scienceworld: 0}", "data.envs: must have a share above 0"),
         ("data.history_share=1", "data.history_share"),
         ("data.trunk_tokens_max=4096", "data.trunk_tokens_max"),
         ("batch.rows=1", "batch.rows"),

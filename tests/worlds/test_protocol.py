@@ -206,7 +206,7 @@ def test_worlds_that_were_made_beside_one_that_failed_are_not_lost(client):
 def test_lists_of_another_length_and_rows_that_are_not_there_are_named(make):
     worlds = make()
     worlds.begin([KITCHEN, HALL])
-    with pytest.raises(FormatError, match="rows: 2 is not one of 0 to 1"):
+    with pytest.raises(FormatError, match="rows: must be 0 to 1, got 2"):
         worlds.fork([0, 2])
     with pytest.raises(FormatError, match="actions: must be 2, one a world, got 1"):
         worlds.observe(["wait"], ["Nothing happens.", "Nothing happens."])

@@ -14,73 +14,81 @@ from loopwm.records.template import CONTEXT_LIMIT, ContextKind
 from loopwm.trainer.config import OptimizerConfig, RunConfig
 
 Policy = Literal["gold", "expert", "noisy-expert", "random", "fork", "omission", "probe"]
-"""Of the episodes in the shards, as `data_prep` names them."""
+"""Policies of the episodes in the shards, named as in `data_prep`."""
 
 
 def require_shares(key: str, shares: Mapping[Any, float]) -> None:
-    """Raises InputError for a share below zero, or shares that are all zero."""
+    """Raise InputError for a share below zero, or shares that are all zero."""
     for name, share in shares.items():
         if not share >= 0:
-            raise InputError(f"{key}.{name}: {share} is below zero")
+            raise InputError(f"{key}.{name}: must not be below 0, got {share}")
     if shares and sum(shares.values()) == 0:
-        raise InputError(f"{key}: all shares are zero")
+        raise InputError(f"{key}: must have a share above 0")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A preset of `loopwm.text.model.configuration.PRESETS` and what is changed in it."""
+    """A preset of `loopwm.text.model.configuration.PRESETS` and overrides."""
 
     preset: str = "small"
     overrides: dict[str, Any] = field(default_factory=dict)
     integers: Literal["random", "fourier"] = "random"
-    """How the embeddings of the integers start: as all others, or from features of the number."""
+    """Initial embeddings of the integers: random as all others, or features of the number."""
     weights: str = ""
-    """Folder of a model of the same shape and vocabulary whose weights the run begins with. Empty: none."""
+    """Folder of a model of the same shape and vocabulary with initial weights. Empty: none."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the token shards lie and how rows are cut from their episodes."""
+    """Token shards, and the cut of their episodes into rows."""
 
     train: tuple[str, ...] = ()
     dev: tuple[str, ...] = ()
     folder_weights: dict[str, float] = field(default_factory=dict)
-    """How often an epoch takes the episodes of a folder of `train`; 1 where none is given. A fraction is drawn."""
+    """Times that an epoch takes the episodes of a folder of `train`; default 1. A fraction is drawn."""
     trunk_tokens_min: int = 256
     trunk_tokens_max: int = 2048
-    """A row's trunk is cut at a length drawn log-uniformly from this range."""
+    """Range of a row's trunk length, which is drawn log-uniformly."""
     history_share: float = 0.3
-    """Most of a trunk that steps before its first target may take, where it begins later in the episode."""
+    """Largest share of a trunk for steps before its first target, if it begins later in the episode."""
     snapshot_steps: int = 10
     """Most trunk steps of a row that starts with look and inventory."""
     regimes: dict[ContextKind, float] = field(default_factory=lambda: {"observed": 0.7, "snapshot": 0.3})
-    """Shares of the target tokens by what rows show at their head."""
+    """Shares of the target tokens by context kind."""
     horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
-    """Shares of the target tokens by horizon, from 1 to K_max, where trunks are supervised and have slots: they are
-    horizon 1, branches the others. Otherwise branches hold horizons alike."""
+    """Shares of the target tokens by horizon, from 1 to K_max, if trunks are supervised and have slots: these are
+    horizon 1,
+    branches the others. Otherwise branches decode horizons alike.
+    """
     envs: dict[str, float] = field(default_factory=dict)
-    """Shares of the target tokens by world. Empty: as many as the shards hold."""
+    """Shares of the target tokens by world. Empty: in proportion to the shards."""
     policies: dict[Policy, float] = field(default_factory=dict)
-    """Shares of a world's target tokens by policy, among those that the shards hold of it. Empty: as `envs`."""
+    """Shares of a world's target tokens by policy, among those in its shards. Empty: as `envs`."""
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
     """Shares of a policy's target tokens by task, for the worlds named here; a task without one is left out."""
     episode_steps: int = 0
-    """An epoch takes whole windows of an episode, drawn at random, until they hold so many steps: suites draw an
-    episode before its step, so that long ones count no more there than short ones. 0: all."""
+    """Steps of an episode in an epoch, as whole windows drawn at random; 0: all. Suites draw an episode before its
+    step, so
+    long episodes should not count more than short ones.
+    """
     max_branches: int = 8
     """Most branches of a row."""
     echo_weights: dict[str, float] = field(default_factory=dict)
-    """How much likelier a branch leaves where two of the next K_max observations are equal, by world; 1 where none is
-    given. Most are refusals, the second because of the first, which no text tells a deferred plan."""
+    """Weight of branches where two of the next K_max observations are equal, by world; default 1. Most are refusals,
+    the second
+    because of the first, and no text tells a deferred plan of that.
+    """
     query_share: float = 0.0
     """Share of the target tokens that are answers to state queries: actions that only look, whose answers are recorded
-    at every step. They follow an observed step or up to K_max - 1 deferred actions."""
+    at
+    every step. They follow an observed step or up to K_max - 1 deferred actions.
+    """
     max_queries: int = 3
     """Most state queries of a row."""
     change_weight: float = 8.0
-    """How much likelier a state query is asked where its answer is not that of the step before."""
+    """Weight of state queries whose answer differs from that of the step before."""
     repeat_weight: float = 3.0
-    """How much likelier a branch leaves where two of the next K_max actions in a row are equal."""
+    """Weight of branches where two consecutive actions of the next K_max are equal."""
 
     @property
     def max_horizon(self) -> int:
@@ -88,18 +96,22 @@ class DataConfig:
         return len(self.horizon_shares)
 
     def check(self) -> None:
-        """Raises InputError naming a key whose value makes no rows."""
+        """Raise InputError naming a key whose value makes no rows."""
         self._check_folders()
         if not self.trunk_tokens_min <= self.trunk_tokens_max <= CONTEXT_LIMIT:
-            raise InputError(f"data.trunk_tokens_max: expected trunk_tokens_min .. {CONTEXT_LIMIT}")
+            raise InputError(
+                f"data.trunk_tokens_max: must be trunk_tokens_min to {CONTEXT_LIMIT}, got {self.trunk_tokens_max}"
+            )
         if self.query_share >= 1:
             raise InputError(f"data.query_share: must be below 1, got {self.query_share}")
         if self.history_share >= 1:
-            raise InputError(f"data.history_share: {self.history_share} leaves no room for targets")
+            raise InputError(f"data.history_share: must be below 1 to leave room for targets, got {self.history_share}")
         if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:
-            raise InputError("data.horizon_shares: expected 1 to 16 of them, the first above zero")
+            raise InputError(
+                f"data.horizon_shares: must be 1 to 16, the first above 0, got {list(self.horizon_shares)}"
+            )
         if not self.regimes:
-            raise InputError("data.regimes: at least one is needed")
+            raise InputError("data.regimes: must name a context kind, got none")
         require_shares("data.horizon_shares", dict(enumerate(self.horizon_shares, start=1)))
         for key in ("regimes", "envs", "policies"):
             require_shares(f"data.{key}", getattr(self, key))
@@ -107,7 +119,7 @@ class DataConfig:
             require_shares(f"data.tasks.{env}", shares)
         for env, weight in self.echo_weights.items():
             if not weight > 0:
-                raise InputError(f"data.echo_weights.{env}: {weight} is not above zero")
+                raise InputError(f"data.echo_weights.{env}: must be above 0, got {weight}")
 
     def _check_folders(self) -> None:
         for key, folders in (("train", self.train), ("dev", self.dev)):
@@ -124,34 +136,36 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Which observations are targets, and what is added to their loss. Everything is summed and divided by the number
-    of target tokens, so at coefficient 1 the reward of a step weighs as much as one token."""
+    """Targets, and terms added to their loss. Everything is summed and divided by the number of target tokens, so at
+    coefficient 1 the reward of a step weighs as much as one token.
+    """
 
     supervise: Literal["terminal", "all", "every"] = "every"
     """terminal: the deepest horizon of a branch; all: every horizon of a branch; every: also the trunk."""
     integer_weights: dict[str, float] = field(default_factory=dict)
-    """How many tokens an integer that is a target counts for, by world; 1 where none is given."""
+    """Weight of an integer target, in tokens, by world; default 1."""
     opening_weights: dict[str, float] = field(default_factory=dict)
-    """The same of the first token of an observation, which decides between a refusal and what else may happen."""
+    """Weight of an observation's first token, by world; default 1. It decides between a refusal and all other outcomes.
+    """
     undetermined_weight: float = 1.0
-    """How many tokens a target counts for that nothing shown determines, such as what a place not seen yet holds."""
+    """Weight of a target that no shown text determines, such as the contents of an unseen place."""
     reward_coef: float = 0.0
     continue_coef: float = 0.0
-    """These two need model.overrides.prediction_heads."""
+    """Both require model.overrides.prediction_heads."""
     consistency_coef: float = 0.0
-    """Needs model.overrides.monitor_head."""
+    """Requires model.overrides.monitor_head."""
     contraction_coef: float = 0.0
     bag_coef: float = 0.0
-    """Of the words of every step's observation, told from its slots: the steps between, which nobody decodes, too."""
+    """For the words of every step's observation, predicted from its slots, also at steps that are not decoded."""
     state_coef: float = 0.0
-    """Of the tokens of look and inventory after every step, predicted from its slots."""
+    """For the tokens of look and inventory after every step, predicted from its slots."""
     horizon_every: int = 0
     """Delta of the curriculum K = min(data.max_horizon, 1 + floor(step / Delta)); 0: none."""
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """A global batch holds at least so many rows and tokens, cut into `micro_batches` by length, over all processes."""
+    """Least rows and tokens of a global batch over all processes, cut into `micro_batches` by length."""
 
     rows: int = 16
     tokens: int = 8192
@@ -161,14 +175,14 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class DepthConfig:
-    """How many loops a row makes in training; the mean is the model's mu_rec."""
+    """Loops of a row in training; their mean is the model's mu_rec."""
 
     sampling: Literal["per_sequence", "per_batch", "fixed"] = "per_sequence"
     backward_loops: int = 0
     """mu_bwd, the last loops that carry gradients; 0: ceil(mu_rec / 2)."""
     ramp_start: int = 0
     ramp_steps: int = 0
-    """mu_rec is 1 up to step `ramp_start` and grows over so many steps from there."""
+    """mu_rec is 1 up to step `ramp_start` and grows linearly over `ramp_steps` steps from there."""
 
 
 POSITIVE = {
@@ -214,16 +228,18 @@ class TrainingConfig:
             for key in keys:
                 value = getattr(getattr(self, section), key)
                 if not value >= 0:
-                    raise InputError(f"{section}.{key}: {value} is below zero")
+                    raise InputError(f"{section}.{key}: must not be below 0, got {value}")
         self.data.check()
         require_shares("objective.integer_weights", self.objective.integer_weights)
         require_shares("objective.opening_weights", self.objective.opening_weights)
         if self.objective.supervise != "every" and not self.data.max_branches:
-            raise InputError("data.max_branches: without branches nothing is supervised but trunks (supervise: every)")
+            raise InputError("data.max_branches: must be above 0 unless objective.supervise is every, got 0")
         if self.optimizer.average >= 1:
-            raise InputError(f"optimizer.average: {self.optimizer.average} is not below 1")
+            raise InputError(f"optimizer.average: must be below 1, got {self.optimizer.average}")
         if self.batch.rows < self.batch.micro_batches:
-            raise InputError(f"batch.rows: {self.batch.rows} do not fill {self.batch.micro_batches} micro_batches")
+            raise InputError(
+                f"batch.rows: must be at least batch.micro_batches = {self.batch.micro_batches}, got {self.batch.rows}"
+            )
 
 
 RETIRED: dict[str, dict[str, Any]] = {
