@@ -12,6 +12,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from eval.__main__ import main as evaluate
+from loopwm import runtime
 from loopwm.records.errors import InputError
 from loopwm.text.model.configuration import PRESETS
 from loopwm.text.model.modeling import LoopWMForCausalLM
