@@ -153,10 +153,10 @@ def use_device(name: str, key: str = "--device") -> torch.device:
     Raises:
         InputError: for `cuda` where torch finds no GPU.
     """
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
         raise InputError(f"{key}: cuda needs a GPU and a CUDA build of torch, and torch finds none; use cpu or auto")
-    if name == "cpu" or not found:
+    if name == "cpu" or not has_gpu:
         return torch.device("cpu")
     torch.set_float32_matmul_precision("high")
     return torch.device("cuda")

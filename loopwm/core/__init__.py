@@ -23,7 +23,9 @@ from loopwm.core.kv_cache import KVCache, RaggedBatch, SharedPrefixCache, alloca
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 from loopwm.runtime import attention_products, quick_products
 
-CoreState, SharedState, StateGroup = KVCache, SharedPrefixCache, RaggedBatch
+CoreState = KVCache
+SharedState = SharedPrefixCache
+StateGroup = RaggedBatch
 
 __all__ = [
     "RULES",

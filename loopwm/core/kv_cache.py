@@ -109,8 +109,8 @@ class KVCache:
             buffer = self._buffers[slot]
             if not buffer.claim(start, end):
                 length = max(end, self._reserved)
-                sides = (_with_room(old, length, len(buffer.key)) for old in buffer.columns(start))
-                buffer = self._buffers[slot] = _Buffer(*sides, end, buffer.rows)
+                old_key, old_value = (_with_room(old, length, len(buffer.key)) for old in buffer.columns(start))
+                buffer = self._buffers[slot] = _Buffer(old_key, old_value, end, buffer.rows)
                 self._owned.add(slot)
             buffer.key[: buffer.rows, :, start:end], buffer.value[: buffer.rows, :, start:end] = key, value
         else:
@@ -139,13 +139,13 @@ class KVCache:
         for slots in loop_slots:
             ran = [slot for slot in slots[:deepest] if self._lengths.get(slot, 0) > start]
             new = [tuple(side[:, :, start:] for side in self.columns(slot)) for slot in ran]
-            last = tuple(torch.stack(side)[loops_B - 1, rows] for side in zip(*new, strict=True))
+            last_key, last_value = (torch.stack(side)[loops_B - 1, rows] for side in zip(*new, strict=True))
             for loop, sides in enumerate(new):
                 skipped = (loops_B <= loop)[:, None, None, None]
-                for side, filling in zip(sides, last, strict=True):
+                for side, filling in zip(sides, (last_key, last_value), strict=True):
                     side.copy_(torch.where(skipped, filling, side))
             for slot in slots[len(ran) : deepest]:
-                self.update(*last, slot)
+                self.update(last_key, last_value, slot)
 
     def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
         """Return the loops of the deepest pass so far."""
@@ -336,7 +336,7 @@ class RaggedBatch:
         return max(cache.length for cache in self.caches)
 
     def extend(self, valid_BL: Tensor) -> tuple[Tensor, Any]:
-        """As `KVCache.extend`; the mask is a list that only the attention of `attend` takes."""
+        """Extend each cache as `KVCache.extend`; the mask is a list, which only the attention of `attend` takes."""
         extended = [cache.extend(valid) for cache, valid in self._parts(valid_BL)]
         return torch.cat([positions for positions, _ in extended]), [mask for _, mask in extended]
 

@@ -20,7 +20,7 @@ QUERY_BLOCK = 256
 """Queries whose scores are computed together; bounds the memory of the scores."""
 
 
-def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+def training_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
     """Attend over whole rows, with gradients: (B, H, L, E).
 
     In bfloat16 on CPU, two plain products and a softmax per block of queries take at most half the time of the fused
@@ -33,10 +33,10 @@ def training_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = No
         seen: (L, S) bool, True where a query attends, at least one key each; None for causal.
     """
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        out: Tensor = _Blockwise.apply(q, k, v, seen)
+        out: Tensor = _Blockwise.apply(q, k, v, visible)
         return out
     k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
 
 
 class _Blockwise(Function):
@@ -46,11 +46,11 @@ class _Blockwise(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BHLE: Tensor, k_BGSE: Tensor, v_BGSE: Tensor, seen: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q_BHLE: Tensor, k_BGSE: Tensor, v_BGSE: Tensor, visible: Tensor | None) -> Tensor:
         q_BGRLE = (q_BHLE * q_BHLE.shape[-1] ** -0.5).unflatten(1, (k_BGSE.shape[1], -1))
         out_BGRLE, weights = torch.empty_like(q_BGRLE), []
-        for start, end, keys in _blocks(q_BGRLE.shape[3], None if seen is None else seen.shape[1]):
-            hidden = _after(start, end, q_BHLE.device) if seen is None else ~seen[start:end]
+        for start, end, keys in _blocks(q_BGRLE.shape[3], None if visible is None else visible.shape[1]):
+            hidden = _after(start, end, q_BHLE.device) if visible is None else ~visible[start:end]
             block = q_BGRLE[..., start:end, :]
             scores = block.flatten(2, 3) @ k_BGSE[:, :, :keys].mT
             scores.view(*block.shape[:-1], keys).masked_fill_(hidden, -math.inf)

@@ -68,11 +68,11 @@ class Resets:
 
     def contradiction(self, episode: Episode) -> str | None:
         """Return the difference from an earlier episode of the same variation, None if there is none."""
-        found = episode.goal, episode.steps[0].observation
-        first = self._first.setdefault((episode.env, episode.task, episode.variation), found)
-        if found == first:
+        start = episode.goal, episode.steps[0].observation
+        first = self._first.setdefault((episode.env, episode.task, episode.variation), start)
+        if start == first:
             return None
-        field = "goal" if found[0] != first[0] else "steps[0].observation"
+        field = "goal" if start[0] != first[0] else "steps[0].observation"
         return f"{field}: {episode.task}, variation {episode.variation}, began otherwise in an earlier episode"
 
 

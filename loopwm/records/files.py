@@ -161,10 +161,10 @@ def line_files(paths: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*.jsonl*") if p.name.endswith(LINES) and p.name[0] != ".")
-            if not found:
+            matches = sorted(p for p in path.rglob("*.jsonl*") if p.name.endswith(LINES) and p.name[0] != ".")
+            if not matches:
                 raise InputError(f"{path}: no files that end in {', '.join(LINES)}")
-            files += found
+            files += matches
         elif path.is_file():
             files.append(path)
         else:

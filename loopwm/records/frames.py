@@ -145,8 +145,8 @@ _UNREADABLE = (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zli
 
 
 def _from_arrays(arrays: Any) -> FrameEpisode:
-    if (found := str(arrays["format"])) != FORMAT:
-        raise InputError(f"format: {found!r}, expected {FORMAT!r}")
+    if (version := str(arrays["format"])) != FORMAT:
+        raise InputError(f"format: {version!r}, expected {FORMAT!r}")
     fields = {name: arrays[name] for name in _ARRAYS}
     shape = fields["obs"].shape[1:]
     if len(shape) != 3:

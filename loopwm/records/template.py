@@ -174,13 +174,13 @@ def fit_context(
     total = count_tokens(head)
     if total > limit:
         raise ContextTooLongError("context", f"up to the first observation it has {total} tokens, the limit is {limit}")
-    kept = 0
+    remaining = 0
     for step in reversed(steps):
         total += count_tokens(step)
         if total > min(limit, filled):
             break
-        kept += 1
-    dropped = len(steps) - kept
+        remaining += 1
+    dropped = len(steps) - remaining
     return replace(context, history=context.history[dropped:]), dropped
 
 

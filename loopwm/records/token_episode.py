@@ -189,23 +189,23 @@ class TokenEpisode:
 
     def lengths(self, kind: int) -> NDArray[np.int32]:
         """Return the number of tokens of each step's text of the kind, 0 if there is none: (n,)."""
-        found = np.zeros(len(self.steps), dtype=np.int32)
+        lengths = np.zeros(len(self.steps), dtype=np.int32)
         spans = self.spans[self.spans["kind"] == kind]
-        found[spans["step"]] = spans["length"]
-        return found
+        lengths[spans["step"]] = spans["length"]
+        return lengths
 
     def identities(self, kind: int) -> NDArray[np.int64]:
         """Return numbers that are equal if the texts of the kind are; -1 for empty texts: (n,)."""
-        found = np.full(len(self.steps), -1, dtype=np.int64)
+        identities = np.full(len(self.steps), -1, dtype=np.int64)
         spans = self.spans[(self.spans["kind"] == kind) & (self.spans["length"] > 0)]
-        found[spans["step"]] = spans["start"]
-        return found
+        identities[spans["step"]] = spans["start"]
+        return identities
 
     def _places(self, kind: int, step: int) -> list[tuple[int, int]]:
         """Return start and end in `tokens` of the texts of a kind after a step."""
         first, last = np.searchsorted(self.spans["step"], (step, step + 1))
         spans = self.spans[first:last].tolist()
-        return [(start, start + length) for start, length, _, found in spans if found == kind]
+        return [(start, start + length) for start, length, _, span_kind in spans if span_kind == kind]
 
     def _place(self, kind: int, step: int, index: int) -> tuple[int, int] | None:
         places = self._places(kind, step)

@@ -49,7 +49,7 @@ class TrainingEpisodes:
         """Collect the hashes of training shards. Raises InputError for an episode of a held-out split, or without a
         hash.
         """
-        found: defaultdict[str, set[int]] = defaultdict(set)
+        hashes: defaultdict[str, set[int]] = defaultdict(set)
         for folder in folders:
             for meta in read_metadata(folder):
                 env, split = meta["env"], meta["split"]
@@ -60,9 +60,9 @@ class TrainingEpisodes:
                     )
                 if "hash" not in meta:
                     raise InputError(f"data.train: {folder}: has no hashes of episodes: tokenize the episodes again")
-                found[f"episodes/{env}"].add(int(meta["hash"], 16))
-                found[f"games/{env}"].add(int(_hash(f"{env}/{meta['task']}/{meta['variation']}"), 16))
-        return cls({name: np.array(sorted(some), dtype=np.uint64) for name, some in found.items()})
+                hashes[f"episodes/{env}"].add(int(meta["hash"], 16))
+                hashes[f"games/{env}"].add(int(_hash(f"{env}/{meta['task']}/{meta['variation']}"), 16))
+        return cls({name: np.array(sorted(some), dtype=np.uint64) for name, some in hashes.items()})
 
     def joined(self, other: TrainingEpisodes | None) -> TrainingEpisodes | None:
         """Return the union; None (unknown) if `other` is None."""

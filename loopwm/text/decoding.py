@@ -137,7 +137,7 @@ def _extensions(
     # Rank by logits: log-softmax may round two of them to equals, and then the order would differ from argmax.
     values_BK, tokens_BK = logits_BV.float().topk(count)
     scores_BK = values_BK.double() - logits_BV.double().logsumexp(-1, keepdim=True)
-    found = []
+    extensions = []
     for row, (hypothesis, tokens, scores) in enumerate(
         zip(running, tokens_BK.tolist(), scores_BK.tolist(), strict=True)
     ):
@@ -145,10 +145,10 @@ def _extensions(
         for token, score in zip(tokens, scores, strict=True):
             total = hypothesis.log_probability + score
             if token == end:
-                found.append((replace(deeper, log_probability=total, ended=True), row))
+                extensions.append((replace(deeper, log_probability=total, ended=True), row))
             else:
-                found.append((replace(deeper, log_probability=total, tokens=(*hypothesis.tokens, token)), row))
-    return found
+                extensions.append((replace(deeper, log_probability=total, tokens=(*hypothesis.tokens, token)), row))
+    return extensions
 
 
 def run_searches(searches: Sequence[Search], forward: Forward) -> list[Hypothesis]:

@@ -214,8 +214,8 @@ class Trainer(Generic[Config]):
     def _average(self) -> AveragedModel | None:
         if not self.config.optimizer.average:
             return None
-        kept = get_ema_multi_avg_fn(self.config.optimizer.average)
-        average = AveragedModel(self.accelerator.unwrap_model(self.objective), multi_avg_fn=kept)
+        averaging = get_ema_multi_avg_fn(self.config.optimizer.average)
+        average = AveragedModel(self.accelerator.unwrap_model(self.objective), multi_avg_fn=averaging)
         self.accelerator.register_for_checkpointing(average)
         return average
 

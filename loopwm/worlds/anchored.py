@@ -48,8 +48,8 @@ class AnchoredWorlds:
         self._taken.append(actions)
         ends = any(_ends(one) for row, one in enumerate(imagined) if row not in self._over)
         self.real = len(self._taken) == self._every or ends
-        told = self._look() if self.real else imagined
-        return [self._over.get(row, one) for row, one in enumerate(told)]
+        results = self._look() if self.real else imagined
+        return [self._over.get(row, one) for row, one in enumerate(results)]
 
     def fork(self, rows: Sequence[int]) -> Worlds:
         """Fork the imagined worlds only: there is one real environment a row."""
@@ -67,19 +67,19 @@ class AnchoredWorlds:
         """Take the actions since the last look in the real environments; return the results."""
         taken, self._taken = self._taken, []
         for actions in taken:
-            told = [self._play(row, action) for row, action in enumerate(actions)]
-            self._worlds.observe(actions, [one.observation for one in told])
-        return told
+            results = [self._play(row, action) for row, action in enumerate(actions)]
+            self._worlds.observe(actions, [one.observation for one in results])
+        return results
 
     def _play(self, row: int, action: str) -> Imagined:
         if row in self._over:
             return self._over[row]
         observation, reward, terminated, truncated, _ = self._reals[row].step(action)
         over = terminated or truncated
-        told = Imagined(observation, float(reward), 0.0 if over else 1.0)
+        result = Imagined(observation, float(reward), 0.0 if over else 1.0)
         if over:
-            self._over[row] = told
-        return told
+            self._over[row] = result
+        return result
 
 
 def _ends(imagined: Imagined) -> bool:

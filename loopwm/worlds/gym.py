@@ -111,10 +111,10 @@ class RealEnv:
     def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
         """Reset to an episode and return its start. Raises ValueError if the infos have no goal."""
         observation, self._info = self._env.reset(seed=int(random.integers(2**31)), options=dict(options))
-        told = self._info
-        if "goal" not in told:
+        info = self._info
+        if "goal" not in info:
             raise ValueError("real: must have the goal in the infos of its reset")
-        return Start(Context(told["goal"], observation), told.get("task"), told.get("family"))
+        return Start(Context(info["goal"], observation), info.get("task"), info.get("family"))
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, Mapping[str, Any]]:
         answer = self._env.step(action)

@@ -84,8 +84,8 @@ class Client:
             try:
                 with self._ask(method, path, body) as response:
                     response.read()
-                    found: Json = response.json()
-                return found
+                    payload: Json = response.json()
+                return payload
             except WorldError as error:
                 wait = 1.0 if repeatable and error.away else error.retry_after
                 if wait is None or time.monotonic() + wait > end:
@@ -126,8 +126,8 @@ def _refusal(response: httpx.Response) -> WorldError:
     status = f"(status {response.status_code})"
     try:
         error = response.json()["error"]
-        told = response.headers.get("Retry-After", "")  # of 503, and of 429 where a minute's share is used up
-        retry = float(told) if told.isdecimal() else None
+        retry_header = response.headers.get("Retry-After", "")  # of 503, and of 429 where a minute's share is used up
+        retry = float(retry_header) if retry_header.isdecimal() else None
         return WorldError(f"{error['message']} {status}", error["code"], retry)
     except (ValueError, LookupError, TypeError):
         return WorldError(f"{response.reason_phrase} {status}", away=response.status_code in PROXY)
@@ -197,9 +197,9 @@ class HttpWorlds:
         stepping = self._rows if rows is None else [self._rows[row] for row in rows]
         check_lengths(len(stepping), actions=actions)
         self._steps += 1
-        asked = {"op": "step", "decode": "last" if decode else "none", **self._limit}
+        body = {"op": "step", "decode": "last" if decode else "none", **self._limit}
         bodies = [
-            {**asked, "actions": action, "step_id": f"{self._name}-{self._steps}-{place}"}
+            {**body, "actions": action, "step_id": f"{self._name}-{self._steps}-{place}"}
             for place, action in enumerate(actions)
         ]
         answers = self._ask(stepping, bodies)
@@ -222,18 +222,18 @@ class HttpWorlds:
     def _fork(self, row: _Row, forks: Sequence[_Row]) -> None:
         """Fork a row; rows that the service has lost stay without a world."""
         try:
-            made = self._client.call("POST", f"worlds/{row.world['id']}/fork", {"count": len(forks)})["data"]
+            copies = self._client.call("POST", f"worlds/{row.world['id']}/fork", {"count": len(forks)})["data"]
         except WorldError as error:
             if error.code not in GONE:
                 raise
             return
-        for fork, world in zip(forks, made, strict=True):
+        for fork, world in zip(forks, copies, strict=True):
             fork.world = world
 
     def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
         check_lengths(len(self._rows), actions=actions, observations=observations)
-        seen = zip(self._rows, actions, observations, strict=True)
-        after = [_Row(longer(row.context, action, text), (), row.world) for row, action, text in seen]
+        real_steps = zip(self._rows, actions, observations, strict=True)
+        after = [_Row(longer(row.context, action, text), (), row.world) for row, action, text in real_steps]
         steps = [row.context.history[-1] for row in after]
         bodies = [{"op": "observe", "action": step.action, "observation": step.observation} for step in steps]
         answers = self._ask(self._rows, bodies)

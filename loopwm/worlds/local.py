@@ -73,7 +73,7 @@ class LocalWorlds:
             texts = [Imagined("")] * len(world)
         else:
             decoded = self._model.decode_traced(world, self._max_new_tokens, beams=self._beams)
-            texts = [Imagined(found.text, finish="stop" if found.ended else "length") for found in decoded]
+            texts = [Imagined(one.text, finish="stop" if one.ended else "length") for one in decoded]
         return [
             Imagined("", finish="full") if over else Imagined(text.observation, reward, continuation, text.finish)
             for text, reward, continuation, over in zip(texts, rewards, continuations, full, strict=True)

@@ -67,9 +67,9 @@ class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
     def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
         text, reward, terminated, truncated, info = self._env.step(action.text)
         self._state.step_count += 1
-        told = {"truncated": truncated, "continuation": info["continuation"], "finish": info["finish"]}
+        metadata = {"truncated": truncated, "continuation": info["continuation"], "finish": info["finish"]}
         predicted = reward if info["predicted"] else None
-        return TextObservation(text=text, done=terminated or truncated, reward=predicted, metadata=told)
+        return TextObservation(text=text, done=terminated or truncated, reward=predicted, metadata=metadata)
 
     @property
     def state(self) -> State:

@@ -36,8 +36,8 @@ class Start:
     def info(self) -> dict[str, Any]:
         """Infos of an environment's reset."""
         context = self.context
-        told = {"goal": context.goal, "look": context.look, "inventory": context.inventory}
-        return {**told, "task": self.task, "family": self.family}
+        texts = {"goal": context.goal, "look": context.look, "inventory": context.inventory}
+        return {**texts, "task": self.task, "family": self.family}
 
 
 class Source(Protocol):
@@ -73,11 +73,11 @@ class Starts:
             return Start(options["context"])
         fitting = self._starts
         for name in ("task", "family"):
-            if (asked := options.get(name)) is not None:
+            if (value := options.get(name)) is not None:
                 known = sorted({str(getattr(start, name)) for start in fitting})
-                fitting = [start for start in fitting if getattr(start, name) == asked]
+                fitting = [start for start in fitting if getattr(start, name) == value]
                 if not fitting:
-                    raise FormatError(name, f"no start of {asked!r}; there are {', '.join(known)}")
+                    raise FormatError(name, f"no start of {value!r}; there are {', '.join(known)}")
         return fitting[int(random.integers(len(fitting)))]
 
 

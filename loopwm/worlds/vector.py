@@ -125,11 +125,11 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         """Reset all environments. options: as in `ImaginedTextEnv`, for all their episodes until the next reset."""
         super().reset(seed=seed if not isinstance(seed, list) else seed[0], options=options)
         self._options = options or {}
-        drawn = [self._starts.draw(self.np_random, self._options) for _ in range(self.num_envs)]
-        self._worlds.begin([start.context for start in drawn])
-        self._seen = [start.observation for start in drawn]
+        starts = [self._starts.draw(self.np_random, self._options) for _ in range(self.num_envs)]
+        self._worlds.begin([start.context for start in starts])
+        self._seen = [start.observation for start in starts]
         self._steps[:], self._over[:] = 0, False
-        return tuple(self._seen), self._infos({row: start.info() for row, start in enumerate(drawn)})
+        return tuple(self._seen), self._infos({row: start.info() for row, start in enumerate(starts)})
 
     def step(
         self, actions: Sequence[str]
@@ -140,36 +140,36 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         _check(actions, self.num_envs)
         rewards, terminated = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
-        told: dict[int, dict[str, Any]] = {}
+        infos: dict[int, dict[str, Any]] = {}
         fresh, going = np.flatnonzero(self._over), np.flatnonzero(~self._over)
         if len(fresh):
-            told |= self._begin_anew(fresh)
+            infos |= self._begin_anew(fresh)
         for row, imagined in zip(going, self._take(going, actions), strict=True):
-            full, terminated[row], told[int(row)] = imagined.finish == "full", imagined.ends, step_info(imagined)
+            full, terminated[row], infos[int(row)] = imagined.finish == "full", imagined.ends, step_info(imagined)
             self._steps[row] += 1
             self._seen[row] = self._seen[row] if full else imagined.observation
             rewards[row] = imagined.reward or 0.0
             truncated[row] = full or (not terminated[row] and self._steps[row] >= self._max_steps)
             self._over[row] = terminated[row] or truncated[row]
-        return tuple(self._seen), rewards, terminated, truncated, self._infos(told)
+        return tuple(self._seen), rewards, terminated, truncated, self._infos(infos)
 
     def close_extras(self, **kwargs: Any) -> None:
         self._worlds.close()
 
     def _begin_anew(self, rows: NDArray[Any]) -> dict[int, dict[str, Any]]:
-        drawn = {int(row): self._starts.draw(self.np_random, self._options) for row in rows}
-        self._worlds.restart(list(drawn), [start.context for start in drawn.values()])
-        for row, start in drawn.items():
+        starts = {int(row): self._starts.draw(self.np_random, self._options) for row in rows}
+        self._worlds.restart(list(starts), [start.context for start in starts.values()])
+        for row, start in starts.items():
             self._seen[row] = start.observation
         self._steps[rows], self._over[rows] = 0, False
-        return {row: start.info() for row, start in drawn.items()}
+        return {row: start.info() for row, start in starts.items()}
 
     def _take(self, rows: NDArray[Any], actions: Sequence[str]) -> list[Imagined]:
         return self._worlds.step([actions[row] for row in rows], rows=rows.tolist()) if len(rows) else []
 
-    def _infos(self, told: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    def _infos(self, by_row: dict[int, dict[str, Any]]) -> dict[str, Any]:
         infos: dict[str, Any] = {}
-        for row, info in sorted(told.items()):
+        for row, info in sorted(by_row.items()):
             infos = self._add_info(infos, info, row)
         return infos
 

@@ -113,7 +113,7 @@ class TreeBatch:
         return TreeMask(t, (in_trunk | own)[:, None])
 
     def state_mask(self) -> TreeMask:
-        """As `attention_mask`, but decoded tokens attend to the newest slots and themselves only, D(h_K) (LoopWM,
+        """Mask as `attention_mask`, but decoded tokens attend to the newest slots and themselves only, D(h_K) (LoopWM,
         equation 18).
         """
         t = self.trunk
@@ -135,8 +135,8 @@ def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
             end = start + len(list(columns))
             if number > 0:
                 limit = min(-(-int(batch.limit[row, t + start]) // KEYS_MULTIPLE) * KEYS_MULTIPLE, t)
-                seen = mask.branches[row, 0, start:end]
-                visible = torch.cat((seen[:, :limit], seen[:, t + start : t + end]), dim=1)
+                visible = mask.branches[row, 0, start:end]
+                visible = torch.cat((visible[:, :limit], visible[:, t + start : t + end]), dim=1)
                 spans.append(BranchSpan(start, end, limit, visible))
             start = end
         rows.append(tuple(spans))

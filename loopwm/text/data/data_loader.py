@@ -146,15 +146,15 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
         InputError: a world or policy without a share while others have one.
     """
     shares: dict[Group, float] = {}
-    kept = {
+    present = {
         (env, policy, task): count
         for (env, policy, task), count in targets.items()
         if env not in data.tasks or data.tasks[env].get(task, 0.0) > 0
     }
-    if not kept:
+    if not present:
         raise InputError("data.tasks: must give a share to a task in the shards")
-    for env, share in _normalised(_configured("data.envs", _counted(kept, 0), data.envs)).items():
-        inside = {group: count for group, count in kept.items() if group[0] == env}
+    for env, share in _normalised(_configured("data.envs", _counted(present, 0), data.envs)).items():
+        inside = {group: count for group, count in present.items() if group[0] == env}
         for policy, part in _normalised(_configured("data.policies", _counted(inside, 1), data.policies)).items():
             counts = {task: float(count) for (_, of, task), count in inside.items() if of == policy}
             known = data.tasks.get(env, counts)

@@ -80,11 +80,11 @@ class RowStatistics:
 
 def statistics(program: TextProgram, steps: int) -> RowStatistics:
     """Compute the statistics of the first `steps` optimiser steps."""
-    stream, found = program.train_stream, RowStatistics()
+    stream, sums = program.train_stream, RowStatistics()
     for rows, _ in islice(stream.steps(LoaderState()), steps):
-        found.add(rows, program.model_config.trunk_is_served)
-        found.pad(rows, stream.batch.micro_batches, stream.layout)
-    return found
+        sums.add(rows, program.model_config.trunk_is_served)
+        sums.pad(rows, stream.batch.micro_batches, stream.layout)
+    return sums
 
 
 def run(config: Path, overrides: Sequence[str], steps: int) -> None:

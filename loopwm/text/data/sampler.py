@@ -87,11 +87,11 @@ class MeasuredEpisode:
 def _equal_before(texts: Sequence[int]) -> NDArray[np.int32]:
     """Return the index of the last equal text before each; -1 for none."""
     last: dict[int, int] = {}
-    found = np.full(len(texts), -1, dtype=np.int32)
+    before = np.full(len(texts), -1, dtype=np.int32)
     for i, text in enumerate(texts):
-        found[i] = last.get(text, -1)
+        before[i] = last.get(text, -1)
         last[text] = i
-    return found
+    return before
 
 
 class EpochPlanner:
@@ -128,8 +128,8 @@ class EpochPlanner:
     def plan(self, rng: np.random.Generator) -> list[tuple[int, RowPlan]]:
         """Plan the rows of an epoch in order: index of the episode and plan."""
         context_kinds = WeightedRoundRobin(self.config.regimes)
-        asked = self.config.query_share
-        queries = WeightedRoundRobin({True: asked, False: 1 - asked})
+        share = self.config.query_share
+        queries = WeightedRoundRobin({True: share, False: 1 - share})
         horizons = WeightedRoundRobin(dict(enumerate(self.config.horizon_shares, start=1)))
         rows = [
             (int(index), plan)
@@ -187,9 +187,9 @@ class EpochPlanner:
             branches = self._branches(measured, start, last, horizons, rng)
             deferred = sum(int(measured.targets[b.step + k]) for b in branches for k in b.decoded)
             queries.give(False, targets + deferred)
-            asked, answers = self._query_branches(measured.episode, start, last, queries, rng)
+            query_branches, answers = self._query_branches(measured.episode, start, last, queries, rng)
             context_kinds.give(context_kind, targets + deferred + answers)
-            yield RowPlan(head, context_kind, first, last, branches + asked, targets_from)
+            yield RowPlan(head, context_kind, first, last, branches + query_branches, targets_from)
             start = last
 
     def _allowed(self, measured: MeasuredEpisode, start: int, context_kind: ContextKind) -> bool:
@@ -211,8 +211,8 @@ class EpochPlanner:
         as contexts over the limit do; the last step before the first target always stays.
         """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
-        drawn = math.exp(rng.uniform(low, high))
-        budget = self.config.trunk_tokens_max if context_kind in ("briefed", "full") else int(drawn)
+        length = math.exp(rng.uniform(low, high))
+        budget = self.config.trunk_tokens_max if context_kind in ("briefed", "full") else int(length)
         head, first, longest = start, start + 1, start + self.config.snapshot_steps
         if context_kind in ("observed", "briefed"):
             head, longest = 0, measured.episode.last_step
@@ -289,15 +289,15 @@ class EpochPlanner:
         self, episode: TokenEpisode, start: int, last: int, rng: np.random.Generator
     ) -> list[tuple[int, int, int]]:
         """List (step, index of the query, target tokens) in the order of a weighted draw, as `_places` draws."""
-        found, weights, before = [], [], _answers(episode, max(start - 1, 0))
+        candidates, weights, before = [], [], _answers(episode, max(start - 1, 0))
         for step in range(start, last + 1):
             answers = _answers(episode, step)
             for index, (action, answer) in enumerate(answers.items()):
-                found.append((step, index, answer[1] - answer[0] + 1))
+                candidates.append((step, index, answer[1] - answer[0] + 1))
                 weights.append(1.0 if before.get(action) == answer else self.config.change_weight)
             before = answers
-        order = np.argsort(-(rng.random(len(found)) ** (1 / np.array(weights))), kind="stable")
-        return [found[i] for i in order]
+        order = np.argsort(-(rng.random(len(candidates)) ** (1 / np.array(weights))), kind="stable")
+        return [candidates[i] for i in order]
 
     def _decoded(self, horizons: WeightedRoundRobin[int], reach: int) -> tuple[int, ...]:
         """Return the horizons to decode of a branch that can be `reach` deep; none if the branch is not needed.

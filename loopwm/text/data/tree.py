@@ -90,8 +90,8 @@ class RowPlan:
         """Cut branches to `horizon` and drop deeper state queries; return the plan itself if nothing is deeper."""
         if all(branch.deepest <= horizon for branch in self.branches):
             return self
-        kept = (branch for branch in self.branches if branch.query is None or branch.deepest <= horizon)
-        return replace(self, branches=tuple(branch.cut(horizon) for branch in kept))
+        branches = (branch for branch in self.branches if branch.query is None or branch.deepest <= horizon)
+        return replace(self, branches=tuple(branch.cut(horizon) for branch in branches))
 
 
 @dataclass(frozen=True)
@@ -263,24 +263,24 @@ class RowBuilder:
         row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
-            step, asked = branch.step + k, branch.query is not None and k == branch.deepest
+            step, is_query = branch.step + k, branch.query is not None and k == branch.deepest
             action, text = (
-                self._query(episode, branch) if asked else (episode.actions[step], episode.observations[step])
+                self._query(episode, branch) if is_query else (episode.actions[step], episode.observations[step])
             )
             position = row.append([self.ids.act, *action, *self._state], position, end, number, 0, k)
             observation = [self.ids.obs, *text, self.ids.end]
-            outcome = (math.nan, False) if asked else self._outcome(episode, step)
+            outcome = (math.nan, False) if is_query else self._outcome(episode, step)
             decoded = k in branch.decoded
             # A query leaves the state as it is: its answer is a text of the step before.
-            place = (ANSWER, step - 1, branch.query or 0) if asked else (OBSERVATION, step, 0)
+            place = (ANSWER, step - 1, branch.query or 0) if is_query else (OBSERVATION, step, 0)
             undetermined = [*facts.undetermined(*place, last_shown=branch.step), False]
             weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
             places = self._slots_at_end(row)
-            state = self._state_after(episode, step - asked)
+            state = self._state_after(episode, step - is_query)
             row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
             if decoded:
                 row.append(observation, position, end, number, k, k)
-                row.supervise_last(undetermined, QUERY_HORIZON if asked else k)
+                row.supervise_last(undetermined, QUERY_HORIZON if is_query else k)
 
     @staticmethod
     def _query(episode: TokenEpisode, branch: Branch) -> tuple[Tokens, Tokens]:

@@ -291,13 +291,13 @@ def _attention_of_sharers(cache: SharedPrefixCache) -> Attend:
     return attend
 
 
-def _row_attention(kept: Cache | KVCache | None) -> Attend:
+def _row_attention(cache: Cache | KVCache | None) -> Attend:
     """Return the attention of training rows. With a cache, columns also attend to those of earlier passes in it."""
-    if not isinstance(kept, KVCache):
+    if not isinstance(cache, KVCache):
         return tree_attention
 
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: RowMask) -> Tensor:
-        return tree_attention(slot, q, *kept.update(k, v, slot), mask)
+        return tree_attention(slot, q, *cache.update(k, v, slot), mask)
 
     return attend
 

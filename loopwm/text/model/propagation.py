@@ -60,7 +60,7 @@ def run_stages(
     """
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: must be laid out by_stage for propagate: latent, got the layout for one pass")
-    kept = KVCache(0, batch.tokens.device)
+    cache = KVCache(0, batch.tokens.device)
     first = _first_states(config, batch, depth)
     outs: list[Output] = []
     start = 0
@@ -70,7 +70,7 @@ def run_stages(
             batch.tokens[:, columns],
             mask.stage(start, end),
             batch.positions[:, columns],
-            past_key_values=kept,
+            past_key_values=cache,
             use_cache=False,
             depth=depth,
             carried=_carried(batch, stage, outs, first[:, columns]),

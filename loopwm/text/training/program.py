@@ -257,9 +257,9 @@ class TextProgram:
     def evaluation(self, objective: nn.Module, batch: DevBatch) -> dict[str, Tensor]:
         """Return loss and exactness by horizon at the default depth, teacher-forced, and exactness by source."""
         depth = self.model_config.default_depth
-        loss, found = objective(batch.rows, depth, 1.0)
-        exact = {f"{kind}/{batch.name}": found[kind] for kind in (*EXACT, *EXACT.values())}
-        return found | exact | counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
+        loss, sums = objective(batch.rows, depth, 1.0)
+        exact = {f"{kind}/{batch.name}": sums[kind] for kind in (*EXACT, *EXACT.values())}
+        return sums | exact | counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
 
     def record(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         return record(sums)
