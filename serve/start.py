@@ -26,7 +26,7 @@ from loopwm.text.world import WorldModel
 from serve import play
 from serve.engine.engine import Engine, Limits
 from serve.generation.prompts import PromptReader
-from serve.generation.rate_limits import Allowances
+from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
 from serve.http.auth import KeyRing, read_keys
@@ -143,18 +143,20 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
-    allowances = Allowances(None if keys is None else keys.allowances)
+    rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
     with (
         Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
-        closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file, allowances=allowances)) as worlds,
+        closing(
+            WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file, rate_limiter=rate_limiter)
+        ) as worlds,
     ):
         service = Service(
             card,
             engine,
             tokenizer,
             PromptReader(tokenizer, config.slots, context_tokens=config.context_tokens),
-            allowances,
+            rate_limiter,
         )
         sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
         hosts = (*args.allowed_hosts, socket.gethostname())
@@ -168,12 +170,12 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         for told_to_end in (signal.SIGINT, signal.SIGTERM):
             signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
         if keys is not None:
-            signal.signal(signal.SIGHUP, lambda *_: _read_again(args.api_keys, keys, allowances))
+            signal.signal(signal.SIGHUP, lambda *_: _read_again(args.api_keys, keys, rate_limiter))
         settle()
         Server(app, service, args.grace).run([listener])
 
 
-def _read_again(path: Path, keys: KeyRing, allowances: Allowances) -> None:
+def _read_again(path: Path, keys: KeyRing, rate_limiter: RateLimiter) -> None:
     """The key file, for requests that come from now on. Where it is wrong, all stays as it was."""
     try:
         found = read_keys(path)
@@ -181,7 +183,7 @@ def _read_again(path: Path, keys: KeyRing, allowances: Allowances) -> None:
         print(f"error: {error}; the keys stay as they were", file=sys.stderr, flush=True)
         return
     keys.replace(found)
-    allowances.replace(found.allowances)
+    rate_limiter.replace(found.quotas)
     print(f"{path}: {len(found)} keys, read again", file=sys.stderr, flush=True)
 
 

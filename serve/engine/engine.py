@@ -22,7 +22,7 @@ from serve.engine.beams import deliver, search
 from serve.engine.outputs import OutputQueue
 from serve.engine.passes import Forward, Steps, Task, results
 from serve.engine.prefill import prefill
-from serve.engine.prefix_cache import KVCache
+from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Caller, Event, Request
 from serve.engine.requests import Sequence as Row
 from serve.engine.scheduler import Scheduler
@@ -84,7 +84,7 @@ class Engine:
         self.outputs = OutputQueue()
         self.forward = Forward(model)
         self.forward.token_bytes(model.config.default_depth)
-        self.cache = KVCache(self.limits.cache_bytes)
+        self.cache = PrefixCache(self.limits.cache_bytes)
         self._threads = threads
         self._end_token = end_token
         self._batch = RunningBatch(self.forward, end_token)

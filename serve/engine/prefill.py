@@ -9,10 +9,10 @@ import torch
 
 from loopwm.core import CoreState, Fixed
 from serve.engine.passes import Appended, Chunk, Forward, Steps
-from serve.engine.prefix_cache import BLOCK, KVCache
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 
 
-def prefill(forward: Forward, cache: KVCache, ids: tuple[int, ...], loops: int) -> Steps[CoreState]:
+def prefill(forward: Forward, cache: PrefixCache, ids: tuple[int, ...], loops: int) -> Steps[CoreState]:
     """The state after these tokens, one row that shares nothing it will write to. What the cache knows is not run
     again."""
     state = cache.prompt(ids, loops) or CoreState(1, forward.device)

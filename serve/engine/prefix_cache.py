@@ -13,7 +13,7 @@ BLOCK = 16
 """Prompts are compared block by block; shorter beginnings are not worth keeping."""
 
 
-class KVCache:
+class PrefixCache:
     """The least recently used goes first when all keys and values of the process, running ones included, take more than
     `most_bytes`. Several threads may use it."""
 

@@ -23,7 +23,7 @@ class RateLimitError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Allowance:
+class KeyQuota:
     """requests, tokens: a minute, None for any number. worlds: kept at a time, None for the service's limit.
     bytes: of their text, None for any number."""
 
@@ -56,27 +56,27 @@ class Bucket:
         return max(0, math.ceil((level - self.level) * MINUTE / self.limit))
 
 
-class Allowances:
+class RateLimiter:
     """Of all keys, and what is left of them this minute. Keys without one have no limits of their own."""
 
     def __init__(
-        self, allowances: Mapping[str, Allowance] | None = None, clock: Callable[[], float] = time.monotonic
+        self, quotas: Mapping[str, KeyQuota] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._allowances = dict(allowances or {})
+        self._quotas = dict(quotas or {})
         self._clock = clock
         self._buckets: dict[tuple[str, Rate], Bucket] = {}
 
-    def replace(self, allowances: Mapping[str, Allowance]) -> None:
+    def replace(self, quotas: Mapping[str, KeyQuota]) -> None:
         """Others from now on. Whose rate stays has what was left of it."""
-        self._allowances = dict(allowances)
+        self._quotas = dict(quotas)
         self._buckets = {
             (key, rate): bucket
             for (key, rate), bucket in self._buckets.items()
             if getattr(self.of(key), rate) == bucket.limit
         }
 
-    def of(self, key: str) -> Allowance:
-        return self._allowances.get(key, Allowance())
+    def of(self, key: str) -> KeyQuota:
+        return self._quotas.get(key, KeyQuota())
 
     def bucket(self, key: str, rate: Rate) -> Bucket | None:
         """None where there is no such limit."""

@@ -26,7 +26,7 @@ from serve.engine.sampling import Sampling
 from serve.generation.detokenizer import Detokenizer
 from serve.generation.metrics import Metrics
 from serve.generation.prompts import Prompt, PromptReader
-from serve.generation.rate_limits import Allowances
+from serve.generation.rate_limits import RateLimiter
 from serve.generation.streams import TextStream, begin
 
 DEFAULT_MAX_TOKENS = 512
@@ -127,10 +127,10 @@ class Service:
         engine: Engine,
         tokenizer: PreTrainedTokenizerFast,
         prompts: PromptReader,
-        allowances: Allowances | None = None,
+        rate_limiter: RateLimiter | None = None,
     ) -> None:
         self.card = card
-        self.allowances = allowances or Allowances()
+        self.rate_limiter = rate_limiter or RateLimiter()
         self.engine = engine
         self.prompts = prompts
         self.metrics = Metrics(card.name, lambda: engine.load)
@@ -170,7 +170,7 @@ class Service:
     def enter(self, key: str, seconds: float) -> Caller:
         """A request comes in. Raises RateLimitError where its key has no tokens left, QueueFullError or
         EngineStoppedError."""
-        self.allowances.check(key, "tokens")
+        self.rate_limiter.check(key, "tokens")
         return self.engine.enter(key, seconds)
 
     def leave(self, caller: Caller) -> None:
@@ -178,7 +178,7 @@ class Service:
 
     def charge(self, caller: Caller, tokens: int) -> None:
         """To the key of a request, for what the model reads or writes for it."""
-        self.allowances.charge(caller.key, "tokens", tokens)
+        self.rate_limiter.charge(caller.key, "tokens", tokens)
 
     async def read(self, read: Callable[[], T]) -> T:
         """What takes time without the model, such as to tokenize a text, in a thread of its own."""

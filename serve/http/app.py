@@ -45,7 +45,7 @@ def create_app(
     app.add_middleware(errors.Faults)
     app.add_middleware(BodyLimit, limit=BODY_LIMIT)
     if keys is not None:
-        app.add_middleware(KeyCheck, keys=keys, allowances=sessions.service.allowances)
+        app.add_middleware(KeyCheck, keys=keys, rate_limiter=sessions.service.rate_limiter)
     app.add_middleware(HostCheck, names=hosts)
     app.add_middleware(Edge, service=sessions.service, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)

@@ -18,7 +18,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loopwm.records.errors import InputError
-from serve.generation.rate_limits import RATES, Allowance, Allowances, RateLimitError
+from serve.generation.rate_limits import RATES, KeyQuota, RateLimiter, RateLimitError
 from serve.http.errors import WrongKeyError, problem_of
 from serve.playground import FILES
 
@@ -26,22 +26,22 @@ OPEN = (*FILES, "/health", "/metrics", "/openapi.json")
 """Paths that need no key: what watches the service, and pages that hold nothing of it."""
 
 HASH = re.compile(r"[0-9a-f]{64}")
-LIMITS = tuple(limit.name for limit in fields(Allowance))
+LIMITS = tuple(limit.name for limit in fields(KeyQuota))
 
 
 class KeyRing:
-    """Names of keys by their hashes, and allowances by their names."""
+    """Names of keys by their hashes, and quotas by their names."""
 
-    def __init__(self, hashes: Mapping[str, str], allowances: Mapping[str, Allowance] | None = None) -> None:
+    def __init__(self, hashes: Mapping[str, str], quotas: Mapping[str, KeyQuota] | None = None) -> None:
         self._hashes = hashes
-        self.allowances = allowances or {}
+        self.quotas = quotas or {}
 
     def __len__(self) -> int:
         return len(self._hashes)
 
     def replace(self, other: KeyRing) -> None:
         """These keys from now on."""
-        self._hashes, self.allowances = other._hashes, other.allowances
+        self._hashes, self.quotas = other._hashes, other.quotas
 
     def name_of(self, key: bytes) -> str | None:
         """The name of a key, None for one that is not known. How long it takes tells nothing about the keys."""
@@ -55,7 +55,7 @@ class KeyRing:
 def read_keys(path: Path) -> KeyRing:
     """Raises InputError."""
     hashes: dict[str, str] = {}
-    allowances: dict[str, Allowance] = {}
+    quotas: dict[str, KeyQuota] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -64,26 +64,26 @@ def read_keys(path: Path) -> KeyRing:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            name, hashed, allowance = _read_line(line)
+            name, hashed, quota = _read_line(line)
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}") from error
         if name in hashes:
             raise InputError(f"{path}, line {number}: there is a key {name!r} already")
-        hashes[name], allowances[name] = hashed, allowance
+        hashes[name], quotas[name] = hashed, quota
     if not hashes:
         raise InputError(f"{path}: holds no keys")
-    return KeyRing(hashes, allowances)
+    return KeyRing(hashes, quotas)
 
 
-def _read_line(line: str) -> tuple[str, str, Allowance]:
+def _read_line(line: str) -> tuple[str, str, KeyQuota]:
     """Raises ValueError."""
     name, *told = line.split()
     if not told or not HASH.fullmatch(told[0].lower()):
         raise ValueError("expected NAME and a SHA-256 of 64 hexadecimal digits")
-    return name, told[0].lower(), _allowance(told[1:])
+    return name, told[0].lower(), _quota(told[1:])
 
 
-def _allowance(told: Iterable[str]) -> Allowance:
+def _quota(told: Iterable[str]) -> KeyQuota:
     """Of words such as requests=60. Raises ValueError."""
     found: dict[str, int] = {}
     for word in told:
@@ -93,16 +93,16 @@ def _allowance(told: Iterable[str]) -> Allowance:
         if not (number.isascii() and number.isdigit()) or int(number) < 1:
             raise ValueError(f"{limit}: {number!r} is not a whole number of at least 1")
         found[limit] = int(number)
-    return Allowance(**found)
+    return KeyQuota(**found)
 
 
 class KeyCheck:
     """ASGI middleware: 401 without a key of the ring, 429 for one that has had its requests; `key_name` in the scope
     says whose request it is. What is left to a key stands in the head of every answer."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, allowances: Allowances) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, rate_limiter: RateLimiter) -> None:
         self._app = app
-        self._keys, self._allowances = keys, allowances
+        self._keys, self._rate_limiter = keys, rate_limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
@@ -112,10 +112,10 @@ class KeyCheck:
             return await problem_of(WrongKeyError()).response()(scope, receive, send)
         scope["key_name"] = name
         try:
-            self._allowances.check(name, "requests")
+            self._rate_limiter.check(name, "requests")
         except RateLimitError as error:
             return await problem_of(error).response()(scope, receive, self._telling(name, send))
-        self._allowances.charge(name, "requests", 1)
+        self._rate_limiter.charge(name, "requests", 1)
         return await self._app(scope, receive, self._telling(name, send))
 
     def _telling(self, name: str, send: Send) -> Send:
@@ -130,7 +130,7 @@ class KeyCheck:
         """By OpenAI's names of headers. reset: seconds until all is there again."""
         told: list[tuple[str, str]] = []
         for rate in RATES:
-            if (bucket := self._allowances.bucket(name, rate)) is not None:
+            if (bucket := self._rate_limiter.bucket(name, rate)) is not None:
                 told.append((f"x-ratelimit-limit-{rate}", str(bucket.limit)))
                 told.append((f"x-ratelimit-remaining-{rate}", str(max(0, int(bucket.level)))))
                 told.append((f"x-ratelimit-reset-{rate}", f"{bucket.seconds(bucket.limit)}s"))

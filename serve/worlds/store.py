@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from serve.generation.rate_limits import Allowances
+from serve.generation.rate_limits import RateLimiter
 from serve.worlds.log import WorldLog, read_log
 from serve.worlds.sqlite import Saved, WorldFile
 
@@ -92,11 +92,11 @@ class WorldStore:
         limits: WorldLimits,
         clock: Callable[[], float] = time.time,
         file: WorldFile | None = None,
-        allowances: Allowances | None = None,
+        rate_limiter: RateLimiter | None = None,
     ) -> None:
-        """clock: seconds since 1970. allowances: of keys."""
+        """clock: seconds since 1970. rate_limiter: of keys."""
         self.limits = limits
-        self._allowances = allowances or Allowances()
+        self._rate_limiter = rate_limiter or RateLimiter()
         self._clock = clock
         self._file = file
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="worlds-file")
@@ -115,14 +115,14 @@ class WorldStore:
     def check_room(self, owner: str, count: int = 1, size: int = 0) -> None:
         """For so many worlds of so many bytes together. Raises TooManyWorldsError or TooMuchTextError."""
         self._expire()
-        worlds = self._allowances.of(owner).worlds
+        worlds = self._rate_limiter.of(owner).worlds
         most = self.limits.most_worlds if worlds is None else worlds
         if self._counts[owner] + count > most:
             raise TooManyWorldsError(f"{self._counts[owner]} worlds are kept of at most {most}: delete some")
         self._check_text(owner, size)
 
     def _check_text(self, owner: str, size: int) -> None:
-        most = self._allowances.of(owner).bytes
+        most = self._rate_limiter.of(owner).bytes
         if most is not None and size > 0 and self._bytes[owner] + size > most:
             had = self._bytes[owner]
             raise TooMuchTextError(

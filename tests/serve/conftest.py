@@ -19,7 +19,7 @@ from serve.engine.engine import Engine, Limits
 from serve.engine.requests import Request
 from serve.engine.sampling import Sampling
 from serve.generation.prompts import PromptReader
-from serve.generation.rate_limits import Allowances
+from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
 from serve.http.auth import KeyRing
@@ -54,15 +54,15 @@ def serving(tokenizer) -> Serving:
     ) -> Iterator[httpx.Client]:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
-            allowances = Allowances(keys and keys.allowances)
+            rate_limiter = RateLimiter(keys and keys.quotas)
             service = Service(
                 card,
                 engine,
                 tokenizer,
                 PromptReader(tokenizer, model.config.slots, context_tokens=model.config.context_tokens),
-                allowances,
+                rate_limiter,
             )
-            store = WorldStore(worlds or WorldLimits(), file=file, allowances=allowances)
+            store = WorldStore(worlds or WorldLimits(), file=file, rate_limiter=rate_limiter)
             sessions = Sessions(service, WorldModel(model, tokenizer), store)
             server = Server(create_app(sessions, keys, hosts, log_json), service, grace)
             thread = threading.Thread(target=server.run, args=([listener],))

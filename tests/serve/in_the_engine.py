@@ -13,7 +13,7 @@ from loopwm.text.model.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
 from serve.engine.passes import Forward, Steps, results
 from serve.engine.prefill import prefill
-from serve.engine.prefix_cache import KVCache
+from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Event, Request
 from serve.engine.requests import Sequence as Row
 
@@ -60,7 +60,7 @@ class Model:
     """A running batch, and prompts that are run for it."""
 
     def __init__(self, model: Any, end_token: int = NEVER, most: int = 1 << 20) -> None:
-        self.forward, self.cache, self.most = Forward(model), KVCache(1 << 40), most
+        self.forward, self.cache, self.most = Forward(model), PrefixCache(1 << 40), most
         self.batch = RunningBatch(self.forward, end_token)
 
     def add(self, *collectors: Collector) -> None:

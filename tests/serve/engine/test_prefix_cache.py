@@ -6,7 +6,7 @@ import torch
 
 from loopwm.core import CoreState, allocated_bytes
 from loopwm.core.buffers import SLACK
-from serve.engine.prefix_cache import BLOCK, KVCache
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 from tests.serve.in_the_engine import random_prompt
 
 
@@ -18,7 +18,7 @@ def state_of(length: int) -> CoreState:
 
 
 def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
-    cache = KVCache(1 << 40)
+    cache = PrefixCache(1 << 40)
     prompt = random_prompt(2 * BLOCK + 5, 1)
     cache.put_prompt(prompt, 2, state_of(len(prompt)))
     cache.put_prompt(random_prompt(BLOCK - 1, 3), 2, state_of(BLOCK - 1))
@@ -37,7 +37,7 @@ def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
     first = state_of(1024)
     size = allocated_bytes() - size
     assert size == 2 * 1024 * 256 * 4
-    cache = KVCache(allocated_bytes() + size + size // 2)
+    cache = PrefixCache(allocated_bytes() + size + size // 2)
     cache.put_prompt(prompts[0], 2, first)
     del first
     cache.put_prompt(prompts[1], 2, state_of(1024))

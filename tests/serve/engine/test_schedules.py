@@ -17,7 +17,7 @@ from loopwm.text.world import World, WorldModel
 from serve.engine.batch import RunningBatch
 from serve.engine.passes import Forward
 from serve.engine.prefill import prefill
-from serve.engine.prefix_cache import BLOCK, KVCache
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Event, Request
 from serve.engine.requests import Sequence as Row
 from serve.engine.sampling import Sampling, choose
@@ -98,7 +98,7 @@ class Schedule:
     def __init__(self, seed: int, library: WorldModel, reference: Reference) -> None:
         self.rng = random.Random(seed)
         self.library, self.reference = library, reference
-        self.forward, self.cache = Forward(library.model), KVCache(1 << 40)
+        self.forward, self.cache = Forward(library.model), PrefixCache(1 << 40)
         self.batch = RunningBatch(self.forward, end_token=-1)
         self.worlds: list[tuple[World, str, tuple[str, ...]]] = []
         self.asked: list[Asked] = []

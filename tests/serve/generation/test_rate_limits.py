@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from serve.generation.rate_limits import Allowance, Allowances, RateLimitError
+from serve.generation.rate_limits import KeyQuota, RateLimiter, RateLimitError
 from serve.http.auth import KeyRing
 from tests.serve.http.test_faults import bearer
 from tests.serve.http.test_http import check_error, events
@@ -18,11 +18,11 @@ from tests.serve.worlds.test_store import Clock
 from tests.serve.worlds.test_worlds import GOAL, SEEN
 
 GIVEN = {
-    "asks": Allowance(requests=3),
-    "reads": Allowance(tokens=60),
-    "keeps": Allowance(worlds=2),
-    "writes": Allowance(bytes=len(GOAL + SEEN) + 10),
-    "free": Allowance(),
+    "asks": KeyQuota(requests=3),
+    "reads": KeyQuota(tokens=60),
+    "keeps": KeyQuota(worlds=2),
+    "writes": KeyQuota(bytes=len(GOAL + SEEN) + 10),
+    "free": KeyQuota(),
 }
 WORLD = {"model": "tiny", "goal": GOAL, "observation": SEEN}
 PROMPT = {"model": "tiny", "prompt": "boil", "max_tokens": 30}
@@ -82,7 +82,7 @@ def authorized(service: httpx.Client, key: str) -> httpx.Client:
 
 def test_worlds_cost_the_tokens_that_are_read_and_decoded(serving, tiny_model, monkeypatch):
     monkeypatch.setattr("serve.generation.rate_limits.MINUTE", 1e12)  # nothing comes back while it looks
-    ring = KeyRing({"me": hashlib.sha256(b"me").hexdigest()}, {"me": Allowance(tokens=6000)})
+    ring = KeyRing({"me": hashlib.sha256(b"me").hexdigest()}, {"me": KeyQuota(tokens=6000)})
     with serving(tiny_model, keys=ring) as service, authorized(service, "me") as client:
         client.post("/v1/worlds", json=WORLD, headers={"X-Request-Timeout": "0.000001"})
         had = int(left(client.get("/v1/models"))["remaining-tokens"])
@@ -129,27 +129,27 @@ def test_a_key_has_so_many_worlds_and_so_much_text(service):
 
 def test_a_rate_fills_again_within_a_minute_and_debts_are_paid_first():
     clock = Clock()
-    allowances = Allowances({"me": Allowance(tokens=60)}, clock)
-    allowances.charge("me", "tokens", 150)
+    rate_limiter = RateLimiter({"me": KeyQuota(tokens=60)}, clock)
+    rate_limiter.charge("me", "tokens", 150)
     with pytest.raises(RateLimitError, match="60 tokens") as caught:
-        allowances.check("me", "tokens")
+        rate_limiter.check("me", "tokens")
     assert caught.value.retry_after == 91
     clock.now += 90
     with pytest.raises(RateLimitError):
-        allowances.check("me", "tokens")
+        rate_limiter.check("me", "tokens")
     clock.now += 1
-    allowances.check("me", "tokens")
+    rate_limiter.check("me", "tokens")
     clock.now += 1000
-    assert allowances.bucket("me", "tokens").level == 60
+    assert rate_limiter.bucket("me", "tokens").level == 60
 
 
 def test_other_allowances_leave_a_rate_that_stays_where_it_was():
-    allowances = Allowances({"one": Allowance(requests=9), "two": Allowance(requests=9)}, Clock())
+    rate_limiter = RateLimiter({"one": KeyQuota(requests=9), "two": KeyQuota(requests=9)}, Clock())
     for key in ("one", "two"):
-        allowances.charge(key, "requests", 9)
-    allowances.replace({"one": Allowance(requests=9, tokens=5), "two": Allowance(requests=8)})
+        rate_limiter.charge(key, "requests", 9)
+    rate_limiter.replace({"one": KeyQuota(requests=9, tokens=5), "two": KeyQuota(requests=8)})
     with pytest.raises(RateLimitError):
-        allowances.check("one", "requests")
-    allowances.check("two", "requests")
-    allowances.replace({})
-    allowances.check("one", "requests")
+        rate_limiter.check("one", "requests")
+    rate_limiter.check("two", "requests")
+    rate_limiter.replace({})
+    rate_limiter.check("one", "requests")
