@@ -23,7 +23,7 @@ from serve.engine.outputs import OutputQueue
 from serve.engine.passes import Forward, Steps, Task, results
 from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import PrefixCache
-from serve.engine.requests import Caller, Event, Request
+from serve.engine.requests import Event, Request, RequestContext
 from serve.engine.requests import Sequence as Row
 from serve.engine.scheduler import Scheduler
 
@@ -89,8 +89,8 @@ class Engine:
         self._end_token = end_token
         self._batch = RunningBatch(self.forward, end_token)
         self._scheduler = Scheduler()
-        self._callers: set[Caller] = set()
-        self._pace = Pace()
+        self._admitted: set[RequestContext] = set()
+        self._retry_estimator = RetryEstimator()
         self._changed = threading.Condition()
         self._given_back = time.monotonic()
         self._running = False
@@ -120,7 +120,7 @@ class Engine:
         """Rows decoding now, and what waits or runs beside them."""
         return len(self._batch), len(self._scheduler.tasks)
 
-    def enter(self, key: str = "", seconds: float = math.inf) -> Caller:
+    def admit(self, key: str = "", seconds: float = math.inf) -> RequestContext:
         """A client's request comes in, and `leave` must follow. seconds: that it waits at most.
 
         Raises QueueFullError or EngineStoppedError; what belongs to a request that is in is not refused any more.
@@ -128,44 +128,47 @@ class Engine:
         self._check_alive()
         most = self.limits.max_batch + self.limits.max_queue
         with self._changed:
-            if len(self._callers) >= most:
-                waiting = len(self._callers) - self.limits.max_batch
+            if len(self._admitted) >= most:
+                waiting = len(self._admitted) - self.limits.max_batch
                 told = f"{waiting} requests are waiting already, more are not taken"
-                raise QueueFullError(told, self._pace.seconds(waiting))
-            caller = Caller(key, time.monotonic() + seconds)
-            self._callers.add(caller)
-        return caller
+                raise QueueFullError(told, self._retry_estimator.seconds(waiting))
+            ctx = RequestContext(key, time.monotonic() + seconds)
+            self._admitted.add(ctx)
+        return ctx
 
-    def leave(self, caller: Caller) -> None:
+    def release(self, ctx: RequestContext) -> None:
         """Whatever the request has left goes with it."""
         with self._changed:
-            self._callers.discard(caller)
-            self._pace.tick(busy=bool(self._callers))
+            self._admitted.discard(ctx)
+            self._retry_estimator.tick(busy=bool(self._admitted))
 
-    def submit(self, request: Request, deliver: Callable[[Event], None], caller: Caller | None = None) -> Row:
+    def submit(self, request: Request, deliver: Callable[[Event], None], ctx: RequestContext | None = None) -> Row:
         """Queues a request. Raises EngineStoppedError."""
-        (row,) = self.submit_all([request], [deliver], caller)
+        (row,) = self.submit_all([request], [deliver], ctx)
         return row
 
     def submit_all(
-        self, requests: Sequence[Request], delivers: Sequence[Callable[[Event], None]], caller: Caller | None = None
+        self,
+        requests: Sequence[Request],
+        delivers: Sequence[Callable[[Event], None]],
+        ctx: RequestContext | None = None,
     ) -> list[Row]:
         """Queues requests that go on from one prompt, which runs once. Raises EngineStoppedError."""
-        rows = [Row(*each, caller) for each in zip(requests, delivers, strict=True)]
+        rows = [Row(*each, ctx) for each in zip(requests, delivers, strict=True)]
         first = requests[0]
         size = len(first.prompt) + sum(request.max_tokens for request in requests)
         steps: Steps[Any] = self._start(first)
         join: Callable[[Any], None] = partial(self._join, rows)
         if first.beam_search:
             steps, join = self._search(first, len(rows)), partial(self._deliver_beams, rows)
-        self._add(Task(steps, join, rows[0].caller, rows, size, first.depth.limit))
+        self._add(Task(steps, join, rows[0].ctx, rows, size, first.depth.limit))
         return rows
 
     def work(
         self,
         steps: Steps[T],
         deliver: Callable[[T | Exception], None],
-        caller: Caller | None = None,
+        ctx: RequestContext | None = None,
         size: int = 0,
         loops: int = 1,
     ) -> Task:
@@ -174,7 +177,7 @@ class Engine:
 
         `deliver` gets what it returns or raises, on the engine's thread. Raises EngineStoppedError.
         """
-        return self._add(Task(steps, deliver, caller or Caller(), size=size, loops=loops))
+        return self._add(Task(steps, deliver, ctx or RequestContext(), size=size, loops=loops))
 
     def _add(self, task: Task) -> Task:
         self._check_alive()
@@ -265,7 +268,7 @@ class Engine:
         """A token for all who decode. Sent before the passes of others."""
         self._batch.step()
         with self._changed:
-            self._scheduler.charge(row.caller.key for row in self._batch.rows)
+            self._scheduler.charge(row.ctx.key for row in self._batch.rows)
         self.outputs.send()
 
     def _work(self) -> None:
@@ -281,7 +284,7 @@ class Engine:
             for (task, asked), result in zip(together, results([asked for _, asked in together]), strict=True):
                 budget -= asked.tokens
                 with self._changed:
-                    self._scheduler.charge([task.caller.key], asked.tokens)
+                    self._scheduler.charge([task.ctx.key], asked.tokens)
                 served.add(task)
                 self._go_on(task, result)
 
@@ -332,12 +335,12 @@ class Engine:
         now = time.monotonic()
         late = DeadlineError("the request took longer than its deadline")
         with self._changed:
-            tasks = self._scheduler.take_out(lambda task: task.cancelled or task.caller.deadline < now)
+            tasks = self._scheduler.take_out(lambda task: task.cancelled or task.ctx.deadline < now)
         for task in tasks:
             if not task.cancelled:
                 task.deliver(late)
         for row in self._batch.rows:
-            if row.caller.deadline < now and not row.cancelled:
+            if row.ctx.deadline < now and not row.cancelled:
                 row.cancelled = True
                 row.deliver(Event(error=late))
 
@@ -351,7 +354,7 @@ def _shareable(state: CoreState) -> CoreState:
     return SharedState(state, 1) if type(state) is CoreState and state.length else state
 
 
-class Pace:
+class RetryEstimator:
     """How fast requests come to their end while others wait."""
 
     def __init__(self) -> None:

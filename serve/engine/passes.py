@@ -17,7 +17,7 @@ from torch import Tensor
 from loopwm.core import CoreState, ExitRule, Fixed, StateGroup, quick_products
 from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from loopwm.text.world_batch import row_of
-from serve.engine.requests import Caller
+from serve.engine.requests import RequestContext
 from serve.engine.requests import Sequence as Row
 
 T = TypeVar("T")
@@ -55,12 +55,12 @@ class Task:
         self,
         steps: Steps[Any],
         deliver: Callable[[Any], None],
-        caller: Caller,
+        ctx: RequestContext,
         rows: Sequence[Row] = (),
         size: int = 0,
         loops: int = 1,
     ) -> None:
-        self.steps, self.deliver, self.caller, self.rows = steps, deliver, caller, rows
+        self.steps, self.deliver, self.ctx, self.rows = steps, deliver, ctx, rows
         self.size, self.loops = size, loops
         self.asked: Pass | None = None
         self.begun = self._cancelled = False

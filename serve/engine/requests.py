@@ -62,7 +62,7 @@ class Event:
     error: Exception | None = None
 
 
-class Caller:
+class RequestContext:
     """A client's request, of which there may be several sequences and tasks.
 
     key: whose share of the model it takes. deadline: when nobody waits for it any more, by time.monotonic().
@@ -76,10 +76,10 @@ class Caller:
 class Sequence:
     """A request while its tokens are generated. `deliver` is called on the engine's thread and must not block."""
 
-    def __init__(self, request: Request, deliver: Callable[[Event], None], caller: Caller | None = None) -> None:
+    def __init__(self, request: Request, deliver: Callable[[Event], None], ctx: RequestContext | None = None) -> None:
         self.request = request
         self.deliver = deliver
-        self.caller = caller or Caller()
+        self.ctx = ctx or RequestContext()
         self.generator = request.sampling.generator()
         self.produced = 0
         self.cancelled = False

@@ -17,10 +17,10 @@ class Scheduler:
 
     def add(self, task: Task) -> None:
         """A key without tasks begins level with those that have the least, whatever it had before."""
-        keys = {other.caller.key for other in self.tasks}
-        if task.caller.key not in keys:
+        keys = {other.ctx.key for other in self.tasks}
+        if task.ctx.key not in keys:
             level = min((self._had[key] for key in keys), default=0.0)
-            self._had[task.caller.key] = max(self._had[task.caller.key], level)
+            self._had[task.ctx.key] = max(self._had[task.ctx.key], level)
         self.tasks[task] = None
 
     def charge(self, keys: Iterable[str], tokens: float = 1.0) -> None:
@@ -53,7 +53,7 @@ class Scheduler:
 
     def _line(self, served: Collection[Task]) -> list[Task]:
         """Stable, so that tasks of one key keep their order."""
-        return sorted((task for task in self.tasks if task not in served), key=lambda task: self._had[task.caller.key])
+        return sorted((task for task in self.tasks if task not in served), key=lambda task: self._had[task.ctx.key])
 
     def take_out(self, gone: Callable[[Task], bool]) -> list[Task]:
         out = [task for task in self.tasks if gone(task)]

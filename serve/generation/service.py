@@ -20,8 +20,8 @@ from serve.engine.engine import QueueFullError as QueueFullError
 from serve.engine.passes import Steps
 from serve.engine.prefill import TokenScores as TokenScores
 from serve.engine.prefill import score
-from serve.engine.requests import Caller as Caller
 from serve.engine.requests import Request
+from serve.engine.requests import RequestContext as RequestContext
 from serve.engine.sampling import Sampling
 from serve.generation.detokenizer import Detokenizer
 from serve.generation.metrics import Metrics
@@ -167,18 +167,18 @@ class Service:
         """Of one request."""
         return self.engine.limits.max_batch
 
-    def enter(self, key: str, seconds: float) -> Caller:
+    def admit(self, key: str, seconds: float) -> RequestContext:
         """A request comes in. Raises RateLimitError where its key has no tokens left, QueueFullError or
         EngineStoppedError."""
         self.rate_limiter.check(key, "tokens")
-        return self.engine.enter(key, seconds)
+        return self.engine.admit(key, seconds)
 
-    def leave(self, caller: Caller) -> None:
-        self.engine.leave(caller)
+    def release(self, ctx: RequestContext) -> None:
+        self.engine.release(ctx)
 
-    def charge(self, caller: Caller, tokens: int) -> None:
+    def charge(self, ctx: RequestContext, tokens: int) -> None:
         """To the key of a request, for what the model reads or writes for it."""
-        self.rate_limiter.charge(caller.key, "tokens", tokens)
+        self.rate_limiter.charge(ctx.key, "tokens", tokens)
 
     async def read(self, read: Callable[[], T]) -> T:
         """What takes time without the model, such as to tokenize a text, in a thread of its own."""
@@ -198,42 +198,44 @@ class Service:
         except ValueError as error:
             raise FormatError("depth", str(error).removeprefix("depth: ")) from error
 
-    def start(self, caller: Caller, prompt: Prompt, ways: Sequence[Generation]) -> list[TextStream]:
+    def start(self, ctx: RequestContext, prompt: Prompt, ways: Sequence[Generation]) -> list[TextStream]:
         """Queues the continuations of a prompt. Raises as `rule` and `Generation.request` do, or EngineStoppedError."""
         requests = [way.request(prompt, self.card.max_length, self.rule(way.depth)) for way in ways]
-        return self.streams(caller, requests, [way.stops for way in ways])
+        return self.streams(ctx, requests, [way.stops for way in ways])
 
     def streams(
-        self, caller: Caller, requests: Sequence[Request], stops: Sequence[Sequence[str]] = ((),)
+        self, ctx: RequestContext, requests: Sequence[Request], stops: Sequence[Sequence[str]] = ((),)
     ) -> list[TextStream]:
         """Queues requests that go on from one prompt. Raises EngineStoppedError."""
-        self.charge(caller, len(requests[0].prompt))
+        self.charge(ctx, len(requests[0].prompt))
         made = [
             TextStream(
                 request,
                 Detokenizer(self._decode),
                 some,
                 self.metrics.watch(len(request.prompt)),
-                partial(self.charge, caller),
+                partial(self.charge, ctx),
             )
             for request, some in zip(requests, stops, strict=True)
         ]
-        begin(self.engine, made, caller)
+        begin(self.engine, made, ctx)
         return made
 
-    async def score(self, caller: Caller, prompts: Sequence[Prompt], depth: ExitRule, top: int) -> list[TokenScores]:
+    async def score(
+        self, ctx: RequestContext, prompts: Sequence[Prompt], depth: ExitRule, top: int
+    ) -> list[TokenScores]:
         """Scores the tokens of prompts, which run to the rule's limit.
 
         Raises EngineStoppedError or what the model raised.
         """
-        self.charge(caller, sum(len(prompt.ids) for prompt in prompts))
+        self.charge(ctx, sum(len(prompt.ids) for prompt in prompts))
         forward, rule = self.engine.forward, Fixed(depth.limit)
         works = [
-            self.work(caller, score(forward, prompt.ids, rule, top), len(prompt.ids), rule.limit) for prompt in prompts
+            self.work(ctx, score(forward, prompt.ids, rule, top), len(prompt.ids), rule.limit) for prompt in prompts
         ]
         return list(await asyncio.gather(*works))
 
-    def work(self, caller: Caller, steps: Steps[T], size: int = 0, loops: int = 1) -> asyncio.Future[T]:
+    def work(self, ctx: RequestContext, steps: Steps[T], size: int = 0, loops: int = 1) -> asyncio.Future[T]:
         """What work for the engine returns or raises. size: tokens it will keep, of so many loops each. Raises
         EngineStoppedError."""
         loop = asyncio.get_running_loop()
@@ -243,7 +245,7 @@ class Service:
         def deliver(result: T | Exception) -> None:
             outputs.put(loop, partial(_settle, future, result))
 
-        task = self.engine.work(steps, deliver, caller, size, loops)
+        task = self.engine.work(steps, deliver, ctx, size, loops)
         future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
         return future
 

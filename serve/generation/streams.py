@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from serve.engine.engine import Engine
 from serve.engine.outputs import OutputQueue
-from serve.engine.requests import Caller, Event, Request
+from serve.engine.requests import Event, Request, RequestContext
 from serve.engine.requests import Finish as Finish
 from serve.engine.requests import Scores as Scores
 from serve.engine.requests import Sequence as Row
@@ -127,10 +127,10 @@ class TextStream:
                 return
 
 
-def begin(engine: Engine, streams: Sequence[TextStream], caller: Caller) -> None:
+def begin(engine: Engine, streams: Sequence[TextStream], ctx: RequestContext) -> None:
     """Queues the requests of streams, all of which go on from one prompt. Raises EngineStoppedError."""
     delivers = [_delivery(stream._events, stream._meter, engine.outputs) for stream in streams]
-    rows = engine.submit_all([stream._request for stream in streams], delivers, caller)
+    rows = engine.submit_all([stream._request for stream in streams], delivers, ctx)
     for stream, row in zip(streams, rows, strict=True):
         stream._row = row
 

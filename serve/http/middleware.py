@@ -39,8 +39,8 @@ class Edge:
             await self._app(scope, receive, answer.send)
         finally:
             seconds = time.perf_counter() - begun
-            if (caller := scope.get("caller")) is not None:
-                self._service.leave(caller)
+            if (ctx := scope.get("request_context")) is not None:
+                self._service.release(ctx)
             route = getattr(scope.get("route"), "path", "none")
             self._service.metrics.answered(method, route, answer.status, seconds)
             self._log(scope, method, answer, seconds)

@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse, Response
 
 from loopwm.records.template import FormatError
 from serve.generation.prompts import Prompt, PromptReader
-from serve.generation.service import Caller, Service
+from serve.generation.service import RequestContext, Service
 from serve.generation.streams import TextStream, cancel
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
 from serve.http.openai_replies import ChatCompletion, Completion, ModelList, ModelTold, told_in_events
 from serve.http.prompt_logprobs import echo_reply
 from serve.http.replies import ChatReply, CompletionReply, answer
-from serve.http.routes import CancelledWithClient, Entered, Serving
+from serve.http.routes import Admitted, CancelledWithClient, Serving
 
 router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
 
@@ -34,16 +34,16 @@ async def show_model(name: str, service: Serving) -> dict[str, Any]:
 
 
 @router.post("/completions", response_model=Completion, responses=told_in_events("usage where it was asked for"))
-async def completions(body: CompletionBody, service: Serving, caller: Entered) -> Response:
+async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> Response:
     """Goes on from whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
     most = service.max_choices
     if not 1 <= len(body.prompts) <= most:
         raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
     if body.scores_prompt:
-        return await _scored(body, service, caller)
+        return await _scored(body, service, ctx)
     prompts = await service.read(lambda: _read(service.prompts, body))
-    streams = _start(service, caller, prompts, body)
+    streams = _start(service, ctx, prompts, body)
     scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
     return await answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
 
@@ -51,11 +51,11 @@ async def completions(body: CompletionBody, service: Serving, caller: Entered) -
 @router.post(
     "/chat/completions", response_model=ChatCompletion, responses=told_in_events("usage where it was asked for")
 )
-async def chat_completions(body: ChatBody, service: Serving, caller: Entered) -> Response:
+async def chat_completions(body: ChatBody, service: Serving, ctx: Admitted) -> Response:
     """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
     service.check_model(body.model)
     prompt = await service.read(lambda: service.prompts.chat(read_messages(body.messages)))
-    streams = _start(service, caller, [prompt], body)
+    streams = _start(service, ctx, [prompt], body)
     scored, ids = body.top is not None, bool(body.return_token_ids)
     return await answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
 
@@ -66,12 +66,12 @@ def _model_object(service: Service) -> dict[str, Any]:
     return {**told, "max_model_len": card.max_length}
 
 
-async def _scored(body: CompletionBody, service: Service, caller: Caller) -> Response:
+async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:
     generated = body.max_tokens or 0
     reader = service.prompts.with_limit(service.card.max_length - generated)
     prompts = await service.read(lambda: _read(reader, body))
     rule = service.rule(depth_of(body.depth))
-    scores = await service.score(caller, prompts, rule, body.top or 0)
+    scores = await service.score(ctx, prompts, rule, body.top or 0)
     reply = partial(echo_reply, generated=generated, top=body.top, loops=rule.limit)
     return await service.read(lambda: JSONResponse(reply(service, prompts, scores)))
 
@@ -80,7 +80,7 @@ def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
     return [reader.text(prompt) if isinstance(prompt, str) else reader.ids(prompt) for prompt in body.prompts]
 
 
-def _start(service: Service, caller: Caller, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
+def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
     """Queues all choices of all prompts of a request or none."""
     most, asked = service.max_choices, len(prompts) * body.choices
     if asked > most:
@@ -89,7 +89,7 @@ def _start(service: Service, caller: Caller, prompts: Sequence[Prompt], body: Ge
     streams: list[TextStream] = []
     try:
         for prompt in prompts:
-            streams += service.start(caller, prompt, ways)
+            streams += service.start(ctx, prompt, ways)
     except Exception:
         cancel(streams)
         raise

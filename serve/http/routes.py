@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from loopwm.records.template import FormatError
-from serve.generation.service import Caller, Service
+from serve.generation.service import RequestContext, Service
 from serve.http.errors import CLIENT_GONE, TooManyItemsError, WrongBodyError
 
 Json = dict[str, Any]
@@ -128,11 +128,11 @@ Serving = Annotated[Service, Depends(_service)]
 Owner = Annotated[str, Depends(_owner)]
 
 
-async def _enter(request: Request, service: Serving, owner: Owner) -> Caller:
+async def _admit(request: Request, service: Serving, owner: Owner) -> RequestContext:
     """A place among the requests that are worked on, which `serve.http.middleware.Edge` gives back."""
-    caller = service.enter(owner, _seconds(request.headers.get(TIMEOUT_HEADER)))
-    request.scope["caller"] = caller
-    return caller
+    ctx = service.admit(owner, _seconds(request.headers.get(TIMEOUT_HEADER)))
+    request.scope["request_context"] = ctx
+    return ctx
 
 
 def _seconds(told: str | None) -> float:
@@ -145,4 +145,4 @@ def _seconds(told: str | None) -> float:
     return seconds
 
 
-Entered = Annotated[Caller, Depends(_enter)]
+Admitted = Annotated[RequestContext, Depends(_admit)]

@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
-from serve.generation.service import DEFAULT_MAX_TOKENS, Caller
+from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
 from serve.generation.streams import Finish, Piece, together
 from serve.http.bodies import DepthBody, Items, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.openai_replies import told_in_events
-from serve.http.routes import CancelledWithClient, Entered, Owner
+from serve.http.routes import Admitted, CancelledWithClient, Owner
 from serve.http.sse import EventStream
 from serve.http.world_replies import BatchTold, Deleted, PlanTold, StepTold, WorldList, WorldTold
 from serve.worlds.sessions import (
@@ -159,16 +159,16 @@ Worlds = Annotated[Sessions, Depends(_sessions)]
 
 
 @router.post("", status_code=201, response_model=WorldTold)
-async def create(body: WorldBody, worlds: Worlds, caller: Entered) -> Json:
+async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
     """A world from a goal, what was seen and, where there are any, earlier steps."""
-    return await _create(body, worlds, caller)
+    return await _create(body, worlds, ctx)
 
 
-async def _create(body: WorldBody, worlds: Sessions, caller: Caller) -> Json:
+async def _create(body: WorldBody, worlds: Sessions, ctx: RequestContext) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
     context = await worlds.service.read(body.context)
-    session = await worlds.create(caller, context, depth, body.actions or (), body.steps_cut or 0)
+    session = await worlds.create(ctx, context, depth, body.actions or (), body.steps_cut or 0)
     return _world(session, worlds)
 
 
@@ -198,43 +198,43 @@ async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
 
 
 @router.post("/{name}/step", response_model=StepTold, responses=told_in_events("the whole step"))
-async def step(name: str, body: StepBody, worlds: Worlds, caller: Entered) -> Response:
+async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Response:
     """One action or several; the observations asked for by `decode` are written out, whole or as server-sent events."""
     if not body.stream:
-        return JSONResponse(await _step_once(name, body, worlds, caller))
+        return JSONResponse(await _step_once(name, body, worlds, ctx))
     asked = body.request
-    if (known := worlds.answered(caller, name, asked)) is not None:
+    if (known := worlds.answered(ctx, name, asked)) is not None:
         return EventStream(_once(known), lambda: None)
-    taken = await worlds.begin_step(caller, name, asked)
+    taken = await worlds.begin_step(ctx, name, asked)
     return EventStream(_step_chunks(taken, body, worlds), taken.close)
 
 
-async def _step_once(name: str, body: StepBody, worlds: Sessions, caller: Caller) -> Json:
-    return await worlds.step(caller, name, body.request, _answer(body, worlds))
+async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestContext) -> Json:
+    return await worlds.step(ctx, name, body.request, _answer(body, worlds))
 
 
 @router.post("/{name}/observe", response_model=WorldTold)
-async def observe(name: str, body: ObserveBody, worlds: Worlds, caller: Entered) -> Json:
+async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
     """What really happened. Imagined steps since the last real observation are dropped."""
-    return await _observe(name, body, worlds, caller)
+    return await _observe(name, body, worlds, ctx)
 
 
-async def _observe(name: str, body: ObserveBody, worlds: Sessions, caller: Caller) -> Json:
-    return _world(await worlds.observe(caller, name, body.action, body.observation), worlds)
+async def _observe(name: str, body: ObserveBody, worlds: Sessions, ctx: RequestContext) -> Json:
+    return _world(await worlds.observe(ctx, name, body.action, body.observation), worlds)
 
 
 @router.post("/{name}/fork", status_code=201, response_model=WorldList)
-async def fork(name: str, worlds: Worlds, caller: Entered, body: ForkBody | None = None) -> Json:
+async def fork(name: str, worlds: Worlds, ctx: Admitted, body: ForkBody | None = None) -> Json:
     """Copies that go their own ways."""
-    return _list(await worlds.fork(caller, name, 1 if body is None else body.count), worlds)
+    return _list(await worlds.fork(ctx, name, 1 if body is None else body.count), worlds)
 
 
 @router.post("/{name}/plan", response_model=PlanTold)
-async def plan(name: str, body: PlanBody, worlds: Worlds, caller: Entered) -> Json:
+async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json:
     """Scores of candidate action sequences, and the observation that the best one ends with. The world stays."""
     decode = body.decode is None or body.decode
     most = body.max_tokens or DEFAULT_MAX_TOKENS
-    candidates, best, observation = await worlds.plan(caller, name, body.candidates, decode, most)
+    candidates, best, observation = await worlds.plan(ctx, name, body.candidates, decode, most)
     told = [
         {"score": found.score, "rewards": found.rewards, "continuations": found.continuations} for found in candidates
     ]
@@ -245,22 +245,22 @@ batch_router = APIRouter(route_class=CancelledWithClient)
 
 
 @batch_router.post("/v1/worlds:batch", response_model=BatchTold)
-async def batch(body: BatchBody, worlds: Worlds, caller: Entered) -> Response:
+async def batch(body: BatchBody, worlds: Worlds, ctx: Admitted) -> Response:
     """Worlds are created, stepped, observed and deleted side by side. Each request has an answer of its own: a status,
     and the body that it would have had alone."""
-    answers = await together([_one(item, worlds, caller) for item in body.requests])
+    answers = await together([_one(item, worlds, ctx) for item in body.requests])
     return JSONResponse({"object": "world.batch", "data": answers})
 
 
-async def _one(item: BatchItem, worlds: Sessions, caller: Caller) -> Json:
+async def _one(item: BatchItem, worlds: Sessions, ctx: RequestContext) -> Json:
     try:
         if isinstance(item, BatchCreate):
-            return {"status": 201, "body": await _create(item, worlds, caller)}
+            return {"status": 201, "body": await _create(item, worlds, ctx)}
         if isinstance(item, BatchStep):
-            return {"status": 200, "body": await _step_once(item.world, item, worlds, caller)}
+            return {"status": 200, "body": await _step_once(item.world, item, worlds, ctx)}
         if isinstance(item, BatchObserve):
-            return {"status": 200, "body": await _observe(item.world, item, worlds, caller)}
-        return {"status": 200, "body": await delete(item.world, worlds, caller.key)}
+            return {"status": 200, "body": await _observe(item.world, item, worlds, ctx)}
+        return {"status": 200, "body": await delete(item.world, worlds, ctx.key)}
     except Exception as error:  # the other requests have been done and their answers must not be lost
         problem = problem_of(error)
         if not isinstance(error, EXPECTED):

@@ -13,7 +13,7 @@ from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
-from serve.engine.requests import Caller, Finish, Request
+from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import Sampling
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import Depth, Service
@@ -157,7 +157,7 @@ class Sessions:
 
     async def create(
         self,
-        caller: Caller,
+        ctx: RequestContext,
         context: Context,
         depth: Depth | None,
         actions: Sequence[str] = (),
@@ -165,50 +165,50 @@ class Sessions:
     ) -> Session:
         """actions: imagined since. Raises FormatError for a context that cannot be encoded, TooManyWorldsError or
         TooMuchTextError."""
-        self.store.check_room(caller.key)
+        self.store.check_room(ctx.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
-        made = await self._build(caller, log, charged=True)
-        (session,) = await self.store.add(caller.key, made.log, length_of(made.world))
+        made = await self._build(ctx, log, charged=True)
+        (session,) = await self.store.add(ctx.key, made.log, length_of(made.world))
         self._cache.put(session.id, made)
         return session
 
     async def step(
         self,
-        caller: Caller,
+        ctx: RequestContext,
         name: str,
         asked: StepRequest,
         render: Callable[[Session, Sequence[Imagined]], Json],
     ) -> Json:
         """The world moves on by these actions, all of them or none."""
-        known = self.answered(caller, name, asked)
+        known = self.answered(ctx, name, asked)
         if known is not None:
             return known
-        with closing(await self.begin_step(caller, name, asked)) as taken:
+        with closing(await self.begin_step(ctx, name, asked)) as taken:
             async for _ in taken.pieces():
                 pass
             return await taken.finish(render)
 
-    def answered(self, caller: Caller, name: str, asked: StepRequest) -> Json | None:
+    def answered(self, ctx: RequestContext, name: str, asked: StepRequest) -> Json | None:
         """What was answered when the step was taken, if it was the last one. Raises as `WorldStore.get` does."""
-        last = self.store.get(name, caller.key).answered
+        last = self.store.get(name, ctx.key).answered
         return json.loads(last[1]) if last is not None and asked.step_id == last[0] else None
 
-    async def begin_step(self, caller: Caller, name: str, asked: StepRequest) -> Stepping:
+    async def begin_step(self, ctx: RequestContext, name: str, asked: StepRequest) -> Stepping:
         """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
         self._check_monitor(asked.monitor)
         with ExitStack() as leave:
-            session = leave.enter_context(self.store.changing(name, caller.key))
+            session = leave.enter_context(self.store.changing(name, ctx.key))
             self.store.check_growth(session, session.log.taken(asked.actions))
-            world = await self._world(caller, session)
+            world = await self._world(ctx, session)
             fields = [f"actions[{i}]" for i in range(len(asked.actions))]
             work = advance(self._model, world, asked.actions, fields, asked.monitor)
             size = await self._size(asked.actions)
-            self.service.charge(caller, size)
-            steps = await self.service.work(caller, work, size, world.depth.limit)
+            self.service.charge(ctx, size)
+            steps = await self.service.work(ctx, work, size, world.depth.limit)
             first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
             streams = []
             for index in range(first, len(steps)):
-                streams.append(self._stream(caller, steps[index].world, asked, index))
+                streams.append(self._stream(ctx, steps[index].world, asked, index))
                 leave.callback(streams[-1].cancel)
             return Stepping(self, session, asked, steps, streams, leave.pop_all())
 
@@ -219,19 +219,19 @@ class Sessions:
         await self.store.change(session, log, length_of(world), answered)
         self._cache.put(session.id, Kept(log, world))
 
-    async def observe(self, caller: Caller, name: str, action: str, observation: str) -> Session:
+    async def observe(self, ctx: RequestContext, name: str, action: str, observation: str) -> Session:
         """What really happened after the last real observation. Imagined steps since then are dropped, and the oldest
         real ones where the context grows too long."""
-        with self.store.changing(name, caller.key) as session:
+        with self.store.changing(name, ctx.key) as session:
             seen = session.log.seen(action, observation)
-            await self.change(session, *await self._build(caller, seen, charged=True))
+            await self.change(session, *await self._build(ctx, seen, charged=True))
         return session
 
-    async def fork(self, caller: Caller, name: str, count: int) -> list[Session]:
+    async def fork(self, ctx: RequestContext, name: str, count: int) -> list[Session]:
         """Raises TooManyWorldsError or TooMuchTextError."""
-        session = self.store.get(name, caller.key)
+        session = self.store.get(name, ctx.key)
         kept = self._kept(session)
-        made = await self.store.add(caller.key, session.log, session.tokens, count)
+        made = await self.store.add(ctx.key, session.log, session.tokens, count)
         for fork in made if kept is not None else ():
             self._cache.put(fork.id, kept)
         return made
@@ -241,7 +241,7 @@ class Sessions:
         self._cache.drop(name)
 
     async def plan(
-        self, caller: Caller, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
+        self, ctx: RequestContext, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
     ) -> tuple[list[Candidate], int, str | None]:
         """Scores of the candidates, the best one's number, and the observation it ends with. The world stays."""
         if not self._model.model.config.prediction_heads:
@@ -250,25 +250,25 @@ class Sessions:
         planned = await self._size([path[-1] for path in paths])
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
-        session = self.store.get(name, caller.key)
-        self.service.charge(caller, planned)
-        world = await self._world(caller, session)
-        reached = await self.service.work(caller, explore(self._model, world, paths))
+        session = self.store.get(name, ctx.key)
+        self.service.charge(ctx, planned)
+        world = await self._world(ctx, session)
+        reached = await self.service.work(ctx, explore(self._model, world, paths))
         found = [_candidate(reached, tuple(actions)) for actions in candidates]
         best = max(range(len(found)), key=lambda i: found[i].score)
         text = None
         if decode:
             end = reached[tuple(candidates[best])]
             asked = StepRequest((), "last", max_tokens)
-            text = await self._stream(caller, end.world.select([end.row]), asked, 0).text()
+            text = await self._stream(ctx, end.world.select([end.row]), asked, 0).text()
         return found, best, text
 
-    async def _world(self, caller: Caller, session: Session) -> World:
+    async def _world(self, ctx: RequestContext, session: Session) -> World:
         """As it is now; computed again where its keys and values had to go."""
         kept = self._kept(session)
         if kept is None:
             log = session.log
-            kept = Kept(log, (await self._build(caller, log)).world)
+            kept = Kept(log, (await self._build(ctx, log)).world)
             self._cache.put(session.id, kept)
         return kept.world
 
@@ -278,7 +278,7 @@ class Sessions:
         kept: Kept | None = self._cache.get(session.id)
         return kept if kept is not None and kept.log is session.log else None
 
-    async def _build(self, caller: Caller, log: WorldLog, charged: bool = False) -> Kept:
+    async def _build(self, ctx: RequestContext, log: WorldLog, charged: bool = False) -> Kept:
         """The world of a log, and the log cut to fit. charged: the key pays for its tokens, before the model reads
         them; what the service had let go is built at its own cost."""
 
@@ -293,9 +293,9 @@ class Sessions:
         if len(ids) + size > limit:
             raise PromptTooLongError("actions", len(ids) + size, limit)
         if charged:
-            self.service.charge(caller, len(ids) + size)
+            self.service.charge(ctx, len(ids) + size)
         work = build(self.service.engine, self._model, log, ids)
-        return Kept(log, await self.service.work(caller, work, len(ids) + size, log.depth.limit))
+        return Kept(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
 
     async def _size(self, actions: Sequence[str]) -> int:
         """Tokens of these actions. Raises FormatError for one that is empty."""
@@ -306,7 +306,7 @@ class Sessions:
         if monitor and not self._model.model.config.monitor_head:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
 
-    def _stream(self, caller: Caller, world: World, asked: StepRequest, index: int) -> TextStream:
+    def _stream(self, ctx: RequestContext, world: World, asked: StepRequest, index: int) -> TextStream:
         """The observation of a world, as it is decoded. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
@@ -315,7 +315,7 @@ class Sessions:
         assert isinstance(start, SharedState)  # as `build` made it
         most, top = min(asked.max_tokens, room), 0 if asked.scored else None
         request = Request((self._obs,), most, asked.sampling(index), world.depth, start, top=top)
-        (stream,) = self.service.streams(caller, [request])
+        (stream,) = self.service.streams(ctx, [request])
         return stream
 
 

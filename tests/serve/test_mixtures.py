@@ -68,7 +68,7 @@ class Player:
             self._world = response.json()["id"]
         return True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         if self._world != WORLD:
             assert self._client.delete(f"/v1/worlds/{self._world}").status_code == 200
 
@@ -178,7 +178,7 @@ def alone(client) -> Any:
         player = Player(client, script)
         while player.play():
             pass
-        player.leave()
+        player.release()
         return player.told
 
     return told
@@ -314,7 +314,7 @@ def test_in_any_mix_everybody_hears_what_they_would_hear_alone(client, watch, al
                 connection.close()
             going = bool(sum(one.result() for one in played))
     for script, player, answer in zip(some, players, expected, strict=True):
-        player.leave()
+        player.release()
         STATUSES.update(status for status, _ in player.told)
         try:
             assert_alike(player.told, answer)

@@ -17,33 +17,33 @@ from loopwm.core import CoreState, SharedState
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
 from serve.engine.passes import Forward
 from serve.engine.prefill import score
-from serve.engine.requests import Caller, Request
+from serve.engine.requests import Request, RequestContext
 from serve.engine.sampling import Sampling
 from tests.serve.in_the_engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
 
 
 def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):
     with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
-        one, two = engine.enter(), engine.enter()
+        one, two = engine.admit(), engine.admit()
         with pytest.raises(QueueFullError) as refused:
-            engine.enter()
+            engine.admit()
         assert refused.value.retry_after >= 1
         heard = [Collector(requests[0]) for _ in range(5)]
         for collector in heard:
             engine.submit(requests[0], collector, one)
         assert all(collector.over.wait(30) for collector in heard)
         assert all(len(collector.tokens) == requests[0].max_tokens for collector in heard)
-        engine.leave(two)
-        engine.leave(engine.enter())
+        engine.release(two)
+        engine.release(engine.admit())
 
 
 def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
     request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         running, waiting, after = (Collector(request) for _ in range(3))
-        engine.submit(request, running, engine.enter(seconds=0.5))
-        engine.submit(request, waiting, engine.enter(seconds=0.1))
-        engine.submit(requests[0], after, engine.enter())
+        engine.submit(request, running, engine.admit(seconds=0.5))
+        engine.submit(request, waiting, engine.admit(seconds=0.1))
+        engine.submit(requests[0], after, engine.admit())
         assert all(collector.over.wait(30) for collector in (running, waiting, after))
     assert isinstance(running.last.error, DeadlineError)
     assert isinstance(waiting.last.error, DeadlineError)
@@ -67,7 +67,7 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
                 if len(order) > len(prompts):
                     over.set()
 
-            engine.work(work, deliver, Caller(name))
+            engine.work(work, deliver, RequestContext(name))
         assert over.wait(60)
     assert order.index("little") <= 4
 

@@ -238,8 +238,8 @@ def test_who_reads_a_world_that_is_changed_meanwhile_brings_nothing_old_back(ser
         begin(self, *arguments)
         made.append(self)
 
-    async def slow(self: Sessions, caller: Any, log: Any, charged: bool = False) -> Any:
-        kept = await build(self, caller, log, charged)
+    async def slow(self: Sessions, ctx: Any, log: Any, charged: bool = False) -> Any:
+        kept = await build(self, ctx, log, charged)
         if not charged:
             reading.set()
             assert await asyncio.to_thread(changed.wait, 30)
