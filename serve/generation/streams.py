@@ -31,8 +31,8 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Text that is certain to be shown, perhaps empty, and the tokens that came since the piece before."""
+class TextDelta:
+    """Text that is certain to be shown, perhaps empty, and the tokens that came since the delta before."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -65,7 +65,7 @@ class TextStream:
         if self._row is not None:
             self._row.cancelled = True
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
         """Pieces with text, and a last one for what is left. Raises what the engine raised.
 
         `tokens`, `finish`, `loops`, one number for each token and for the end mark, and `end_score`, the mark's
@@ -83,7 +83,7 @@ class TextStream:
                 text = self._detokenizer.push(event.token)
                 length += len(text)
                 if shown := self._scan(text):
-                    yield Piece(shown, tuple(fresh))
+                    yield TextDelta(shown, tuple(fresh))
                     fresh = []
                 if self._scanner.stopped:
                     break
@@ -92,7 +92,7 @@ class TextStream:
                 self.finish = Finish.STOP
             outcome = None
             self._meter.end(self.finish, self.tokens)
-            yield Piece(rest, tuple(fresh))
+            yield TextDelta(rest, tuple(fresh))
         except Exception:
             outcome = "error"
             raise
@@ -105,11 +105,11 @@ class TextStream:
         """What may be shown. Stop strings count only behind the least number of tokens."""
         return text if self.tokens <= self._request.min_tokens else self._scanner.push(text)
 
-    async def pieces(self) -> list[Piece]:
-        return [piece async for piece in self]
+    async def deltas(self) -> list[TextDelta]:
+        return [delta async for delta in self]
 
     async def text(self) -> str:
-        return "".join([piece.text async for piece in self])
+        return "".join([delta.text async for delta in self])
 
     async def _read(self) -> AsyncIterator[Event]:
         """Events with a token."""
@@ -152,14 +152,14 @@ def cancel(streams: Sequence[TextStream]) -> None:
         stream.cancel()
 
 
-async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
+async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, TextDelta | None]]:
     """Pieces with the numbers of their streams, as they come; None behind the last of each. Raises what one raises."""
-    heard: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+    heard: asyncio.Queue[tuple[int, TextDelta | Exception | None]] = asyncio.Queue()
 
     async def listen(index: int, stream: TextStream) -> None:
         try:
-            async for piece in stream:
-                heard.put_nowait((index, piece))
+            async for delta in stream:
+                heard.put_nowait((index, delta))
             heard.put_nowait((index, None))
         except Exception as error:
             heard.put_nowait((index, error))
@@ -168,11 +168,11 @@ async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int,
     left = len(listeners)
     try:
         while left:
-            index, piece = await heard.get()
-            if isinstance(piece, Exception):
-                raise piece
-            left -= piece is None
-            yield index, piece
+            index, delta = await heard.get()
+            if isinstance(delta, Exception):
+                raise delta
+            left -= delta is None
+            yield index, delta
     finally:
         for listener in listeners:
             listener.cancel()

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from serve.generation.prompts import Prompt
 from serve.generation.service import Service
-from serve.generation.streams import Piece, Scores, TextStream, Token, cancel, interleaved, together
+from serve.generation.streams import Scores, TextDelta, TextStream, Token, cancel, interleaved, together
 from serve.http.bodies import GenerationBody
 from serve.http.sse import EventStream
 
@@ -54,14 +54,14 @@ class Reply:
         self._base = envelope(self.prefix, self.whole_kind, service.card.name)
         self._told_loops: list[int] = []
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+    def whole(self, deltas: Sequence[Sequence[TextDelta]]) -> Json:
         """All at once, after the streams have ended."""
-        choices = [self._whole_choice(i, some) for i, some in enumerate(pieces)]
+        choices = [self._whole_choice(i, some) for i, some in enumerate(deltas)]
         return {**self._envelope(self.whole_kind), "choices": choices, "usage": self.usage()}
 
-    def chunk(self, index: int, piece: Piece, finish: str | None = None) -> Json:
-        self._told_loops += [token.loops for token in piece.tokens]
-        choice = {"index": index, **self._delta(piece), **self._common(piece.tokens, finish)}
+    def chunk(self, index: int, delta: TextDelta, finish: str | None = None) -> Json:
+        self._told_loops += [token.loops for token in delta.tokens]
+        choice = {"index": index, **self._delta(delta), **self._common(delta.tokens, finish)}
         return {**self._envelope(self.chunk_kind), "choices": [choice]}
 
     def opening(self) -> list[Json]:
@@ -92,8 +92,8 @@ class Reply:
         """That a choice goes on from."""
         return self._prompts[index * len(self._prompts) // len(self.streams)]
 
-    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> Json:
-        whole = Piece("".join(piece.text for piece in pieces), tuple(token for p in pieces for token in p.tokens))
+    def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> Json:
+        whole = TextDelta("".join(delta.text for delta in deltas), tuple(token for p in deltas for token in p.tokens))
         return {"index": index, **self._text(whole), **self._common(whole.tokens, self.streams[index].finish)}
 
     def _common(self, tokens: Sequence[Token], finish: str | None) -> Json:
@@ -102,10 +102,10 @@ class Reply:
             told["token_ids"] = [token.id for token in tokens]
         return told
 
-    def _text(self, piece: Piece) -> Json:
+    def _text(self, delta: TextDelta) -> Json:
         raise NotImplementedError
 
-    def _delta(self, piece: Piece) -> Json:
+    def _delta(self, delta: TextDelta) -> Json:
         raise NotImplementedError
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json:
@@ -134,12 +134,12 @@ class CompletionReply(Reply):
         return [self._first(index) for index in range(len(self.streams))] if self._echo or self._ids else []
 
     def _first(self, index: int) -> Json:
-        chunk = self.chunk(index, Piece(self._head(index), ()))
+        chunk = self.chunk(index, TextDelta(self._head(index), ()))
         chunk["choices"][0].update(self._prompt_ids(index))
         return chunk
 
-    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> Json:
-        choice = super()._whole_choice(index, pieces)
+    def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> Json:
+        choice = super()._whole_choice(index, deltas)
         return {**choice, "text": self._head(index) + choice["text"], **self._prompt_ids(index)}
 
     def _head(self, index: int) -> str:
@@ -148,8 +148,8 @@ class CompletionReply(Reply):
     def _prompt_ids(self, index: int) -> Json:
         return {"prompt_token_ids": list(self._prompt(index).ids)} if self._ids else {}
 
-    def _text(self, piece: Piece) -> Json:
-        return {"text": piece.text}
+    def _text(self, delta: TextDelta) -> Json:
+        return {"text": delta.text}
 
     _delta = _text
 
@@ -174,8 +174,8 @@ class ChatReply(Reply):
         choices = [{"index": i, "delta": delta, **self._common((), None)} for i in range(len(self.streams))]
         return [{**self._envelope(self.chunk_kind), **self._prompt_ids(), "choices": [choice]} for choice in choices]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
-        return {**super().whole(pieces), **self._prompt_ids()}
+    def whole(self, deltas: Sequence[Sequence[TextDelta]]) -> Json:
+        return {**super().whole(deltas), **self._prompt_ids()}
 
     def _prompt_ids(self) -> Json:
         return {"prompt_token_ids": list(self._prompts[0].ids)} if self._ids else {}
@@ -183,11 +183,11 @@ class ChatReply(Reply):
     def _envelope(self, kind: str) -> Json:
         return {**super()._envelope(kind), "steps_cut": self._prompts[0].steps_cut}
 
-    def _text(self, piece: Piece) -> Json:
-        return {"message": {"role": "assistant", "content": piece.text}}
+    def _text(self, delta: TextDelta) -> Json:
+        return {"message": {"role": "assistant", "content": delta.text}}
 
-    def _delta(self, piece: Piece) -> Json:
-        return {"delta": {"content": piece.text} if piece.text else {}}
+    def _delta(self, delta: TextDelta) -> Json:
+        return {"delta": {"content": delta.text} if delta.text else {}}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json:
         return {"content": [self._scored_token(token) for token in tokens], "refusal": None}
@@ -230,10 +230,10 @@ async def answer(reply: Reply, body: GenerationBody) -> Response:
     if body.stream:
         return EventStream(_events(reply, body), lambda: cancel(reply.streams))
     try:
-        pieces = await together([stream.pieces() for stream in reply.streams])
+        deltas = await together([stream.deltas() for stream in reply.streams])
     finally:
         cancel(reply.streams)
-    return JSONResponse(reply.whole(pieces))
+    return JSONResponse(reply.whole(deltas))
 
 
 async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[Json]:
@@ -247,8 +247,8 @@ async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[Json]:
 async def _chunks(reply: Reply) -> AsyncIterator[Json]:
     for chunk in reply.opening():
         yield chunk
-    async for index, piece in interleaved(reply.streams):
-        if piece is None:
-            yield reply.chunk(index, Piece("", ()), reply.streams[index].finish)
-        elif piece.text or piece.tokens:
-            yield reply.chunk(index, piece)
+    async for index, delta in interleaved(reply.streams):
+        if delta is None:
+            yield reply.chunk(index, TextDelta("", ()), reply.streams[index].finish)
+        elif delta.text or delta.tokens:
+            yield reply.chunk(index, delta)

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
 from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
-from serve.generation.streams import Finish, Piece, together
+from serve.generation.streams import Finish, TextDelta, together
 from serve.http.bodies import DepthBody, Items, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.openai_replies import told_in_events
@@ -27,9 +27,9 @@ from serve.worlds.sessions import (
     MAX_IMAGINED,
     Decode,
     Imagined,
+    PendingStep,
     Sessions,
     Step,
-    Stepping,
     StepRequest,
 )
 from serve.worlds.store import Session
@@ -292,16 +292,16 @@ async def _once(known: Json) -> AsyncIterator[Json]:
     yield known
 
 
-async def _step_chunks(taken: Stepping, body: StepBody, worlds: Sessions) -> AsyncIterator[Json]:
+async def _step_chunks(taken: PendingStep, body: StepBody, worlds: Sessions) -> AsyncIterator[Json]:
     """First what is known of each step, then observations as they come, at last the whole reply."""
     base = {"id": taken.session.id, "object": "world.step.chunk"}
     for index, (action, told) in enumerate(zip(taken.asked.actions, taken.steps, strict=True)):
         yield {**base, "index": index, "delta": _transition(action, told)}
-    async for index, piece in taken.pieces():
-        if isinstance(piece, Finish):
-            yield {**base, "index": index, "delta": {"finish_reason": piece}}
-        elif piece.tokens:
-            yield {**base, "index": index, "delta": _observed(piece.text, [piece], bool(body.logprobs))}
+    async for index, delta in taken.deltas():
+        if isinstance(delta, Finish):
+            yield {**base, "index": index, "delta": {"finish_reason": delta}}
+        elif delta.tokens:
+            yield {**base, "index": index, "delta": _observed(delta.text, [delta], bool(body.logprobs))}
     yield await taken.finish(_answer(body, worlds))
 
 
@@ -315,7 +315,7 @@ def _answer(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Ima
 
 
 def _step(action: str, imagined: Imagined, body: StepBody) -> Json:
-    observed = _observed(imagined.observation, imagined.pieces, bool(body.logprobs))
+    observed = _observed(imagined.observation, imagined.deltas, bool(body.logprobs))
     unsure = {"uncertainty": _uncertainty(imagined)} if body.uncertainty else {}
     return {**_transition(action, imagined.step), **observed, **unsure, "finish_reason": imagined.finish}
 
@@ -324,7 +324,7 @@ def _uncertainty(imagined: Imagined) -> Json | None:
     """Nats: the mean of an observation's tokens and its end, and the end's own; None where nothing was decoded."""
     if imagined.finish is None:
         return None
-    scores = [token.scores.chosen for piece in imagined.pieces for token in piece.tokens if token.scores is not None]
+    scores = [token.scores.chosen for delta in imagined.deltas for token in delta.tokens if token.scores is not None]
     ends = [] if imagined.end_score is None else [imagined.end_score]
     return {"observation": -mean([*scores, *ends]), "end": -ends[0] if ends else None}
 
@@ -339,20 +339,20 @@ def _transition(action: str, told: Step) -> Json:
     }
 
 
-def _observed(text: str | None, pieces: Sequence[Piece], scored: bool) -> Json:
-    tokens = {"tokens": [told for piece in pieces for told in _tokens(piece)]} if scored else {}
+def _observed(text: str | None, deltas: Sequence[TextDelta], scored: bool) -> Json:
+    tokens = {"tokens": [told for delta in deltas for told in _tokens(delta)]} if scored else {}
     return {"observation": text, **tokens}
 
 
-def _tokens(piece: Piece) -> list[Json]:
-    """A piece's tokens, whose texts joined are its text: a character of several tokens comes with its last one."""
-    if not piece.tokens:
+def _tokens(delta: TextDelta) -> list[Json]:
+    """A delta's tokens, whose texts joined are its text: a character of several tokens comes with its last one."""
+    if not delta.tokens:
         return []
-    starts = [token.start - piece.tokens[0].start for token in piece.tokens]
-    texts = [piece.text[start:end] for start, end in pairwise([*starts, len(piece.text)])]
+    starts = [token.start - delta.tokens[0].start for token in delta.tokens]
+    texts = [delta.text[start:end] for start, end in pairwise([*starts, len(delta.text)])]
     return [
         {"token": text, "logprob": token.scores and token.scores.chosen, "loops": token.loops}
-        for text, token in zip(texts, piece.tokens, strict=True)
+        for text, token in zip(texts, delta.tokens, strict=True)
     ]
 
 
@@ -360,6 +360,6 @@ def _usage(steps: Sequence[Imagined]) -> Json:
     """Tokens decoded, and loops: mean of the transitions, and of decoded tokens with the end marks."""
     advance = [imagined.step.loops for imagined in steps]
     decode = [loops for imagined in steps for loops in imagined.loops]
-    tokens = sum(len(piece.tokens) for imagined in steps for piece in imagined.pieces)
+    tokens = sum(len(delta.tokens) for imagined in steps for delta in imagined.deltas)
     means = {"advance": mean(advance), "decode": mean(decode) if decode else None}
     return {"completion_tokens": tokens, "loops": means}

@@ -17,7 +17,7 @@ from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import Sampling
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import Depth, Service
-from serve.generation.streams import Piece, TextStream, interleaved
+from serve.generation.streams import TextDelta, TextStream, interleaved
 from serve.worlds.log import WorldLog
 from serve.worlds.steps import Candidate, Path, Planned, Step, advance, build, explore, length_of
 from serve.worlds.store import Session, WorldStore
@@ -65,24 +65,24 @@ class Imagined:
     the log-probability of its end, if it came and was asked for."""
 
     step: Step
-    pieces: tuple[Piece, ...] = ()
+    deltas: tuple[TextDelta, ...] = ()
     finish: Finish | None = None
     loops: tuple[int, ...] = ()
     end_score: float | None = None
 
     @property
     def observation(self) -> str | None:
-        return None if self.finish is None else "".join(piece.text for piece in self.pieces)
+        return None if self.finish is None else "".join(delta.text for delta in self.deltas)
 
 
-class Kept(NamedTuple):
+class CachedWorld(NamedTuple):
     """A world in the cache, and the log that it is of: a session may have gone on to another one meanwhile."""
 
     log: WorldLog
     world: World
 
 
-class Stepping:
+class PendingStep:
     """Steps of a kept world while they are decoded. Nobody else may change the world before `close`.
 
     steps: all of them; the last ones have a stream each.
@@ -100,7 +100,7 @@ class Stepping:
         self.session, self.asked, self.steps = session, asked, steps
         self._sessions = sessions
         self._streams = streams
-        self._heard: list[list[Piece]] = [[] for _ in streams]
+        self._heard: list[list[TextDelta]] = [[] for _ in streams]
         self._leave = leave
 
     @property
@@ -108,20 +108,20 @@ class Stepping:
         """Number of the first step that is decoded."""
         return len(self.steps) - len(self._streams)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Finish]]:
+    async def deltas(self) -> AsyncIterator[tuple[int, TextDelta | Finish]]:
         """What is decoded, with the numbers of its steps, as it comes; and at the end of each why it ends.
 
         Raises what the engine raised.
         """
-        async for index, piece in interleaved(self._streams):
-            if piece is None:
+        async for index, delta in interleaved(self._streams):
+            if delta is None:
                 yield self._first + index, self._streams[index].finish
             else:
-                self._heard[index].append(piece)
-                yield self._first + index, piece
+                self._heard[index].append(delta)
+                yield self._first + index, delta
 
     async def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
-        """After all pieces: the world moves on. Returns what `render` makes of it, which is kept for a repetition."""
+        """After all deltas: the world moves on. Returns what `render` makes of it, which is kept for a repetition."""
         imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
         world, asked = self.steps[-1].world, self.asked
         log = self.session.log.taken(asked.actions)
@@ -133,8 +133,8 @@ class Stepping:
 
     def _imagined(self, index: int) -> Imagined:
         stream = self._streams[index]
-        step, pieces = self.steps[self._first + index], tuple(self._heard[index])
-        return Imagined(step, pieces, stream.finish, tuple(stream.loops), stream.end_score)
+        step, deltas = self.steps[self._first + index], tuple(self._heard[index])
+        return Imagined(step, deltas, stream.finish, tuple(stream.loops), stream.end_score)
 
     def close(self) -> None:
         """Frees the world and what is still decoding."""
@@ -142,7 +142,7 @@ class Stepping:
 
 
 class Sessions:
-    """Kept worlds of one model behind its engine."""
+    """CachedWorld worlds of one model behind its engine."""
 
     def __init__(self, service: Service, model: WorldModel, store: WorldStore) -> None:
         self.service = service
@@ -184,7 +184,7 @@ class Sessions:
         if known is not None:
             return known
         with closing(await self.begin_step(ctx, name, asked)) as taken:
-            async for _ in taken.pieces():
+            async for _ in taken.deltas():
                 pass
             return await taken.finish(render)
 
@@ -193,7 +193,7 @@ class Sessions:
         last = self.store.get(name, ctx.key).answered
         return json.loads(last[1]) if last is not None and asked.step_id == last[0] else None
 
-    async def begin_step(self, ctx: RequestContext, name: str, asked: StepRequest) -> Stepping:
+    async def begin_step(self, ctx: RequestContext, name: str, asked: StepRequest) -> PendingStep:
         """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
         self._check_monitor(asked.monitor)
         with ExitStack() as leave:
@@ -210,14 +210,14 @@ class Sessions:
             for index in range(first, len(steps)):
                 streams.append(self._stream(ctx, steps[index].world, asked, index))
                 leave.callback(streams[-1].cancel)
-            return Stepping(self, session, asked, steps, streams, leave.pop_all())
+            return PendingStep(self, session, asked, steps, streams, leave.pop_all())
 
     async def change(
         self, session: Session, log: WorldLog, world: World, answered: tuple[str, str] | None = None
     ) -> None:
         """The session goes on with another log, of which this is the world."""
         await self.store.change(session, log, length_of(world), answered)
-        self._cache.put(session.id, Kept(log, world))
+        self._cache.put(session.id, CachedWorld(log, world))
 
     async def observe(self, ctx: RequestContext, name: str, action: str, observation: str) -> Session:
         """What really happened after the last real observation. Imagined steps since then are dropped, and the oldest
@@ -230,7 +230,7 @@ class Sessions:
     async def fork(self, ctx: RequestContext, name: str, count: int) -> list[Session]:
         """Raises TooManyWorldsError or TooMuchTextError."""
         session = self.store.get(name, ctx.key)
-        kept = self._kept(session)
+        kept = self._cached_world(session)
         made = await self.store.add(ctx.key, session.log, session.tokens, count)
         for fork in made if kept is not None else ():
             self._cache.put(fork.id, kept)
@@ -265,20 +265,20 @@ class Sessions:
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
         """As it is now; computed again where its keys and values had to go."""
-        kept = self._kept(session)
+        kept = self._cached_world(session)
         if kept is None:
             log = session.log
-            kept = Kept(log, (await self._build(ctx, log)).world)
+            kept = CachedWorld(log, (await self._build(ctx, log)).world)
             self._cache.put(session.id, kept)
         return kept.world
 
-    def _kept(self, session: Session) -> Kept | None:
+    def _cached_world(self, session: Session) -> CachedWorld | None:
         """What the cache has of a session as it is now. Who reads a world does not hold up who changes it, so that an
         older one may come to the cache late."""
-        kept: Kept | None = self._cache.get(session.id)
+        kept: CachedWorld | None = self._cache.get(session.id)
         return kept if kept is not None and kept.log is session.log else None
 
-    async def _build(self, ctx: RequestContext, log: WorldLog, charged: bool = False) -> Kept:
+    async def _build(self, ctx: RequestContext, log: WorldLog, charged: bool = False) -> CachedWorld:
         """The world of a log, and the log cut to fit. charged: the key pays for its tokens, before the model reads
         them; what the service had let go is built at its own cost."""
 
@@ -295,7 +295,7 @@ class Sessions:
         if charged:
             self.service.charge(ctx, len(ids) + size)
         work = build(self.service.engine, self._model, log, ids)
-        return Kept(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
+        return CachedWorld(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
 
     async def _size(self, actions: Sequence[str]) -> int:
         """Tokens of these actions. Raises FormatError for one that is empty."""

@@ -84,7 +84,7 @@ def test_who_leaves_while_worlds_are_written_has_none(tmp_path, monkeypatch):
         left.wait(10)
         write(*arguments)
 
-    async def release() -> None:
+    async def leave() -> None:
         adding = asyncio.create_task(store.add("me", LOG, 9))
         await asyncio.to_thread(writing.wait, 10)
         adding.cancel()
