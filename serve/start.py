@@ -145,6 +145,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
     rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
+    world_limits = WorldLimits(args.world_ttl, args.max_worlds)
     with (
         Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
         closing(

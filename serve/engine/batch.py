@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from loopwm.core import CoreState, ExitRule, SharedState, StateGroup
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.requests import Event, Finish, Scores
 from serve.engine.requests import Sequence as Row
 from serve.engine.sampling import choose
@@ -24,7 +24,7 @@ from serve.engine.sampling import choose
 log = logging.getLogger(__name__)
 
 
-class RowGroup:
+class PrefixGroup:
     """Rows of one depth, with one prefix or none. tokens: that each row runs next, behind what is in `state`."""
 
     def __init__(self, rows: Sequence[Row], state: CoreState, tokens: Sequence[int]) -> None:
@@ -69,8 +69,8 @@ class RowGroup:
 class RunningBatch:
     """All groups. Owned by one thread."""
 
-    def __init__(self, forward: Forward, end_token: int) -> None:
-        self.groups: list[RowGroup] = []
+    def __init__(self, forward: ModelRunner, end_token: int) -> None:
+        self.groups: list[PrefixGroup] = []
         self._forward = forward
         self._end_token = end_token
 
@@ -87,7 +87,7 @@ class RunningBatch:
         for group in self.groups:
             if group.accepts(state, row.request.depth):
                 return group.take(row, state)
-        return self.groups.append(RowGroup([row], state, [row.request.prompt[-1]]))
+        return self.groups.append(PrefixGroup([row], state, [row.request.prompt[-1]]))
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -99,7 +99,7 @@ class RunningBatch:
             self._advance([group for group in self.groups if group.depth == depth], depth)
         self.groups = [group for group in self.groups if group.rows]
 
-    def _advance(self, groups: Sequence[RowGroup], depth: ExitRule) -> None:
+    def _advance(self, groups: Sequence[PrefixGroup], depth: ExitRule) -> None:
         before = [group.state.fork() for group in groups]
         try:
             told = self._pass(groups, depth)
@@ -110,19 +110,19 @@ class RunningBatch:
             group.deliver(logits_BV, loops, self._end_token)
         return None
 
-    def _pass(self, groups: Sequence[RowGroup], depth: ExitRule) -> list[tuple[Tensor, list[int]]]:
+    def _pass(self, groups: Sequence[PrefixGroup], depth: ExitRule) -> list[tuple[Tensor, list[int]]]:
         """Logits (B, V) and loops of each group."""
         rows = [[token] for group in groups for token in group.tokens]
         logits_BV, loops_B = self._forward.tokens(StateGroup([group.state for group in groups]), rows, depth)
         sizes = [len(group.rows) for group in groups]
         return list(zip(logits_BV.split(sizes), [loops.tolist() for loops in loops_B.split(sizes)], strict=True))
 
-    def _one_by_one(self, groups: Sequence[RowGroup], before: Sequence[CoreState]) -> None:
+    def _one_by_one(self, groups: Sequence[PrefixGroup], before: Sequence[CoreState]) -> None:
         for group, state in zip(groups, before, strict=True):
             self.groups.remove(group)
             for i, row in enumerate(group.rows):
                 try:  # memory may be short even for a row's copy of what it read together with others
-                    single = RowGroup([row], state.alone(i), [group.tokens[i]])
+                    single = PrefixGroup([row], state.alone(i), [group.tokens[i]])
                     ((logits_BV, loops),) = self._pass([single], single.depth)
                 except Exception as error:
                     row.deliver(Event(error=error))

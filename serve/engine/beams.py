@@ -10,7 +10,7 @@ import torch
 
 from loopwm.core import CoreState, ExitRule, StateGroup
 from loopwm.text.decoding import Extended, Extension, Hypothesis, search_beams
-from serve.engine.passes import Forward, Steps
+from serve.engine.forward import ForwardGenerator, ModelRunner
 from serve.engine.requests import Event, Finish, Request
 from serve.engine.requests import Sequence as Row
 
@@ -19,7 +19,7 @@ from serve.engine.requests import Sequence as Row
 class ExtendBeams:
     """One token for each beam of a search. Its result is an `Extended`."""
 
-    forward: Forward
+    forward: ModelRunner
     extension: Extension
     depth: ExitRule
 
@@ -45,7 +45,9 @@ class ExtendBeams:
         return [Extended(state, logits, loops.tolist()) for state, logits, loops in parts]
 
 
-def search(forward: Forward, state: CoreState, request: Request, beams: int, end_token: int) -> Steps[list[Hypothesis]]:
+def search(
+    forward: ModelRunner, state: CoreState, request: Request, beams: int, end_token: int
+) -> ForwardGenerator[list[Hypothesis]]:
     """Return the `beams` best texts of a search with as many beams. state: before the last token of the prompt."""
     searching = search_beams(state, request.prompt[-1], beams, request.max_tokens, end_token, results=beams)
     extension = next(searching)

@@ -19,8 +19,8 @@ from loopwm.text.decoding import Hypothesis
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
 from serve.engine.beams import deliver, search
+from serve.engine.forward import ForwardGenerator, ModelRunner, WorkItem, results
 from serve.engine.outputs import OutputQueue
-from serve.engine.passes import Forward, Steps, Task, results
 from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Event, Request, RequestContext
@@ -60,16 +60,16 @@ class DeadlineError(TimeoutError):
 class Limits:
     """max_batch: rows that decode together. max_queue: requests that may wait beside them.
 
-    tokens_beside: of passes between two tokens of those who decode; twice as many where twice as many wait as decode,
-    and so on. tokens_alone: where nobody decodes, and at most.
+    prefill_tokens_with_decodes: of passes between two tokens of those who decode; twice as many where twice as many wait as decode,
+    and so on. max_num_batched_tokens: where nobody decodes, and at most.
     cache_bytes: keys and values of all that runs and is kept. Who would not fit waits; what runs already may outgrow it
     by the tokens that it decodes.
     """
 
     max_batch: int = 64
     max_queue: int = 128
-    tokens_beside: int = 64
-    tokens_alone: int = 512
+    prefill_tokens_with_decodes: int = 64
+    max_num_batched_tokens: int = 512
     cache_bytes: int = 2 << 30
 
 
@@ -82,7 +82,7 @@ class Engine:
         """threads: of the processor, for the engine's own thread; None for torch's default."""
         self.limits = limits or Limits()
         self.outputs = OutputQueue()
-        self.forward = Forward(model)
+        self.forward = ModelRunner(model)
         self.forward.token_bytes(model.config.default_depth)
         self.cache = PrefixCache(self.limits.cache_bytes)
         self._threads = threads
@@ -157,29 +157,29 @@ class Engine:
         rows = [Row(*each, ctx) for each in zip(requests, delivers, strict=True)]
         first = requests[0]
         size = len(first.prompt) + sum(request.max_tokens for request in requests)
-        steps: Steps[Any] = self._start(first)
+        steps: ForwardGenerator[Any] = self._start(first)
         join: Callable[[Any], None] = partial(self._join, rows)
         if first.beam_search:
             steps, join = self._search(first, len(rows)), partial(self._deliver_beams, rows)
-        self._add(Task(steps, join, rows[0].ctx, rows, size, first.depth.limit))
+        self._add(WorkItem(steps, join, rows[0].ctx, rows, size, first.depth.limit))
         return rows
 
     def work(
         self,
-        steps: Steps[T],
+        steps: ForwardGenerator[T],
         deliver: Callable[[T | Exception], None],
         ctx: RequestContext | None = None,
         size: int = 0,
         loops: int = 1,
-    ) -> Task:
+    ) -> WorkItem:
         """Queues a piece of work with the model; others come in between its passes. size: tokens it will keep, of so
         many loops each.
 
         `deliver` gets what it returns or raises, on the engine's thread. Raises EngineStoppedError.
         """
-        return self._add(Task(steps, deliver, ctx or RequestContext(), size=size, loops=loops))
+        return self._add(WorkItem(steps, deliver, ctx or RequestContext(), size=size, loops=loops))
 
-    def _add(self, task: Task) -> Task:
+    def _add(self, task: WorkItem) -> WorkItem:
         self._check_alive()
         with self._changed:
             self._scheduler.add(task)
@@ -190,7 +190,7 @@ class Engine:
         if not self.alive:
             raise EngineStoppedError("the engine is not running")
 
-    def _start(self, request: Request) -> Steps[CoreState]:
+    def _start(self, request: Request) -> ForwardGenerator[CoreState]:
         """The state before the last token of a prompt."""
         if request.start is not None:
             return request.start.fork()
@@ -209,7 +209,7 @@ class Engine:
                 row.deliver(Event(error=error))
         return None
 
-    def _search(self, request: Request, beams: int) -> Steps[list[Hypothesis]]:
+    def _search(self, request: Request, beams: int) -> ForwardGenerator[list[Hypothesis]]:
         state = _shareable((yield from self._start(request)))
         return (yield from search(self.forward, state, request, beams, self._end_token))
 
@@ -274,7 +274,7 @@ class Engine:
     def _work(self) -> None:
         """Passes of as many tokens as may come between two tokens of those who decode; one for each task."""
         budget = self._budget()
-        served: set[Task] = set()
+        served: set[WorkItem] = set()
         self._begin(served)
         while budget > 0:
             with self._changed:
@@ -289,15 +289,15 @@ class Engine:
                 self._go_on(task, result)
 
     def _budget(self) -> int:
-        decoding, most = len(self._batch), self.limits.tokens_alone
+        decoding, most = len(self._batch), self.limits.max_num_batched_tokens
         if not decoding:
             return most
         with self._changed:
             waiting = len(self._scheduler.tasks)
-        beside = self.limits.tokens_beside
+        beside = self.limits.prefill_tokens_with_decodes
         return max(beside, min(most, beside * waiting // decoding))
 
-    def _begin(self, served: set[Task]) -> None:
+    def _begin(self, served: set[WorkItem]) -> None:
         """Those whose turn it is say which pass they need first. Who waits for a row holds those up who want one, too,
         lest it wait for ever."""
         with self._changed:
@@ -314,7 +314,7 @@ class Engine:
             if self._go_on(task, None):
                 expected += len(task.rows)
 
-    def _has_memory(self, task: Task) -> bool:
+    def _has_memory(self, task: WorkItem) -> bool:
         """Whether what the task will hold fits in beside all that runs and what has begun and is still to come. What
         runs alone has all there is."""
         with self._changed:
@@ -322,7 +322,7 @@ class Engine:
         needed = sum(one.size * self.forward.token_bytes(one.loops) for one in (task, *begun) if one.size)
         return self.cache.make_room(needed) or (not len(self._batch) and not begun)
 
-    def _go_on(self, task: Task, result: Any) -> bool:
+    def _go_on(self, task: WorkItem, result: Any) -> bool:
         """Whether the task has more passes to come."""
         more = task.advance(result)
         if not more:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from loopwm.core import CoreState, Fixed
-from serve.engine.passes import Appended, Chunk, Forward, Steps
+from serve.engine.forward import Appended, ForwardGenerator, ModelRunner, PrefillChunk
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 
 
-def prefill(forward: Forward, cache: PrefixCache, ids: tuple[int, ...], loops: int) -> Steps[CoreState]:
+def prefill(forward: ModelRunner, cache: PrefixCache, ids: tuple[int, ...], loops: int) -> ForwardGenerator[CoreState]:
     """The state after these tokens, one row that shares nothing it will write to. What the cache knows is not run
     again."""
     state = cache.prompt(ids, loops) or CoreState(1, forward.device)
     known = state.length
     state.reserve(len(ids))
     while state.length < len(ids):
-        appended: Appended = yield Chunk(forward, state, ids[state.length :], loops)
+        appended: Appended = yield PrefillChunk(forward, state, ids[state.length :], loops)
         state = appended.state
     if state.length >= known + BLOCK or known == 0:
         cache.put_prompt(ids, loops, state.fork())
@@ -43,7 +43,7 @@ class TokenScores:
         return self.tops[-1][0]
 
 
-def score(forward: Forward, prompt: tuple[int, ...], depth: Fixed, top: int) -> Steps[TokenScores]:
+def score(forward: ModelRunner, prompt: tuple[int, ...], depth: Fixed, top: int) -> ForwardGenerator[TokenScores]:
     """top: how many of the most probable tokens to tell at each place."""
     state = CoreState(1, forward.device)
     state.reserve(len(prompt))
@@ -51,7 +51,7 @@ def score(forward: Forward, prompt: tuple[int, ...], depth: Fixed, top: int) -> 
     tops: list[tuple[tuple[int, float], ...]] = []
     while state.length < len(prompt):
         begin = state.length
-        appended: Appended = yield Chunk(forward, state, prompt[begin:], depth.limit)
+        appended: Appended = yield PrefillChunk(forward, state, prompt[begin:], depth.limit)
         state = appended.state
         told = _scores(forward, appended, prompt[begin + 1 : state.length + 1], max(top, 1))
         chosen += told.chosen
@@ -60,7 +60,7 @@ def score(forward: Forward, prompt: tuple[int, ...], depth: Fixed, top: int) -> 
 
 
 @torch.inference_mode()
-def _scores(forward: Forward, appended: Appended, following: Sequence[int], top: int) -> TokenScores:
+def _scores(forward: ModelRunner, appended: Appended, following: Sequence[int], top: int) -> TokenScores:
     """Of a piece of a prompt; following: the tokens behind each of its own, of which the last may be missing."""
     scores_LV = forward.model.lm_head(appended.hidden).float().log_softmax(-1)
     values_LK, ids_LK = scores_LV.topk(min(top, scores_LV.shape[-1]))

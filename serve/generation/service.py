@@ -17,7 +17,7 @@ from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
 from serve.engine.engine import EngineStoppedError as EngineStoppedError
 from serve.engine.engine import QueueFullError as QueueFullError
-from serve.engine.passes import Steps
+from serve.engine.forward import ForwardGenerator
 from serve.engine.prefill import TokenScores as TokenScores
 from serve.engine.prefill import score
 from serve.engine.requests import Request
@@ -235,7 +235,7 @@ class Service:
         ]
         return list(await asyncio.gather(*works))
 
-    def work(self, ctx: RequestContext, steps: Steps[T], size: int = 0, loops: int = 1) -> asyncio.Future[T]:
+    def work(self, ctx: RequestContext, steps: ForwardGenerator[T], size: int = 0, loops: int = 1) -> asyncio.Future[T]:
         """What work for the engine returns or raises. size: tokens it will keep, of so many loops each. Raises
         EngineStoppedError."""
         loop = asyncio.get_running_loop()

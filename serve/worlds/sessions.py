@@ -83,7 +83,7 @@ class CachedWorld(NamedTuple):
 
 
 class PendingStep:
-    """Steps of a kept world while they are decoded. Nobody else may change the world before `close`.
+    """ForwardGenerator of a kept world while they are decoded. Nobody else may change the world before `close`.
 
     steps: all of them; the last ones have a stream each.
     """

@@ -11,7 +11,7 @@ from loopwm.core import SharedState
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
-from serve.engine.passes import PADDING, Appended, Chunk, Steps
+from serve.engine.forward import PADDING, Appended, ForwardGenerator, PrefillChunk
 from serve.engine.prefill import prefill
 from serve.generation.prompts import PromptTooLongError
 from serve.worlds.log import WorldLog
@@ -106,7 +106,7 @@ class AdvanceRows:
         return [self.model.advance(world, self.actions)]
 
 
-def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> Steps[World]:
+def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> ForwardGenerator[World]:
     """The world of a log. ids: of its context. Worlds of one context share what they have seen."""
     begun = ids, log.depth
     world: World | None = engine.cache.get(begun)
@@ -114,7 +114,7 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
         loops = log.depth.limit
         state = yield from prefill(engine.forward, engine.cache, ids, loops)
         history = SharedState(state, 1)
-        slots: Appended = yield Chunk(engine.forward, history, model.slot_ids, loops)
+        slots: Appended = yield PrefillChunk(engine.forward, history, model.slot_ids, loops)
         world = model.begun(history, (slots.state, slots.latent, slots.loop_state), log.depth, 0)
         engine.cache.put(begun, world)
     for action in log.actions:
@@ -124,7 +124,7 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
 
 def advance(
     model: WorldModel, world: World, actions: Sequence[str], fields: Sequence[str], monitor: bool = False
-) -> Steps[list[Step]]:
+) -> ForwardGenerator[list[Step]]:
     """fields: of the request, where the actions are from. Raises PromptTooLongError where the world grows too long,
     ValueError for a summary the checkpoint cannot give."""
     steps = []
@@ -146,7 +146,7 @@ class Planned:
     continuation: float
 
 
-def explore(model: WorldModel, world: World, paths: Sequence[Path]) -> Steps[dict[Path, Planned]]:
+def explore(model: WorldModel, world: World, paths: Sequence[Path]) -> ForwardGenerator[dict[Path, Planned]]:
     """Paths of actions from a world of one row, each of which comes after the one that it goes on from; what several
     begin with is given once. Raises PromptTooLongError where the world grows too long, ValueError without prediction
     heads."""

@@ -11,7 +11,7 @@ import torch
 from loopwm.core import Fixed
 from loopwm.text.model.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
-from serve.engine.passes import Forward, Steps, results
+from serve.engine.forward import ForwardGenerator, ModelRunner, results
 from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Event, Request
@@ -45,7 +45,7 @@ def random_prompt(length: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(9, len(load_tokenizer()), (length,), generator=generator).tolist())
 
 
-def run(steps: Steps[Any], most: int = 1 << 20) -> Any:
+def run(steps: ForwardGenerator[Any], most: int = 1 << 20) -> Any:
     """What work comes to, its passes cut to `most` tokens."""
     try:
         asked = next(steps)
@@ -60,7 +60,7 @@ class Model:
     """A running batch, and prompts that are run for it."""
 
     def __init__(self, model: Any, end_token: int = NEVER, most: int = 1 << 20) -> None:
-        self.forward, self.cache, self.most = Forward(model), PrefixCache(1 << 40), most
+        self.forward, self.cache, self.most = ModelRunner(model), PrefixCache(1 << 40), most
         self.batch = RunningBatch(self.forward, end_token)
 
     def add(self, *collectors: Collector) -> None:

@@ -12,7 +12,7 @@ from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
 from serve.engine.beams import search
 from serve.engine.engine import Engine
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.requests import Finish, Request
 from serve.engine.sampling import Sampling
 from tests.serve.http.test_generation import CHAT, COMPLETIONS, choices_of
@@ -34,7 +34,7 @@ def submitted(engine: Engine, asked: Request, beams: int) -> list[Collector]:
 
 def searched_alone(model: Any, asked: Request, beams: int, end_token: int = NEVER) -> list[tuple[int, ...]]:
     """Texts, best first, of a search whose prompt runs in one pass and shares nothing."""
-    forward = Forward(model)
+    forward = ModelRunner(model)
     state = CoreState(1, forward.device)
     if asked.prompt[:-1]:
         forward.run(state, [asked.prompt[:-1]], DEPTH)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from serve.engine import engine as engine_module
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.passes import Pass, results
+from serve.engine.forward import ForwardBatch, results
 from serve.worlds.sessions import MAX_ACTIONS
 from tests.serve import conftest
 from tests.serve.conftest import assert_alike, wait_until
@@ -108,7 +108,7 @@ class Watch:
             self.engine = Engine(*args)
             return self.engine
 
-        def take(passes: Sequence[Pass]) -> list[Any]:
+        def take(passes: Sequence[ForwardBatch]) -> list[Any]:
             self._kind = type(passes[0]).__name__
             return results(passes)
 
@@ -142,7 +142,7 @@ class Watch:
         """Nothing is begun meanwhile."""
         come = threading.Event()
 
-        def wait() -> Iterator[Pass]:
+        def wait() -> Iterator[ForwardBatch]:
             come.wait(60)
             yield from ()
 
@@ -167,7 +167,7 @@ def client(serving, watch) -> Iterator[httpx.Client]:
     model = random_model(prediction_heads=True, monitor_head=True, exit_gate=True)
     with pytest.MonkeyPatch.context() as patch:
         watch.install(model, patch)
-        with serving(model, Limits(tokens_beside=BUDGET, tokens_alone=BUDGET)) as client:
+        with serving(model, Limits(prefill_tokens_with_decodes=BUDGET, max_num_batched_tokens=BUDGET)) as client:
             yield client
 
 
@@ -324,6 +324,6 @@ def test_in_any_mix_everybody_hears_what_they_would_hear_alone(client, watch, al
 
 def test_the_mixes_had_all_that_they_should_have_and_nobody_waited_long(client, watch):
     assert {200, 201, 400, 404, 500} <= STATUSES
-    assert min(watch.failed[kind] for kind in ("Chunk", "Advance", "decode")) >= 1, watch.failed
+    assert min(watch.failed[kind] for kind in ("PrefillChunk", "Advance", "decode")) >= 1, watch.failed
     assert max(watch.gaps) <= 2 * (BUDGET + LONGEST_STEP), "who fails is repeated once"
     assert wait_until(lambda: client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}, 5)

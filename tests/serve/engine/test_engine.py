@@ -11,7 +11,7 @@ import torch
 from loopwm.core import CoreState, Fixed, allocated_bytes
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.passes import Forward, Task
+from serve.engine.forward import ModelRunner, WorkItem
 from serve.engine.prefill import score
 from serve.engine.prefix_cache import BLOCK
 from serve.engine.requests import Finish, Request
@@ -44,7 +44,7 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch_nor_on_the_pieces_of_
 
 def test_scores_do_not_depend_on_the_pieces_of_the_prompt(tiny_model):
     prompt = random_prompt(50, 1)
-    whole, pieces = (run(score(Forward(tiny_model), prompt, DEPTH, 2), most) for most in (99, 9))
+    whole, pieces = (run(score(ModelRunner(tiny_model), prompt, DEPTH, 2), most) for most in (99, 9))
     assert len(whole.chosen) == len(prompt) - 1
     assert pieces.chosen == pytest.approx(whole.chosen, abs=1e-4)
     assert [[token for token, _ in top] for top in pieces.tops] == [[token for token, _ in top] for top in whole.tops]
@@ -117,17 +117,17 @@ def test_a_row_that_cannot_join_is_alone_with_it(tiny_model, requests, monkeypat
 def test_what_has_begun_has_its_memory_before_others_begin(tiny_model, monkeypatch):
     """Two long prompts, each at more loops than usual, of which memory holds one."""
     asked = [Request(random_prompt(300, seed), 2, Sampling(), Fixed(4)) for seed in range(2)]
-    token = Forward(tiny_model).token_bytes(4)
-    assert token > Forward(tiny_model).token_bytes(2)
+    token = ModelRunner(tiny_model).token_bytes(4)
+    assert token > ModelRunner(tiny_model).token_bytes(2)
     heard, begun = [Collector(request) for request in asked], []
-    advance = Task.advance
+    advance = WorkItem.advance
 
-    def watched(self: Task, result: Any) -> bool:
+    def watched(self: WorkItem, result: Any) -> bool:
         if not self.begun:
             begun.append(sum(collector.over.is_set() for collector in heard))
         return advance(self, result)
 
-    monkeypatch.setattr(Task, "advance", watched)
+    monkeypatch.setattr(WorkItem, "advance", watched)
     with Engine(tiny_model, NEVER, Limits(cache_bytes=allocated_bytes() + 500 * token)) as engine:
         for request, collector in zip(asked, heard, strict=True):
             engine.submit(request, collector)

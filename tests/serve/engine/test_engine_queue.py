@@ -15,7 +15,7 @@ import torch
 
 from loopwm.core import CoreState, SharedState
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.prefill import score
 from serve.engine.requests import Request, RequestContext
 from serve.engine.sampling import Sampling
@@ -75,7 +75,7 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
 def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
     """Between two tokens of a row there are never more tokens of others than the budget."""
     sizes = counted(tiny_model, monkeypatch)
-    with Engine(tiny_model, NEVER, Limits(tokens_beside=32)) as engine:
+    with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32)) as engine:
         row, long = (
             Collector(Request((9, 9), 60, Sampling(), DEPTH)),
             Collector(Request(random_prompt(1000, 1), 1, Sampling(), DEPTH)),
@@ -93,7 +93,7 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
 def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch):
     """Twice the tokens between two of theirs where two wait for each; never more than where nobody decodes."""
     sizes = counted(tiny_model, monkeypatch)
-    with Engine(tiny_model, NEVER, Limits(tokens_beside=32, tokens_alone=80)) as engine:
+    with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32, max_num_batched_tokens=80)) as engine:
         row = Collector(Request((9, 9), 90, Sampling(), DEPTH))
         engine.submit(row.row.request, row)
         while not row.tokens:
@@ -118,7 +118,7 @@ def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
     tiny_model, requests, monkeypatch, goes_on_from_a_world
 ):
     seen = CoreState(1, torch.device("cpu"))
-    Forward(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
+    ModelRunner(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
     request = replace(requests[0], start=SharedState(seen, 1)) if goes_on_from_a_world else requests[0]
     with Engine(tiny_model, NEVER) as engine:
         with monkeypatch.context() as patch:

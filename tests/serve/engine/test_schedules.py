@@ -15,7 +15,7 @@ from loopwm.records.template import OBS, Context
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.batch import RunningBatch
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Event, Request
@@ -42,7 +42,7 @@ class Reference:
     """Every request by itself: a plain state of one row, nothing shared, nothing kept. Answers are remembered."""
 
     def __init__(self, library: WorldModel) -> None:
-        self._library, self._forward = library, Forward(library.model)
+        self._library, self._forward = library, ModelRunner(library.model)
         self._known: dict[Any, Heard] = {}
 
     def completion(self, request: Request) -> Heard:
@@ -98,7 +98,7 @@ class Schedule:
     def __init__(self, seed: int, library: WorldModel, reference: Reference) -> None:
         self.rng = random.Random(seed)
         self.library, self.reference = library, reference
-        self.forward, self.cache = Forward(library.model), PrefixCache(1 << 40)
+        self.forward, self.cache = ModelRunner(library.model), PrefixCache(1 << 40)
         self.batch = RunningBatch(self.forward, end_token=-1)
         self.worlds: list[tuple[World, str, tuple[str, ...]]] = []
         self.asked: list[Asked] = []

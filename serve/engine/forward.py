@@ -26,7 +26,7 @@ PADDING = 16
 """Rows whose lengths lie in one multiple of it take a pass together: the shorter ones are padded."""
 
 
-class Pass(Protocol):
+class ForwardBatch(Protocol):
     """A pass of the model that a task asks for. tokens: what it costs."""
 
     @property
@@ -43,17 +43,17 @@ class Pass(Protocol):
         that it can be repeated."""
 
 
-Steps = Generator[Pass, Any, T]
+ForwardGenerator = Generator[ForwardBatch, Any, T]
 """Work with the model that yields each pass it needs and is sent its result."""
 
 
-class Task:
+class WorkItem:
     """Work, and who gets its result; nobody once it is cancelled. rows: that will decode when it is done; size: tokens
     whose keys and values it will hold, of so many loops each."""
 
     def __init__(
         self,
-        steps: Steps[Any],
+        steps: ForwardGenerator[Any],
         deliver: Callable[[Any], None],
         ctx: RequestContext,
         rows: Sequence[Row] = (),
@@ -62,7 +62,7 @@ class Task:
     ) -> None:
         self.steps, self.deliver, self.ctx, self.rows = steps, deliver, ctx, rows
         self.size, self.loops = size, loops
-        self.asked: Pass | None = None
+        self.asked: ForwardBatch | None = None
         self.begun = self._cancelled = False
 
     def cancel(self) -> None:
@@ -89,7 +89,7 @@ class Task:
         return True
 
 
-def results(passes: Sequence[Pass]) -> list[Any]:
+def results(passes: Sequence[ForwardBatch]) -> list[Any]:
     """What each of these passes, taken together, came to, or what it raised: where together they fail, each by itself,
     so that nobody gets another's error."""
     first, *others = passes
@@ -99,7 +99,7 @@ def results(passes: Sequence[Pass]) -> list[Any]:
         return [error] if not others else [result for one in passes for result in results([one])]
 
 
-class Forward:
+class ModelRunner:
     """A model that appends tokens to states."""
 
     def __init__(self, model: LoopWMForCausalLM) -> None:
@@ -146,27 +146,27 @@ class Appended:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PrefillChunk:
     """New tokens of one row, or a part of them, that take so many loops. Its result is an `Appended`."""
 
-    forward: Forward
+    forward: ModelRunner
     state: CoreState
     ids: Sequence[int]
     loops: int
 
     @cached_property
     def key(self) -> Hashable:
-        return Chunk, self.loops, -(-len(self.ids) // PADDING)
+        return PrefillChunk, self.loops, -(-len(self.ids) // PADDING)
 
     @property
     def tokens(self) -> int:
         return len(self.ids)
 
-    def within(self, tokens: int) -> Chunk:
+    def within(self, tokens: int) -> PrefillChunk:
         return self if len(self.ids) <= tokens else replace(self, ids=self.ids[: max(tokens, 1)])
 
     @torch.inference_mode()
-    def run(self, others: Sequence[Chunk]) -> list[Appended]:
+    def run(self, others: Sequence[PrefillChunk]) -> list[Appended]:
         every = (self, *others)
         states = [each.state.fork() for each in every]
         together = StateGroup(states) if others else states[0]
