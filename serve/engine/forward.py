@@ -1,7 +1,9 @@
-"""The model's passes, and tasks that are made of them.
+"""Forward batches of the model, and work items made of them.
 
-Everything but the next token of rows that decode is a task: it yields the pass it needs and is sent its result. Passes
-of one key are taken together.
+Everything but decode steps of running requests is a work item: a generator that yields the forward it needs and is
+sent the result. Forwards with equal keys run as one batch.
+
+Shape suffixes: B rows, L positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,69 +19,69 @@ from torch import Tensor
 from loopwm.core import CoreState, ExitRule, Fixed, StateGroup, quick_products
 from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from loopwm.text.world_batch import row_of
-from serve.engine.requests import RequestContext
-from serve.engine.requests import Sequence as Row
+from serve.engine.requests import Request, RequestContext
 
 T = TypeVar("T")
 
 PADDING = 16
-"""Rows whose lengths lie in one multiple of it take a pass together: the shorter ones are padded."""
+"""Chunks whose lengths round up to the same multiple run as one batch; bounds the padding of the shorter ones."""
 
 
 class ForwardBatch(Protocol):
-    """A pass of the model that a task asks for. tokens: what it costs."""
+    """Forward that a work item needs. Inputs must survive `run`, which is repeated after a failed batch."""
 
     @property
     def key(self) -> Hashable: ...
 
     @property
-    def tokens(self) -> int: ...
+    def num_tokens(self) -> int: ...
 
-    def within(self, tokens: int) -> Self:
-        """The pass cut to so many tokens where it can be cut, else itself."""
+    def split(self, max_tokens: int) -> Self:
+        """Return the first part, of at most `max_tokens` if it can be cut."""
 
     def run(self, others: Sequence[Any]) -> list[Any]:
-        """Results for itself and for these others, of the same kind and key. What it was made of stays as it is, so
-        that it can be repeated."""
+        """Run as a batch with `others` of the same type and key; return a result for each."""
 
 
 ForwardGenerator = Generator[ForwardBatch, Any, T]
-"""Work with the model that yields each pass it needs and is sent its result."""
+"""Generator that yields forwards, is sent their results, and returns T."""
 
 
 class WorkItem:
-    """Work, and who gets its result; nobody once it is cancelled. rows: that will decode when it is done; size: tokens
-    whose keys and values it will hold, of so many loops each."""
+    """Generator of forwards with the callback for its result.
+
+    requests: start to decode when the item is done.
+    num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
+    """
 
     def __init__(
         self,
         steps: ForwardGenerator[Any],
         deliver: Callable[[Any], None],
         ctx: RequestContext,
-        rows: Sequence[Row] = (),
-        size: int = 0,
+        requests: Sequence[Request] = (),
+        num_tokens: int = 0,
         loops: int = 1,
     ) -> None:
-        self.steps, self.deliver, self.ctx, self.rows = steps, deliver, ctx, rows
-        self.size, self.loops = size, loops
-        self.asked: ForwardBatch | None = None
-        self.begun = self._cancelled = False
+        self.steps, self.deliver, self.ctx, self.requests = steps, deliver, ctx, requests
+        self.num_tokens, self.loops = num_tokens, loops
+        self.pending: ForwardBatch | None = None
+        self.started = self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
 
     @property
     def cancelled(self) -> bool:
-        return self._cancelled or (bool(self.rows) and all(row.cancelled for row in self.rows))
+        return self._cancelled or (bool(self.requests) and all(request.cancelled for request in self.requests))
 
     def advance(self, result: Any) -> bool:
-        """On to the next pass with the result of the last, or what it raised; whether there is a next one. What the
-        work raises is its result, which whoever asked for it tells or logs."""
-        self.begun = True
+        """Send the last result (or exception) into the generator. Return False when it is done."""
+        self.started = True
         if self.cancelled:
             return False
         try:
-            self.asked = self.steps.throw(result) if isinstance(result, Exception) else self.steps.send(result)
+            self.pending = self.steps.throw(result) if isinstance(result, Exception) else self.steps.send(result)
         except StopIteration as end:
             self.deliver(end.value)
             return False
@@ -89,26 +91,25 @@ class WorkItem:
         return True
 
 
-def results(passes: Sequence[ForwardBatch]) -> list[Any]:
-    """What each of these passes, taken together, came to, or what it raised: where together they fail, each by itself,
-    so that nobody gets another's error."""
-    first, *others = passes
+def run_batch(batch: Sequence[ForwardBatch]) -> list[Any]:
+    """Run forwards as a batch; if that fails, one by one, so that an error reaches only its own work item."""
+    first, *others = batch
     try:
         return first.run(others)
     except Exception as error:
-        return [error] if not others else [result for one in passes for result in results([one])]
+        return [error] if not others else [result for one in batch for result in run_batch([one])]
 
 
 class ModelRunner:
-    """A model that appends tokens to states."""
+    """Model that appends tokens to KV caches."""
 
     def __init__(self, model: LoopWMForCausalLM) -> None:
         self.model = model.eval()
         self.device = model.device
         self._token_bytes: dict[int, int] = {}
 
-    def tokens(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
-        """Appends each row's new tokens; logits (B, V) after the last, and loops (B,)."""
+    def decode(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
+        """Append tokens to each row; return the logits (B, V) after the last one, and loops (B,)."""
         out = self.run(state, rows, depth)
         assert out.last_hidden_state is not None
         assert out.loops is not None
@@ -116,7 +117,7 @@ class ModelRunner:
             return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
 
     def run(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
-        """Appends each row's new tokens, padded in front."""
+        """Append tokens to each row, left-padded."""
         length = max(map(len, rows))
         tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
         valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
@@ -127,7 +128,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def token_bytes(self, loops: int) -> int:
-        """Of the keys and values of a token that loops so often."""
+        """Return the KV-cache bytes per token for `loops` loops."""
         if loops not in self._token_bytes:
             state = CoreState(1, self.device)
             self.run(state, [[0]], Fixed(loops))
@@ -136,8 +137,8 @@ class ModelRunner:
 
 
 @dataclass(frozen=True)
-class Appended:
-    """state: one row, after the new tokens. hidden, latent, loop_state: theirs, (L, D) each."""
+class PrefillResult:
+    """State of one row after a chunk, and the outputs of its tokens, (L, D) each."""
 
     state: CoreState
     hidden: Tensor
@@ -147,9 +148,9 @@ class Appended:
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """New tokens of one row, or a part of them, that take so many loops. Its result is an `Appended`."""
+    """Forward of prompt tokens of one row, or of the first of them; returns a `PrefillResult`."""
 
-    forward: ModelRunner
+    runner: ModelRunner
     state: CoreState
     ids: Sequence[int]
     loops: int
@@ -159,23 +160,24 @@ class PrefillChunk:
         return PrefillChunk, self.loops, -(-len(self.ids) // PADDING)
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.ids)
 
-    def within(self, tokens: int) -> PrefillChunk:
-        return self if len(self.ids) <= tokens else replace(self, ids=self.ids[: max(tokens, 1)])
+    def split(self, max_tokens: int) -> PrefillChunk:
+        return self if len(self.ids) <= max_tokens else replace(self, ids=self.ids[: max(max_tokens, 1)])
 
     @torch.inference_mode()
-    def run(self, others: Sequence[PrefillChunk]) -> list[Appended]:
-        every = (self, *others)
-        states = [each.state.fork() for each in every]
-        together = StateGroup(states) if others else states[0]
-        out = self.forward.run(together, [each.ids for each in every], Fixed(self.loops))
+    def run(self, others: Sequence[PrefillChunk]) -> list[PrefillResult]:
+        chunks = (self, *others)
+        # Forks, so that a failed batch leaves the states as they were.
+        states = [chunk.state.fork() for chunk in chunks]
+        batch = StateGroup(states) if others else states[0]
+        out = self.runner.run(batch, [chunk.ids for chunk in chunks], Fixed(self.loops))
         assert out.last_hidden_state is not None
         assert out.latent is not None
         assert out.state is not None
-        sides = (out.last_hidden_state, out.latent, out.state)
+        outputs = (out.last_hidden_state, out.latent, out.state)
         return [
-            Appended(row_of(states[i], 0), *(side[i, -len(each.ids) :] for side in sides))
-            for i, each in enumerate(every)
+            PrefillResult(row_of(states[i], 0), *(output[i, -len(chunk.ids) :] for output in outputs))
+            for i, chunk in enumerate(chunks)
         ]

@@ -14,12 +14,12 @@ from serve.generation.prompts import Prompt, PromptReader
 from serve.generation.service import RequestContext, Service
 from serve.generation.streams import TextStream, cancel
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
-from serve.http.openai_replies import ChatCompletion, Completion, ModelList, ModelTold, told_in_events
+from serve.http.openai_replies import ChatCompletion, Completion, ModelInfo, ModelList, stream_responses
 from serve.http.prompt_logprobs import echo_reply
-from serve.http.replies import ChatReply, CompletionReply, answer
-from serve.http.routes import Admitted, CancelledWithClient, Serving
+from serve.http.replies import ChatReply, CompletionReply, respond
+from serve.http.routes import Admitted, CancellableRoute, Serving
 
-router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
+router = APIRouter(prefix="/v1", route_class=CancellableRoute)
 
 
 @router.get("/models", response_model=ModelList)
@@ -27,43 +27,46 @@ async def list_models(service: Serving) -> dict[str, Any]:
     return {"object": "list", "data": [_model_object(service)]}
 
 
-@router.get("/models/{name}", response_model=ModelTold)
+@router.get("/models/{name}", response_model=ModelInfo)
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
     service.check_model(name)
     return _model_object(service)
 
 
-@router.post("/completions", response_model=Completion, responses=told_in_events("usage where it was asked for"))
+@router.post("/completions", response_model=Completion, responses=stream_responses("usage if requested"))
 async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> Response:
-    """Goes on from whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
+    """Complete whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
     most = service.max_choices
     if not 1 <= len(body.prompts) <= most:
-        raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
+        raise FormatError("prompt", f"must be 1 to {most} prompts, got {len(body.prompts)}")
     if body.scores_prompt:
         return await _scored(body, service, ctx)
     prompts = await service.read(lambda: _read(service.prompts, body))
     streams = _start(service, ctx, prompts, body)
     scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
-    return await answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
+    return await respond(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
 
 
-@router.post(
-    "/chat/completions", response_model=ChatCompletion, responses=told_in_events("usage where it was asked for")
-)
+@router.post("/chat/completions", response_model=ChatCompletion, responses=stream_responses("usage if requested"))
 async def chat_completions(body: ChatBody, service: Serving, ctx: Admitted) -> Response:
-    """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
+    """Imagine the last users' actions. System = goal, assistant = observations, user = actions."""
     service.check_model(body.model)
     prompt = await service.read(lambda: service.prompts.chat(read_messages(body.messages)))
     streams = _start(service, ctx, [prompt], body)
     scored, ids = body.top is not None, bool(body.return_token_ids)
-    return await answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
+    return await respond(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
 
 
 def _model_object(service: Service) -> dict[str, Any]:
     card = service.card
-    told = {"id": card.name, "object": "model", "created": card.created, "owned_by": "loopwm"}
-    return {**told, "max_model_len": card.max_length}
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "loopwm",
+        "max_model_len": card.max_length,
+    }
 
 
 async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:
@@ -81,15 +84,15 @@ def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
 
 
 def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
-    """Queues all choices of all prompts of a request or none."""
-    most, asked = service.max_choices, len(prompts) * body.choices
-    if asked > most:
-        raise FormatError("n", f"{asked} choices asked for, expected at most {most}")
-    ways = [body.way(choice) for choice in range(body.choices)]
+    """Queue all choices of all prompts of a request, or none."""
+    most, count = service.max_choices, len(prompts) * body.choices
+    if count > most:
+        raise FormatError("n", f"must be at most {most} choices of all prompts together, got {count}")
+    choices = [body.params(choice) for choice in range(body.choices)]
     streams: list[TextStream] = []
     try:
         for prompt in prompts:
-            streams += service.start(ctx, prompt, ways)
+            streams += service.start(ctx, prompt, depth_of(body.depth), choices)
     except Exception:
         cancel(streams)
         raise

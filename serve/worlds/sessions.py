@@ -1,4 +1,4 @@
-"""World sessions in terms of asyncio: kept worlds that are stepped, observed, forked and planned in."""
+"""World sessions on asyncio: create, step, observe, fork and plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
-from serve.engine.sampling import Sampling
+from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import Depth, Service
 from serve.generation.streams import TextDelta, TextStream, interleaved
@@ -30,19 +30,25 @@ MAX_ACTIONS = 64
 MAX_CANDIDATES = 256
 """Most candidates of one plan."""
 MAX_PLANNED = 32_768
-"""Most tokens of all candidates of a plan together: their keys and values are in memory at once."""
+"""Most tokens of all candidates of a plan: their KV caches are in memory at once."""
 MAX_IMAGINED = 4096
-"""Most imagined actions of a world that is made from its log."""
+"""Most imagined actions of a world created from an export."""
 
 
 class UnsupportedError(FormatError):
-    """The checkpoint cannot answer this."""
+    """The checkpoint does not support the request."""
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """max_tokens: of each observation. monitor: with a summary of each state. scored: with log-probabilities.
-    step_id: a client's name for the step, which is taken once however often it is asked for."""
+    """Options of a step.
+
+    decode: observations to decode.
+    max_tokens: per observation.
+    monitor: return a summary of each state.
+    scored: return log-probabilities.
+    step_id: client's id of the step; a repeated request returns the saved reply.
+    """
 
     actions: Sequence[str]
     decode: Decode
@@ -54,15 +60,24 @@ class StepRequest:
     seed: int | None = None
     step_id: str | None = None
 
-    def sampling(self, index: int) -> Sampling:
-        """Of the observation after the action with this number."""
-        return Sampling(self.temperature, self.top_p, None if self.seed is None else self.seed + index)
+    def params(self, index: int, room: int) -> SamplingParams:
+        """Return the sampling parameters of the observation after action `index`, of at most `room` tokens."""
+        return SamplingParams(
+            self.temperature,
+            self.top_p,
+            None if self.seed is None else self.seed + index,
+            max_tokens=min(self.max_tokens, room),
+            logprobs=0 if self.scored else None,
+        )
 
 
 @dataclass(frozen=True)
 class Imagined:
-    """A step; and of a decoded one the observation in pieces, why it ended, the loops behind its tokens and end, and
-    the log-probability of its end, if it came and was asked for."""
+    """Imagined step with its observation, if decoded.
+
+    loops: of each token and of the end.
+    end_score: log-probability of the end token, if requested and generated.
+    """
 
     step: Step
     deltas: tuple[TextDelta, ...] = ()
@@ -76,7 +91,7 @@ class Imagined:
 
 
 class CachedWorld(NamedTuple):
-    """A world in the cache, and the log that it is of: a session may have gone on to another one meanwhile."""
+    """World in the prefix cache with its log: the session may have changed in the meantime."""
 
     log: WorldLog
     world: World
@@ -92,57 +107,62 @@ class PendingStep:
         self,
         sessions: Sessions,
         session: Session,
-        asked: StepRequest,
+        request: StepRequest,
         steps: Sequence[Step],
         streams: Sequence[TextStream],
-        leave: ExitStack,
+        exit_stack: ExitStack,
     ) -> None:
-        self.session, self.asked, self.steps = session, asked, steps
+        """Create pending steps.
+
+        streams: observations of the last steps.
+        exit_stack: unlocks the session and cancels the streams.
+        """
+        self.session, self.request, self.steps = session, request, steps
         self._sessions = sessions
         self._streams = streams
-        self._heard: list[list[TextDelta]] = [[] for _ in streams]
-        self._leave = leave
+        self._deltas: list[list[TextDelta]] = [[] for _ in streams]
+        self._exit_stack = exit_stack
 
     @property
     def _first(self) -> int:
-        """Number of the first step that is decoded."""
+        """Index of the first decoded step."""
         return len(self.steps) - len(self._streams)
 
     async def deltas(self) -> AsyncIterator[tuple[int, TextDelta | Finish]]:
-        """What is decoded, with the numbers of its steps, as it comes; and at the end of each why it ends.
+        """Yield (step index, delta) in order of arrival, and the finish reason at the end of each observation.
 
-        Raises what the engine raised.
+        Raises errors of the engine.
         """
         async for index, delta in interleaved(self._streams):
             if delta is None:
                 yield self._first + index, self._streams[index].finish
             else:
-                self._heard[index].append(delta)
+                self._deltas[index].append(delta)
                 yield self._first + index, delta
 
     async def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
-        """After all deltas: the world moves on. Returns what `render` makes of it, which is kept for a repetition."""
+        """Commit the steps, after all deltas; return the reply by `render`, saved for repeated requests."""
         imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
-        world, asked = self.steps[-1].world, self.asked
-        log = self.session.log.taken(asked.actions)
-        moved = replace(self.session, log=log, tokens=length_of(world))
-        answer = render(moved, imagined)
-        answered = None if asked.step_id is None else (asked.step_id, json.dumps(answer))
-        await self._sessions.change(self.session, moved.log, world, answered)
-        return answer
+        world, step_id = self.steps[-1].world, self.request.step_id
+        log = self.session.log.with_actions(self.request.actions)
+        # Rendered from a copy: the session itself changes only when the reply is saved.
+        reply = render(replace(self.session, log=log, tokens=length_of(world)), imagined)
+        last_reply = None if step_id is None else (step_id, json.dumps(reply))
+        await self._sessions.change(self.session, log, world, last_reply)
+        return reply
 
     def _imagined(self, index: int) -> Imagined:
         stream = self._streams[index]
-        step, deltas = self.steps[self._first + index], tuple(self._heard[index])
+        step, deltas = self.steps[self._first + index], tuple(self._deltas[index])
         return Imagined(step, deltas, stream.finish, tuple(stream.loops), stream.end_score)
 
     def close(self) -> None:
-        """Frees the world and what is still decoding."""
-        self._leave.close()
+        """Unlock the session and cancel decoding."""
+        self._exit_stack.close()
 
 
 class Sessions:
-    """CachedWorld worlds of one model behind its engine."""
+    """World sessions of one model."""
 
     def __init__(self, service: Service, model: WorldModel, store: WorldStore) -> None:
         self.service = service
@@ -163,78 +183,82 @@ class Sessions:
         actions: Sequence[str] = (),
         steps_cut: int = 0,
     ) -> Session:
-        """actions: imagined since. Raises FormatError for a context that cannot be encoded, TooManyWorldsError or
-        TooMuchTextError."""
+        """Create a session.
+
+        actions: imagined after the context.
+
+        Raises:
+            FormatError, TooManyWorldsError, TooMuchTextError
+        """
         self.store.check_room(ctx.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
-        made = await self._build(ctx, log, charged=True)
-        (session,) = await self.store.add(ctx.key, made.log, length_of(made.world))
-        self._cache.put(session.id, made)
+        cached = await self._build(ctx, log, charged=True)
+        (session,) = await self.store.add(ctx.key, cached.log, length_of(cached.world))
+        self._cache.put(session.id, cached)
         return session
 
     async def step(
         self,
         ctx: RequestContext,
         name: str,
-        asked: StepRequest,
+        request: StepRequest,
         render: Callable[[Session, Sequence[Imagined]], Json],
     ) -> Json:
-        """The world moves on by these actions, all of them or none."""
-        known = self.answered(ctx, name, asked)
-        if known is not None:
-            return known
-        with closing(await self.begin_step(ctx, name, asked)) as taken:
-            async for _ in taken.deltas():
+        """Imagine actions, all of them or none, and return the reply."""
+        saved = self.saved_reply(ctx, name, request)
+        if saved is not None:
+            return saved
+        with closing(await self.begin_step(ctx, name, request)) as pending:
+            async for _ in pending.deltas():
                 pass
-            return await taken.finish(render)
+            return await pending.finish(render)
 
-    def answered(self, ctx: RequestContext, name: str, asked: StepRequest) -> Json | None:
-        """What was answered when the step was taken, if it was the last one. Raises as `WorldStore.get` does."""
-        last = self.store.get(name, ctx.key).answered
-        return json.loads(last[1]) if last is not None and asked.step_id == last[0] else None
+    def saved_reply(self, ctx: RequestContext, name: str, request: StepRequest) -> Json | None:
+        """Return the reply of the last step if it has the request's id. Raises like `WorldStore.get`."""
+        last = self.store.get(name, ctx.key).last_reply
+        return json.loads(last[1]) if last is not None and request.step_id == last[0] else None
 
-    async def begin_step(self, ctx: RequestContext, name: str, asked: StepRequest) -> PendingStep:
-        """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
-        self._check_monitor(asked.monitor)
-        with ExitStack() as leave:
-            session = leave.enter_context(self.store.changing(name, ctx.key))
-            self.store.check_growth(session, session.log.taken(asked.actions))
+    async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
+        """Imagine actions and start decoding. The world changes in `PendingStep.finish`; close the result."""
+        self._check_monitor(request.monitor)
+        with ExitStack() as exit_stack:
+            session = exit_stack.enter_context(self.store.changing(name, ctx.key))
+            self.store.check_growth(session, session.log.with_actions(request.actions))
             world = await self._world(ctx, session)
-            fields = [f"actions[{i}]" for i in range(len(asked.actions))]
-            work = advance(self._model, world, asked.actions, fields, asked.monitor)
-            size = await self._size(asked.actions)
+            fields = [f"actions[{i}]" for i in range(len(request.actions))]
+            work = advance(self._model, world, request.actions, fields, request.monitor)
+            size = await self._count_tokens(request.actions)
             self.service.charge(ctx, size)
             steps = await self.service.work(ctx, work, size, world.depth.limit)
-            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
+            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
             streams = []
             for index in range(first, len(steps)):
-                streams.append(self._stream(ctx, steps[index].world, asked, index))
-                leave.callback(streams[-1].cancel)
-            return PendingStep(self, session, asked, steps, streams, leave.pop_all())
+                streams.append(self._stream(ctx, steps[index].world, request, index))
+                exit_stack.callback(streams[-1].cancel)
+            return PendingStep(self, session, request, steps, streams, exit_stack.pop_all())
 
     async def change(
-        self, session: Session, log: WorldLog, world: World, answered: tuple[str, str] | None = None
+        self, session: Session, log: WorldLog, world: World, last_reply: tuple[str, str] | None = None
     ) -> None:
-        """The session goes on with another log, of which this is the world."""
-        await self.store.change(session, log, length_of(world), answered)
+        """Replace a session's log and world."""
+        await self.store.change(session, log, length_of(world), last_reply)
         self._cache.put(session.id, CachedWorld(log, world))
 
     async def observe(self, ctx: RequestContext, name: str, action: str, observation: str) -> Session:
-        """What really happened after the last real observation. Imagined steps since then are dropped, and the oldest
-        real ones where the context grows too long."""
+        """Add a real step. Drops imagined steps, and the oldest real ones if the context grows too long."""
         with self.store.changing(name, ctx.key) as session:
-            seen = session.log.seen(action, observation)
-            await self.change(session, *await self._build(ctx, seen, charged=True))
+            log = session.log.with_observation(action, observation)
+            await self.change(session, *await self._build(ctx, log, charged=True))
         return session
 
     async def fork(self, ctx: RequestContext, name: str, count: int) -> list[Session]:
-        """Raises TooManyWorldsError or TooMuchTextError."""
+        """Copy a session. Raises TooManyWorldsError or TooMuchTextError."""
         session = self.store.get(name, ctx.key)
-        kept = self._cached_world(session)
-        made = await self.store.add(ctx.key, session.log, session.tokens, count)
-        for fork in made if kept is not None else ():
-            self._cache.put(fork.id, kept)
-        return made
+        cached = self._cached_world(session)
+        forks = await self.store.add(ctx.key, session.log, session.tokens, count)
+        for fork in forks if cached is not None else ():
+            self._cache.put(fork.id, cached)
+        return forks
 
     async def remove(self, owner: str, name: str) -> None:
         await self.store.remove(name, owner)
@@ -243,44 +267,48 @@ class Sessions:
     async def plan(
         self, ctx: RequestContext, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
     ) -> tuple[list[Candidate], int, str | None]:
-        """Scores of the candidates, the best one's number, and the observation it ends with. The world stays."""
+        """Return scores of the candidates, the best one's index, and its last observation. Changes no world."""
         if not self._model.model.config.prediction_heads:
             raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
         paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
-        planned = await self._size([path[-1] for path in paths])
+        planned = await self._count_tokens([path[-1] for path in paths])
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
         session = self.store.get(name, ctx.key)
         self.service.charge(ctx, planned)
         world = await self._world(ctx, session)
         reached = await self.service.work(ctx, explore(self._model, world, paths))
-        found = [_candidate(reached, tuple(actions)) for actions in candidates]
-        best = max(range(len(found)), key=lambda i: found[i].score)
+        scores = [_candidate(reached, tuple(actions)) for actions in candidates]
+        best = max(range(len(scores)), key=lambda i: scores[i].score)
         text = None
         if decode:
             end = reached[tuple(candidates[best])]
-            asked = StepRequest((), "last", max_tokens)
-            text = await self._stream(ctx, end.world.select([end.row]), asked, 0).text()
-        return found, best, text
+            request = StepRequest((), "last", max_tokens)
+            text = await self._stream(ctx, end.world.select([end.row]), request, 0).text()
+        return scores, best, text
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
-        """As it is now; computed again where its keys and values had to go."""
-        kept = self._cached_world(session)
-        if kept is None:
+        """Return the session's world, rebuilt if it was evicted."""
+        cached = self._cached_world(session)
+        if cached is None:
             log = session.log
-            kept = CachedWorld(log, (await self._build(ctx, log)).world)
-            self._cache.put(session.id, kept)
-        return kept.world
+            cached = CachedWorld(log, (await self._build(ctx, log)).world)
+            self._cache.put(session.id, cached)
+        return cached.world
 
     def _cached_world(self, session: Session) -> CachedWorld | None:
-        """What the cache has of a session as it is now. Who reads a world does not hold up who changes it, so that an
-        older one may come to the cache late."""
-        kept: CachedWorld | None = self._cache.get(session.id)
-        return kept if kept is not None and kept.log is session.log else None
+        """Return the cached world of the session's current log.
+
+        Readers do not lock a session, so one that started earlier may cache an older world late.
+        """
+        cached: CachedWorld | None = self._cache.get(session.id)
+        return cached if cached is not None and cached.log is session.log else None
 
     async def _build(self, ctx: RequestContext, log: WorldLog, charged: bool = False) -> CachedWorld:
-        """The world of a log, and the log cut to fit. charged: the key pays for its tokens, before the model reads
-        them; what the service had let go is built at its own cost."""
+        """Build the world of a log, cut to the context limit.
+
+        charged: charge the tokens to the key. Rebuilding an evicted world is free.
+        """
 
         def read() -> tuple[WorldLog, tuple[int, ...], int]:
             context, cut = self._model.fit(log.context)
@@ -297,8 +325,8 @@ class Sessions:
         work = build(self.service.engine, self._model, log, ids)
         return CachedWorld(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
 
-    async def _size(self, actions: Sequence[str]) -> int:
-        """Tokens of these actions. Raises FormatError for one that is empty."""
+    async def _count_tokens(self, actions: Sequence[str]) -> int:
+        """Count the tokens of actions. Raises FormatError for an empty one."""
         texts = [template.render_step(action, self._model.slots) for action in actions]
         return await self.service.read(lambda: sum(map(self._model.count, texts)))
 
@@ -306,16 +334,14 @@ class Sessions:
         if monitor and not self._model.model.config.monitor_head:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
 
-    def _stream(self, ctx: RequestContext, world: World, asked: StepRequest, index: int) -> TextStream:
-        """The observation of a world, as it is decoded. Raises ContextTooLongError if there is no room for one."""
+    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int) -> TextStream:
+        """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
-            raise ContextTooLongError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
-        assert isinstance(start, SharedState)  # as `build` made it
-        most, top = min(asked.max_tokens, room), 0 if asked.scored else None
-        request = Request((self._obs,), most, asked.sampling(index), world.depth, start, top=top)
-        (stream,) = self.service.streams(ctx, [request])
+            raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
+        assert isinstance(start, SharedState)  # by `build`
+        (stream,) = self.service.streams(ctx, [Request((self._obs,), request.params(index, room), world.depth, start)])
         return stream
 
 

@@ -17,7 +17,7 @@ from loopwm.core.buffers import SLACK
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Engine, Limits
 from serve.engine.requests import Request
-from serve.engine.sampling import Sampling
+from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptReader
 from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
@@ -133,9 +133,9 @@ def requests() -> list[Request]:
     """Greedy and sampled ones of different lengths; two share their first 20 tokens."""
     shared = random_prompt(20, 9)
     return [
-        Request(shared + random_prompt(5, 1), 9, Sampling(), DEPTH),
-        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3), DEPTH),
-        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4), DEPTH),
-        Request(random_prompt(3, 4), SLACK + 9, Sampling(), DEPTH),
-        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5), DEPTH),
+        Request(shared + random_prompt(5, 1), SamplingParams(max_tokens=9), DEPTH),
+        Request(shared + random_prompt(12, 2), SamplingParams(1.0, 0.9, 3, max_tokens=14), DEPTH),
+        Request(random_prompt(30, 3), SamplingParams(0.7, 1.0, 4, max_tokens=5), DEPTH),
+        Request(random_prompt(3, 4), SamplingParams(max_tokens=SLACK + 9), DEPTH),
+        Request(random_prompt(3, 4), SamplingParams(1.5, 0.95, 5, max_tokens=12), DEPTH),
     ]

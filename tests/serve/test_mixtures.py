@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from serve.engine import engine as engine_module
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.forward import ForwardBatch, results
+from serve.engine.forward import ForwardBatch, run_batch
 from serve.worlds.sessions import MAX_ACTIONS
 from tests.serve import conftest
 from tests.serve.conftest import assert_alike, wait_until
@@ -110,7 +110,7 @@ class Watch:
 
         def take(passes: Sequence[ForwardBatch]) -> list[Any]:
             self._kind = type(passes[0]).__name__
-            return results(passes)
+            return run_batch(passes)
 
         def decode(batch: RunningBatch) -> None:
             self.gaps.append(self._beside)
@@ -124,7 +124,7 @@ class Watch:
             return out
 
         patch.setattr(conftest, "Engine", start)
-        patch.setattr(engine_module, "results", take)
+        patch.setattr(engine_module, "run_batch", take)
         patch.setattr(RunningBatch, "step", decode)
         patch.setattr(model.model, "forward", poisoned)
 

@@ -22,11 +22,11 @@ def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
     prompt = random_prompt(2 * BLOCK + 5, 1)
     cache.put_prompt(prompt, 2, state_of(len(prompt)))
     cache.put_prompt(random_prompt(BLOCK - 1, 3), 2, state_of(BLOCK - 1))
-    assert cache.prompt((*prompt, 1), 2).length == len(prompt)
-    assert cache.prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
-    assert cache.prompt(prompt[:20], 2).length == 20
-    assert cache.prompt(prompt[: BLOCK - 1], 2) is None
-    assert cache.prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
+    assert cache.get_prompt((*prompt, 1), 2).length == len(prompt)
+    assert cache.get_prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
+    assert cache.get_prompt(prompt[:20], 2).length == 20
+    assert cache.get_prompt(prompt[: BLOCK - 1], 2) is None
+    assert cache.get_prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
     assert len(cache) == 1, "what is too short is not worth it"
 
 
@@ -41,12 +41,12 @@ def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
     cache.put_prompt(prompts[0], 2, first)
     del first
     cache.put_prompt(prompts[1], 2, state_of(1024))
-    assert cache.prompt(prompts[0], 2) is not None
+    assert cache.get_prompt(prompts[0], 2) is not None
     cache.put_prompt(prompts[2], 2, state_of(1024))
-    assert cache.prompt(prompts[1], 2) is None
-    assert cache.prompt(prompts[0], 2) is not None
-    assert cache.prompt(prompts[2], 2) is not None
-    assert not cache.make_room(cache.most_bytes)
+    assert cache.get_prompt(prompts[1], 2) is None
+    assert cache.get_prompt(prompts[0], 2) is not None
+    assert cache.get_prompt(prompts[2], 2) is not None
+    assert not cache.make_room(cache.max_bytes)
     assert len(cache) == 0
     del held
 

@@ -124,7 +124,7 @@ def test_unused_worlds_expire():
 
 
 def test_one_key_has_so_many_worlds_and_takes_none_from_another():
-    store = WorldStore(WorldLimits(most_worlds=3))
+    store = WorldStore(WorldLimits(max_worlds=3))
     (theirs,) = add(store, "you")
     mine = add(store, count=3)
     with pytest.raises(TooManyWorldsError, match="3"):
