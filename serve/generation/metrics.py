@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from loopwm.core import allocated_bytes
 from serve.engine.requests import Event, Finish
 
 PREFIX = "loopwm:"
@@ -67,10 +68,10 @@ class Metrics:
     def record_outcome(self, outcome: str) -> None:
         self._outcomes.labels(self._model, outcome).inc()
 
-    def watch_worlds(self, count: Callable[[], int], nbytes: Callable[[], int]) -> None:
+    def watch_worlds(self, count: Callable[[], int]) -> None:
         """Add gauges of world sessions and KV-cache memory. Call once."""
         self._gauge("num_worlds", "Open world sessions.", count)
-        self._gauge("kv_cache_bytes", "Memory of all KV caches, running and cached.", nbytes)
+        self._gauge("kv_cache_bytes", "Memory of all KV caches, running and cached.", allocated_bytes)
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from loopwm.core import RULES, ExitRule, Fixed, allocated_bytes, make_rule, numbers_of
+from loopwm.core import RULES, ExitRule, Fixed, make_rule, numbers_of
 from loopwm.records.template import SPECIAL_TOKENS, FormatError
 from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
@@ -102,43 +102,14 @@ class Service:
         if name != self.card.name:
             raise ModelNotFoundError(name, self.card.name)
 
-    @property
-    def alive(self) -> bool:
-        return self.engine.alive
-
-    def stop(self) -> None:
-        """Stop the engine; running requests fail."""
-        self.engine.stop()
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Numbers of requests that decode and of work items that wait."""
-        return self.engine.load
-
-    def memory(self) -> int:
-        """Return the bytes of all KV caches, running and cached."""
-        return allocated_bytes()
-
-    @property
-    def max_choices(self) -> int:
-        """Most choices of one request."""
-        return self.engine.limits.max_batch
-
     def admit(self, key: str, seconds: float) -> RequestContext:
         """Admit a request. Raises RateLimitError, QueueFullError or EngineStoppedError."""
         self.rate_limiter.check(key, "tokens")
         return self.engine.admit(key, seconds)
 
-    def release(self, ctx: RequestContext) -> None:
-        self.engine.release(ctx)
-
     def charge(self, ctx: RequestContext, tokens: int) -> None:
         """Charge prompt or generated tokens to the request's key."""
         self.rate_limiter.charge(ctx.key, "tokens", tokens)
-
-    async def read(self, read: Callable[[], T]) -> T:
-        """Run CPU work such as tokenization in a thread, so that the event loop stays responsive."""
-        return await asyncio.to_thread(read)
 
     def rule(self, depth: Depth | None) -> ExitRule:
         """Return the exit rule of a request, or the service's own.

@@ -40,7 +40,7 @@ def create_app(
     app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses=responses)
     service = sessions.service
     app.state.service, app.state.sessions = service, sessions
-    service.metrics.watch_worlds(lambda: len(sessions.store), service.memory)
+    service.metrics.watch_worlds(lambda: len(sessions.store))
     app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
@@ -64,9 +64,9 @@ def _name_the_model(description: dict[str, Any], name: str) -> None:
 
 async def health(service: Serving) -> dict[str, Any]:
     """Return the numbers of running and waiting requests; 503 if the engine has stopped."""
-    if not service.alive:
+    if not service.engine.alive:
         raise EngineStoppedError("the engine is not running")
-    running, waiting = service.load
+    running, waiting = service.engine.load
     return {"status": "ok", "running": running, "waiting": waiting}
 
 

@@ -46,8 +46,8 @@ class KeyRing:
         """Return the name of a key, or None if it is unknown."""
         digest, match = hashlib.sha256(key).hexdigest(), None
         # Compares with all keys in constant time: the duration must not depend on which one matches.
-        for name, known in self._hashes.items():
-            if secrets.compare_digest(known, digest):
+        for name, key_digest in self._hashes.items():
+            if secrets.compare_digest(key_digest, digest):
                 match = name
         return match
 

@@ -74,7 +74,7 @@ class Middleware:
         finally:
             seconds = time.perf_counter() - start
             if (ctx := scope.get("request_context")) is not None:
-                self._service.release(ctx)
+                self._service.engine.release(ctx)
             route = getattr(scope.get("route"), "path", "none")
             self._service.metrics.record_response(method, route, status, seconds)
             self._log(scope, method, {"status": status, "bytes": num_bytes}, seconds, request_id)

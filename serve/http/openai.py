@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -37,12 +38,12 @@ async def show_model(name: str, service: Serving) -> dict[str, Any]:
 async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> Response:
     """Complete whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
-    most = service.max_choices
+    most = service.engine.limits.max_batch
     if not 1 <= len(body.prompts) <= most:
         raise FormatError("prompt", f"must be 1 to {most} prompts, got {len(body.prompts)}")
     if body.scores_prompt:
         return await _scored(body, service, ctx)
-    prompts = await service.read(lambda: _read(service.prompts, body))
+    prompts = await asyncio.to_thread(lambda: _read(service.prompts, body))
     streams = _start(service, ctx, prompts, body)
     scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
     return await respond(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
@@ -52,7 +53,7 @@ async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> 
 async def chat_completions(body: ChatBody, service: Serving, ctx: Admitted) -> Response:
     """Imagine the last users' actions. System = goal, assistant = observations, user = actions."""
     service.check_model(body.model)
-    prompt = await service.read(lambda: service.prompts.chat(read_messages(body.messages)))
+    prompt = await asyncio.to_thread(lambda: service.prompts.chat(read_messages(body.messages)))
     streams = _start(service, ctx, [prompt], body)
     scored, ids = body.top is not None, bool(body.return_token_ids)
     return await respond(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
@@ -72,11 +73,11 @@ def _model_object(service: Service) -> dict[str, Any]:
 async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:
     generated = body.max_tokens or 0
     reader = service.prompts.with_limit(service.card.max_length - generated)
-    prompts = await service.read(lambda: _read(reader, body))
+    prompts = await asyncio.to_thread(lambda: _read(reader, body))
     rule = service.rule(depth_of(body.depth))
     scores = await service.score(ctx, prompts, rule, body.top or 0)
     reply = partial(echo_reply, generated=generated, top=body.top, loops=rule.limit)
-    return await service.read(lambda: JSONResponse(reply(service, prompts, scores)))
+    return await asyncio.to_thread(lambda: JSONResponse(reply(service, prompts, scores)))
 
 
 def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
@@ -85,7 +86,7 @@ def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
 
 def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
     """Queue all choices of all prompts of a request, or none."""
-    most, count = service.max_choices, len(prompts) * body.choices
+    most, count = service.engine.limits.max_batch, len(prompts) * body.choices
     if count > most:
         raise FormatError("n", f"must be at most {most} choices of all prompts together, got {count}")
     choices = [body.params(choice) for choice in range(body.choices)]

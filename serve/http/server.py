@@ -118,5 +118,5 @@ class Server(uvicorn.Server):
         self._grace = grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self._grace, self._service.stop)
+        asyncio.get_running_loop().call_later(self._grace, self._service.engine.stop)
         await super().shutdown(sockets)

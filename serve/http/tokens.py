@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,7 +20,7 @@ router = APIRouter(route_class=CancellableRoute)
 @router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     _check_model(body.model, service)
-    ids = list((await service.read(lambda: _read(body, service))).ids)
+    ids = list((await asyncio.to_thread(lambda: _read(body, service))).ids)
     texts = service.single_texts(ids) if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids, "token_strs": texts}
 

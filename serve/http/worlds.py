@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
@@ -171,7 +172,7 @@ async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
 async def _create(body: WorldBody, worlds: Sessions, ctx: RequestContext) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
-    context = await worlds.service.read(body.context)
+    context = await asyncio.to_thread(body.context)
     session = await worlds.create(ctx, context, depth, body.actions or (), body.steps_cut or 0)
     return _world(session, worlds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -316,7 +317,7 @@ class Sessions:
             fitted = replace(log, context=context, steps_cut=log.steps_cut + cut)
             return fitted, self._model.context_ids(context), size
 
-        log, ids, size = await self.service.read(read)
+        log, ids, size = await asyncio.to_thread(read)
         limit = self._model.model.config.max_position_embeddings
         if len(ids) + size > limit:
             raise PromptTooLongError("actions", len(ids) + size, limit)
@@ -328,7 +329,7 @@ class Sessions:
     async def _count_tokens(self, actions: Sequence[str]) -> int:
         """Count the tokens of actions. Raises FormatError for an empty one."""
         texts = [template.render_step(action, self._model.slots) for action in actions]
-        return await self.service.read(lambda: sum(map(self._model.count, texts)))
+        return await asyncio.to_thread(lambda: sum(map(self._model.count, texts)))
 
     def _check_monitor(self, monitor: bool) -> None:
         if monitor and not self._model.model.config.monitor_head:

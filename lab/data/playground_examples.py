@@ -1,6 +1,6 @@
 """Write examples.json: the shortest window of some families of a suite, with the recorded observations.
 
-example: python -m serve.playground.make_examples eval/suites/{scienceworld,alfworld}-500.jsonl.gz
+example: python -m lab.data.playground_examples eval/suites/{scienceworld,alfworld}-500.jsonl.gz
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read(path: Path) -> list[Json]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m serve.playground.make_examples", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.data.playground_examples", description=__doc__)
     parser.add_argument("suites", nargs="+", type=Path, help="suite files, .jsonl.gz")
     parser.add_argument("--out", type=Path, default=EXAMPLES)
     args = parser.parse_args(arguments)
