@@ -50,7 +50,7 @@ def test_a_key_that_has_had_its_requests_hears_when_there_are_more(service):
     assert [one["remaining-requests"] for one in told] == ["2", "1", "0"]
     assert (told[-1]["limit-requests"], told[-1]["reset-requests"]) == ("3", "60s")
     refused = service.get("/v1/worlds", headers=bearer("asks"))
-    check_error(refused, 429, None, "3 requests a minute")
+    check_error(refused, 429, None, "3 requests per minute")
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
     assert 18 <= int(refused.headers["Retry-After"]) <= 20  # a third of a minute
@@ -70,7 +70,7 @@ def test_tokens_count_when_they_are_read_and_written(service, tokenizer):
     assert int(left(first)["remaining-tokens"]) in (30 - prompt, 31 - prompt)  # a token comes back every second
     assert events(authorized(service, "reads"), "/v1/completions", PROMPT)
     refused = post(service, "reads", "completions", PROMPT)
-    check_error(refused, 429, None, "60 tokens a minute")
+    check_error(refused, 429, None, "60 tokens per minute")
     assert refused.json()["error"]["type"] == "tokens"
     assert int(refused.headers["Retry-After"]) >= 1
     assert service.get("/v1/worlds", headers=bearer("reads")).status_code == 200  # needs no tokens
@@ -107,21 +107,21 @@ def test_worlds_cost_the_tokens_that_are_read_and_decoded(serving, tiny_model, m
 def test_a_key_has_so_many_worlds_and_so_much_text(service):
     names = [post(service, "keeps", "worlds", WORLD).json()["id"] for _ in range(2)]
     refused = post(service, "keeps", "worlds", WORLD)
-    check_error(refused, 429, None, "at most 2", "delete some")
+    check_error(refused, 429, None, "2 + 1 > 2", "delete a world")
     assert refused.json()["error"]["code"] == "too_many_worlds"
     check_error(post(service, "keeps", f"worlds/{names[0]}/fork", {}), 429, None)
     name = post(service, "writes", "worlds", WORLD).json()["id"]
-    check_error(post(service, "writes", "worlds", WORLD), 429, None, str(GIVEN["writes"].bytes), "delete some")
+    check_error(post(service, "writes", "worlds", WORLD), 429, None, str(GIVEN["writes"].bytes), "delete a world")
     short = post(service, "writes", f"worlds/{name}/step", {"actions": "12345", "decode": "none"})
     assert short.status_code == 200
     before = service.get(f"/v1/worlds/{name}", headers=bearer("writes")).json()
     more = {"step": {"actions": "123456", "decode": "none"}, "observe": {"action": "wait", "observation": "1234567"}}
     for path, body in more.items():
         refused = post(service, "writes", f"worlds/{name}/{path}", body)
-        check_error(refused, 429, None, "bytes of text")
+        check_error(refused, 429, None, "world text quota")
         assert refused.json()["error"]["code"] == "too_much_text"
     streamed = post(service, "writes", f"worlds/{name}/step", {"actions": "123456", "stream": True})
-    check_error(streamed, 429, None, "bytes of text")  # before anything is decoded
+    check_error(streamed, 429, None, "world text quota")  # before anything is decoded
     assert service.get(f"/v1/worlds/{name}", headers=bearer("writes")).json() == before
     assert service.delete(f"/v1/worlds/{name}", headers=bearer("writes")).status_code == 200
     assert post(service, "writes", "worlds", WORLD).status_code == 201
