@@ -120,13 +120,15 @@ def count_groups(episodes: Iterable[Episode], count_tokens: CountTokens) -> dict
 def markdown(tables: dict[str, dict[str, Totals]], picture: str) -> str:
     lines = ["# Episodes", ""]
     for title, groups in tables.items():
+        if title == "family":  # statistics.json has them
+            continue
         lines += [f"| {title} | " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
         lines += [f"| {name} | " + " | ".join(group.row()) + " |" for name, group in groups.items()]
         lines.append("")
     lines += [
         "Tokens: of actions and observations. Context: goal, observations and actions before a transition with their "
         "marks, without the state slots that a model adds to each step. Cut: contexts over "
-        f"{template.CONTEXT_LIMIT:,} tokens, which lose their oldest steps.",
+        f"{template.CONTEXT_LIMIT:,} tokens, which lose their oldest steps. Families: statistics.json.",
         "",
         f"![Lengths of contexts]({picture})",
     ]

@@ -1,4 +1,4 @@
-"""`python -m serve`, or one line where a package of the extra `serve` is not installed."""
+"""`python -m serve`; one error line if a package of the extra `serve` is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m serve play`: the playground in the terminal, over a running service or one of its own."""
+"""`python -m serve play`: the playground in the terminal, on a running service or one of its own."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Json = dict[str, Any]
 EXAMPLE = """examples:
   python -m serve play --model loopwm/pretrained
   python -m serve play --url http://127.0.0.1:8000 --example find/0006"""
-HELP = """ACTION            imagine it; several, separated by ;, are imagined one after another
+HELP = """ACTION            imagine an action, or several separated by ;
 act ACTION        the same, for an action that begins with a word of this list
-observe ACTION    what really happened after it; imagined steps since the last real observation are dropped
-plan A; B | C     scores of action sequences; the world stays
-truth             what the simulator said after the last action, as long as an example's actions are taken
-fork              a copy of this world, to try something else in
-worlds            all worlds; the one in use is marked
-world N           use another one
+observe ACTION    enter the real observation after an action; drops imagined steps since the last one
+plan A; B | C     score action sequences; the world does not change
+truth             show the recorded observation after the last action, while following an example
+fork              copy this world and switch to the copy
+worlds            list all worlds; * marks the current one
+world N           switch to world N
 help, quit"""
 END_OF_TEXT = "."
 
 
 class PlayError(Exception):
-    """A command that cannot be done, in one line."""
+    """Invalid command, described in one line."""
 
 
 @dataclass
 class Branch:
-    """A world, what it was made from, and the actions it has taken. real: how many of them really happened."""
+    """World session with its actions, of which the first `real` ones are real steps."""
 
     id: str
     actions: list[str]
@@ -49,108 +49,112 @@ class Branch:
 
 
 class Game:
-    """A few worlds with the same beginning. Commands come as lines; what they say goes to `write`, bit by bit."""
+    """Worlds that start from one context, controlled by command lines."""
 
-    def __init__(self, client: Client, start: Json, write: Callable[[str], None], ask: Callable[[], str]) -> None:
-        """ask: the next line of a text. Raises WorldError."""
+    def __init__(self, client: Client, start: Json, write: Callable[[str], None], read: Callable[[], str]) -> None:
+        """Create the first world. Raises WorldError.
+
+        write: receives output piece by piece.
+        read: returns the next line of a text.
+        """
         self._client = client
         self._write = write
-        self._ask = ask
+        self._read = read
         self._recorded = list(zip(start.get("actions", ()), start.get("observations", ()), strict=False))
         fields = ("goal", "observation", "history", "look", "inventory", "hidden_state", "depth")
         body = {field: start[field] for field in fields if field in start}
         self._branches = [Branch(client.call("POST", "worlds", {"model": client.model(), **body})["id"], [])]
-        self._now = 0
+        self._current = 0
 
     @property
     def prompt(self) -> str:
-        return f"world {self._now + 1}> "
+        return f"world {self._current + 1}> "
 
     def command(self, line: str) -> None:
-        """Raises PlayError or WorldError; the worlds are as before then."""
+        """Run a command. Raises PlayError or WorldError, without a change."""
         word, _, rest = line.strip().partition(" ")
-        bare: dict[str, Callable[[], None]] = {
+        without_argument: dict[str, Callable[[], None]] = {
             "fork": self._fork, "worlds": self._worlds, "truth": self._truth, "help": self._help,
         }  # fmt: skip
-        given: dict[str, Callable[[str], None]] = {
+        with_argument: dict[str, Callable[[str], None]] = {
             "act": self._act, "observe": self._observe, "plan": self._plan, "world": self._use,
         }  # fmt: skip
-        if word in bare and not rest:
-            bare[word]()
-        elif word in given:
-            given[word](rest.strip())
+        if word in without_argument and not rest:
+            without_argument[word]()
+        elif word in with_argument:
+            with_argument[word](rest.strip())
         elif word:
             self._act(line)
 
     @property
     def _branch(self) -> Branch:
-        return self._branches[self._now]
+        return self._branches[self._current]
 
     def _say(self, line: str) -> None:
         self._write(line + "\n")
 
-    def _post(self, what: str, body: Json) -> Json:
-        return self._client.call("POST", f"worlds/{self._branch.id}/{what}", body)
+    def _post(self, endpoint: str, body: Json) -> Json:
+        return self._client.call("POST", f"worlds/{self._branch.id}/{endpoint}", body)
 
     def _act(self, text: str) -> None:
-        """Shows the first observation as it comes, those after it when all are there."""
+        """Stream the first observation; show the others at the end."""
         actions = _actions(text)
         reply: Json = {}
-        shown = 0
+        printed = 0
         try:
             for reply in self._client.events(f"worlds/{self._branch.id}/step", {"actions": actions, "decode": "each"}):
                 if reply.get("index") == 0:
                     piece = reply["delta"].get("observation", "")
                     self._write(piece)
-                    shown += len(piece)
+                    printed += len(piece)
         except WorldError:
-            self._write("\n" if shown else "")
+            self._write("\n" if printed else "")
             raise
         self._branch.actions += actions
         for step in reply["steps"]:
-            self._say(step["observation"][shown:])
+            self._say(step["observation"][printed:])
             self._say(f"  [{_facts(step)}, {reply['usage']['loops']['decode']:.1f} a token]")
-            shown = 0
+            printed = 0
 
     def _observe(self, action: str) -> None:
         if not action:
-            raise PlayError("observe: name the action after which it was seen")
-        self._say(f"what was seen, ended by a line with {END_OF_TEXT!r} alone:")
-        lines = list(iter(self._ask, END_OF_TEXT))
+            raise PlayError("observe: must be followed by an action")
+        self._say(f"enter the observation; end it with a line of {END_OF_TEXT!r}:")
+        lines = list(iter(self._read, END_OF_TEXT))
         self._post("observe", {"action": action, "observation": "\n".join(lines)})
         branch = self._branch
         branch.actions[branch.real :] = [action]
         branch.real += 1
-        self._say("noted; imagined steps since the last real observation are dropped")
+        self._say("added; imagined steps since the last real observation are dropped")
 
     def _plan(self, text: str) -> None:
         candidates = [_actions(candidate) for candidate in text.split("|")]
         reply = self._post("plan", {"candidates": candidates})
-        for i, (actions, found) in enumerate(zip(candidates, reply["candidates"], strict=True)):
+        for i, (actions, candidate) in enumerate(zip(candidates, reply["candidates"], strict=True)):
             mark = "*" if i == reply["best"] else " "
-            self._say(f"{mark} {found['score']:8.2f}  {'; '.join(actions)}")
+            self._say(f"{mark} {candidate['score']:8.2f}  {'; '.join(actions)}")
         self._say(reply["observation"])
 
     def _truth(self) -> None:
-        taken = self._branch.actions
-        if not taken or [action for action, _ in self._recorded[: len(taken)]] != taken:
+        actions = self._branch.actions
+        if not actions or [action for action, _ in self._recorded[: len(actions)]] != actions:
             raise PlayError("truth: nothing is recorded for these actions")
-        self._say(self._recorded[len(taken) - 1][1])
+        self._say(self._recorded[len(actions) - 1][1])
 
     def _fork(self) -> None:
-        (made,) = self._post("fork", {"count": 1})["data"]
-        self._branches.append(Branch(made["id"], list(self._branch.actions), self._branch.real))
-        self._now = len(self._branches) - 1
-        self._say(f"now in world {self._now + 1}")
+        (fork,) = self._post("fork", {"count": 1})["data"]
+        self._branches.append(Branch(fork["id"], list(self._branch.actions), self._branch.real))
+        self._current = len(self._branches) - 1
+        self._say(f"now in world {self._current + 1}")
 
     def _worlds(self) -> None:
         for i, branch in enumerate(self._branches):
-            self._say(f"{'*' if i == self._now else ' '} {i + 1}  {'; '.join(branch.actions) or '(nothing done yet)'}")
+            self._say(f"{'*' if i == self._current else ' '} {i + 1}  {'; '.join(branch.actions) or '(no actions)'}")
 
     def _use(self, number: str) -> None:
         if not number.isdecimal() or not 1 <= int(number) <= len(self._branches):
-            raise PlayError(f"world: {number!r} is not a number from 1 to {len(self._branches)}")
-        self._now = int(number) - 1
+            raise PlayError(f"world: must be a number from 1 to {len(self._branches)}, got {number!r}")
+        self._current = int(number) - 1
 
     def _help(self) -> None:
         self._say(HELP)
@@ -161,15 +165,15 @@ class Game:
 def _actions(text: str) -> list[str]:
     actions = [action.strip() for action in text.split(";") if action.strip()]
     if not actions:
-        raise PlayError("an action is missing; see help")
+        raise PlayError("action: must not be empty; see help")
     return actions
 
 
 def _facts(step: Json) -> str:
-    told = f"{step['loops']} loops to advance"
+    facts = f"{step['loops']} loops to advance"
     if step["reward"] is not None:
-        told = f"reward {step['reward']:.1f}, goes on {step['continuation']:.0%}, {told}"
-    return told
+        facts = f"reward {step['reward']:.1f}, goes on {step['continuation']:.0%}, {facts}"
+    return facts
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -180,12 +184,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", help="a running service, such as http://127.0.0.1:8000")
+    where.add_argument("--url", help="running service, such as http://127.0.0.1:8000")
     where.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
     parser.add_argument("--api-key-file", type=Path, help="file with the service's API key")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--example", metavar="NAME", help=f"one of {', '.join(_examples())}; by default the first")
-    start.add_argument("--world", type=Path, metavar="FILE", help="JSON with goal, observation and, if wanted, history")
+    start.add_argument("--example", metavar="NAME", help=f"one of {', '.join(_examples())}; default: the first")
+    start.add_argument("--world", type=Path, metavar="FILE", help="JSON with goal, observation and an optional history")
     return parser
 
 
@@ -198,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
             _show(start)
             play(game)
     except (PlayError, WorldError, InputError, EOFError) as error:
-        print(f"error: {str(error) or 'the text has no end'}", file=sys.stderr)
+        print(f"error: {str(error) or 'the input ended within a text'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -206,13 +210,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def play(game: Game) -> None:
-    """Commands from standard input until its end or `quit`. An error is said, and the game goes on."""
-    watched = sys.stdin.isatty()
-    if watched:
+    """Run commands from standard input until its end or `quit`. Errors are printed."""
+    interactive = sys.stdin.isatty()
+    if interactive:
         print("help lists the commands")
     while True:
         try:
-            line = input(game.prompt if watched else "")
+            line = input(game.prompt if interactive else "")
         except EOFError:
             return
         if line.strip() == "quit":
@@ -229,19 +233,19 @@ def _write(text: str) -> None:
 
 @contextlib.contextmanager
 def _service(args: argparse.Namespace) -> Iterator[str]:
-    """The address of the service: the one named, or one of its own for a checkpoint. Raises PlayError."""
+    """Return the address of the given service, or start one for the checkpoint. Raises PlayError."""
     if args.url is not None:
         yield args.url
         return
     command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0"]
-    # In a session of its own, Ctrl-C reaches the game alone.
+    # A session of its own, so that Ctrl-C reaches only the game.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
         try:
             assert server.stdout is not None
-            said = server.stdout.readline().split()
-            if not said:
+            words = server.stdout.readline().split()
+            if not words:
                 raise PlayError("the service did not start")
-            yield said[-1]
+            yield words[-1]
         finally:
             server.terminate()
 
@@ -252,12 +256,12 @@ def _start(args: argparse.Namespace) -> Json:
     examples = _examples()
     name = args.example or next(iter(examples))
     if name not in examples:
-        raise PlayError(f"--example: there is no {name!r}, expected one of {', '.join(examples)}")
+        raise PlayError(f"--example: must be one of {', '.join(examples)}, got {name!r}")
     return examples[name]
 
 
 def _show(start: Json) -> None:
-    """What was seen so far. The service has found its fields to be right."""
+    """Print the context, which the service has validated."""
     print(start["goal"], start["observation"], sep="\n\n")
     for step in start.get("history") or ():
         print(f"> {step['action']}", step["observation"], sep="\n")
@@ -265,12 +269,12 @@ def _show(start: Json) -> None:
 
 def _object(path: Path) -> Json:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PlayError(f"--world: {error}") from error
-    if not isinstance(found, dict):
-        raise PlayError(f"--world: {path} does not hold an object")
-    return found
+    if not isinstance(value, dict):
+        raise PlayError(f"--world: {path} must contain a JSON object")
+    return value
 
 
 def _key(path: Path | None) -> str | None:

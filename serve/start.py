@@ -26,7 +26,7 @@ from loopwm.text.world import WorldModel
 from serve import play
 from serve.engine.engine import Engine, Limits
 from serve.generation.prompts import PromptReader
-from serve.generation.rate_limits import Allowances
+from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
 from serve.http.auth import KeyRing, read_keys
@@ -41,17 +41,16 @@ SHIPPED = "loopwm-small"
 EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in the terminal: python -m serve play --help"
 
 
-KEYS_HELP = """lines of a name, the SHA-256 of a key and its limits, such as requests=60 tokens=10000 (a minute)
-worlds=100 bytes=1000000; requests then need one, by default none; read again on SIGHUP. To add one:
+KEYS_HELP = """require a key of this file: lines of a name, the SHA-256 of a key and its limits, such as requests=60
+tokens=10000 (per minute) worlds=100 bytes=1000000; reloaded on SIGHUP. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
 
-HOSTS_HELP = """names by which clients reach the service, beside addresses, localhost and this machine's own name; a *
-for any"""
+HOSTS_HELP = """host names to answer for, in addition to addresses, localhost and this machine's name; * for any"""
 
-DEPTH_HELP = "loops of every pass, or a rule such as gate:tau=0.5,limit=4; by default the checkpoint's loops"
+DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds that a thread keeps the interpreter while another waits, a tenth of Python's own."""
+"""Interpreter switch interval in seconds, a tenth of Python's default."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,20 +62,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     limits = Limits()
     parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
-    parser.add_argument("--name", help=f"model name for clients; by default the folder's, or {SHIPPED}")
+    parser.add_argument("--name", help=f"model name for clients; default: the folder's name, or {SHIPPED}")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one")
+    parser.add_argument("--port", type=_port, default=8000, help="0 for a free one")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one")
-    parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="requests that may wait")
-    parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="requests decoded together")
+    parser.add_argument("--max-queue", type=_positive, default=limits.max_queue, help="most requests that wait")
+    parser.add_argument("--max-batch", type=_positive, default=limits.max_batch, help="most requests in a batch")
     parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds to finish what runs when told to end")
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds for running requests to finish on shutdown")
     worlds = WorldLimits()
-    parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds a kept world lives unused")
-    parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="where worlds survive the service (SQLite)")
-    parser.add_argument("--max-worlds", type=_positive, default=worlds.most_worlds, help="that one key may keep")
-    parser.add_argument("--cache-bytes", type=_positive, default=limits.cache_bytes, help="memory of keys and values")
+    parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds until an unused world expires")
+    parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="SQLite file that keeps worlds over restarts")
+    parser.add_argument("--max-worlds", type=_positive, default=worlds.max_worlds, help="most worlds per key")
+    parser.add_argument("--cache-bytes", type=_positive, default=limits.cache_bytes, help="memory budget of KV caches")
     parser.add_argument("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=HOSTS_HELP)
     parser.add_argument("--access-log", choices=("off", "plain", "json"), default="plain", help="on standard error")
     return parser
@@ -84,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
 
 
@@ -97,7 +96,7 @@ def _depth(text: str) -> ExitRule:
 
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+        raise argparse.ArgumentTypeError(f"must be a port, 0 to 65535, got {text!r}")
     return int(text)
 
 
@@ -117,13 +116,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | None) -> None:
-    """Loads the checkpoint and answers on the socket until SIGINT or SIGTERM. Raises InputError."""
+    """Load the checkpoint and serve on the socket until SIGINT or SIGTERM. Raises InputError."""
     keep_for_reuse()
     threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else _processors()
-    # Only the engine's thread may compute on several: a second pool, even idle, makes OpenMP's threads sleep between
-    # any two operations, and passes take twice as long.
+    # Only the engine's thread may use several threads: a second OpenMP pool, even idle, makes the threads sleep
+    # between operations, and a forward takes twice as long.
     torch.set_num_threads(1)
-    # The engine gives up the interpreter's lock at every operation and would wait this long to have it back.
+    # The engine releases the interpreter lock at each operation and may wait this long to reacquire it.
     sys.setswitchinterval(SWITCH_INTERVAL)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -138,23 +137,24 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     except ValueError as error:
         raise InputError(f"--{error}") from error
     if depth.depends_on_batch:
-        raise InputError(f"--depth: {name_of(depth)}: its answers would depend on who else asks")
+        raise InputError(f"--depth: must not depend on other requests of the batch, got {name_of(depth)}")
     weights = sorted(args.model.glob("*.safetensors"))
     name = args.name or _default_name(args.model)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
-    allowances = Allowances(None if keys is None else keys.allowances)
+    rate_limiter = RateLimiter(None if keys is None else keys.quotas)
     file = None if args.worlds_file is None else WorldFile(args.worlds_file)
+    world_limits = WorldLimits(args.world_ttl, args.max_worlds)
     with (
         Engine(model, SPECIAL_TOKENS.index(END), limits, threads) as engine,
-        closing(WorldStore(WorldLimits(args.world_ttl, args.max_worlds), file=file, allowances=allowances)) as worlds,
+        closing(WorldStore(world_limits, file=file, rate_limiter=rate_limiter)) as worlds,
     ):
         service = Service(
             card,
             engine,
             tokenizer,
             PromptReader(tokenizer, config.slots, context_tokens=config.context_tokens),
-            allowances,
+            rate_limiter,
         )
         sessions = Sessions(service, WorldModel(model, tokenizer), worlds)
         hosts = (*args.allowed_hosts, socket.gethostname())
@@ -162,31 +162,31 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         _log_accesses(args.access_log != "off")
         host, port = listener.getsockname()[:2]
         if keys is None and not ip_address(host).is_loopback:
-            print(f"warning: whoever reaches {host} may use this service: it has no --api-keys", file=sys.stderr)
+            print(f"warning: any client that reaches {host} can use this service; set --api-keys", file=sys.stderr)
         size = f"{model.num_parameters() / 1e6:.1f}M parameters, {model.device.type}"
         print(f"{name} ({size}) on http://{host}:{port}/v1", flush=True)
-        for told_to_end in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(told_to_end, lambda *_: None)  # the server raises them once more when all is done
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, lambda *_: None)  # the server raises them again after its shutdown
         if keys is not None:
-            signal.signal(signal.SIGHUP, lambda *_: _read_again(args.api_keys, keys, allowances))
+            signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
         settle()
         Server(app, service, args.grace).run([listener])
 
 
-def _read_again(path: Path, keys: KeyRing, allowances: Allowances) -> None:
-    """The key file, for requests that come from now on. Where it is wrong, all stays as it was."""
+def _reload_keys(path: Path, keys: KeyRing, rate_limiter: RateLimiter) -> None:
+    """Reload the key file; an invalid one changes nothing."""
     try:
-        found = read_keys(path)
+        ring = read_keys(path)
     except InputError as error:
-        print(f"error: {error}; the keys stay as they were", file=sys.stderr, flush=True)
+        print(f"error: {error}; keeping the previous keys", file=sys.stderr, flush=True)
         return
-    keys.replace(found)
-    allowances.replace(found.allowances)
-    print(f"{path}: {len(found)} keys, read again", file=sys.stderr, flush=True)
+    keys.replace(ring)
+    rate_limiter.replace(ring.quotas)
+    print(f"{path}: reloaded {len(ring)} keys", file=sys.stderr, flush=True)
 
 
 def _log_accesses(on: bool) -> None:
-    """On standard error: what the service prints itself stays readable for who started it."""
+    """Log accesses to standard error, so that standard output has only the start-up line."""
     log = logging.getLogger("serve.access")
     log.propagate = False
     if on:
@@ -195,8 +195,11 @@ def _log_accesses(on: bool) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket whose connections send at once: asyncio sees to that only for sockets it made itself, and otherwise the
-    body of a reply waits 40 ms for its head to be acknowledged."""
+    """Listen on a socket with TCP_NODELAY.
+
+    asyncio sets it only on sockets it creates itself; without it the body of a response waits 40 ms for the
+    acknowledgement of its headers (Nagle's algorithm).
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=256)
@@ -204,7 +207,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listener
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
-        raise InputError(f"can not listen on {host} port {port}: {reason}") from error
+        raise InputError(f"cannot listen on {host} port {port}: {reason}") from error
 
 
 def _default_name(folder: Path) -> str:
@@ -212,5 +215,5 @@ def _default_name(folder: Path) -> str:
 
 
 def _processors() -> int:
-    """Processors this process may use, which can be fewer than the machine has."""
+    """Return the number of CPUs available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Makes the configuration and the architecture known to Transformers and to vLLM."""
+    """Register the configuration and the architecture with Transformers and vLLM."""
     from vllm import ModelRegistry  # type: ignore[import-not-found]
 
     import loopwm.text.model.modeling  # noqa: F401 - registers the Auto classes

@@ -162,7 +162,7 @@ def test_imports_point_one_way_and_one_file_loops_the_block():
         ("serve.http.app", "from eval.scores import metrics"),
         ("serve.http.app", "from . import worlds"),
         ("serve.engine.batch", "from serve.generation import service"),
-        ("serve.engine.passes", "from loopwm.text.training import program"),
+        ("serve.engine.forward", "from loopwm.text.training import program"),
         ("serve.generation.service", "from serve.worlds import store"),
         ("serve.http.openai", "from serve.engine.requests import Finish"),
         ("serve.http.bodies", "from loopwm.core import Fixed"),
@@ -185,7 +185,7 @@ def test_an_offence_is_found(module, source):
         ),
         ("eval.commands.real_world", "from data_prep.environments import make_environment"),
         ("eval.__main__", "from eval.commands import run\nfrom eval import pixels"),
-        ("serve.worlds.sessions", "from loopwm.text import world\nfrom serve.engine.passes import Steps"),
+        ("serve.worlds.sessions", "from loopwm.text import world\nfrom serve.engine.forward import ForwardGenerator"),
     ],
 )
 def test_what_is_allowed_is_not_blamed(module, source):

@@ -2,8 +2,8 @@
 
     score of a run = (return - random) / (human - random)
 
-Mean and median are over games, of the mean of each game's runs; the interquartile mean is of all runs together, without
-the lowest and the highest quarter; the gap is the mean of what runs lack to 1.
+Mean and median are over games, of each game's mean over runs; the interquartile mean is over all runs, without the
+lowest and the highest quarter; the gap is the mean distance of runs below 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def normalised(game: str, score: float) -> float:
     """Normalise a return. Raises InputError for a game that is not one of the 26."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     if game not in table:
-        raise InputError(f"{game}: not one of the {len(table)} games of Atari 100k")
+        raise InputError(f"game: must be one of the {len(table)} games of Atari 100k, got {game}")
     low, high = table[game]["random"], table[game]["human"]
     return float((score - low) / (high - low))
 
@@ -57,13 +57,13 @@ def intervals(scores: NDArray[np.float64], seed: int) -> dict[str, list[float]]:
             f"--intervals: the package {error.name} is not installed: pip install 'loopwm[rliable]'"
         ) from error
     names = list(aggregate(scores))
-    _, found = library.get_interval_estimates(
+    _, estimates = library.get_interval_estimates(
         {"agent": scores},
         lambda x: np.array([aggregate(x)[name] for name in names]),
         reps=RESAMPLES,
         random_state=np.random.RandomState(seed),
     )
-    return {name: found["agent"][:, i].tolist() for i, name in enumerate(names)}
+    return {name: estimates["agent"][:, i].tolist() for i, name in enumerate(names)}
 
 
 def read_return(path: Path) -> tuple[str, float]:
@@ -76,7 +76,7 @@ def read_return(path: Path) -> tuple[str, float]:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not written by `eval pixels play` ({error})") from error
     if not environment.startswith(FAMILY):
-        raise InputError(f"{path}: environment: {environment!r} is not one of Atari")
+        raise InputError(f"{path}: environment: must begin with {FAMILY}, got {environment!r}")
     return environment.removeprefix(FAMILY), score
 
 
@@ -88,11 +88,11 @@ def measure(paths: list[Path], with_intervals: bool, seed: int) -> dict[str, Any
         games.setdefault(game, []).append(score)
     if len({len(runs) for runs in games.values()}) > 1:
         counts = ", ".join(f"{game} {len(runs)}" for game, runs in games.items())
-        raise InputError(f"runs: games need as many each, got {counts}")
+        raise InputError(f"runs: must be the same number for each game, got {counts}")
     scores = np.array([[normalised(game, score) for score in runs] for game, runs in games.items()]).T
     rows = [
         {"game": game, "runs": len(runs), "return": float(np.mean(runs)), "normalised": float(scores[:, i].mean())}
         for i, (game, runs) in enumerate(games.items())
     ]
-    found: dict[str, Any] = {"rows": rows, "overall": aggregate(scores)}
-    return found | ({"ci95": intervals(scores, seed)} if with_intervals else {})
+    results: dict[str, Any] = {"rows": rows, "overall": aggregate(scores)}
+    return results | ({"ci95": intervals(scores, seed)} if with_intervals else {})

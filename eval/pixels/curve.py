@@ -1,4 +1,4 @@
-"""Learning curves: returns of real episodes over interactions, a line a group of runs."""
+"""Plot learning curves: returns of real episodes over interactions, one line per group of runs."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def draw(path: Path, groups: Mapping[str, Sequence[Path]], bins: int) -> None:
     for index, (name, of_group) in enumerate(curves.items()):
         parts = np.stack([smoothed(curve, bins, limit) for curve in of_group])
         for part in parts:
-            axes.plot(*_where_known(part), color=f"C{index}", alpha=0.3, linewidth=1)
-        axes.plot(*_where_known(parts.mean(0)), color=f"C{index}", linewidth=2, label=name)
+            axes.plot(*_without_gaps(part), color=f"C{index}", alpha=0.3, linewidth=1)
+        axes.plot(*_without_gaps(parts.mean(0)), color=f"C{index}", linewidth=2, label=name)
     axes.set(xlabel="interactions", ylabel="return")
     axes.legend()
     save_figure(path, canvas)
 
 
-def _where_known(curve: Curve) -> Curve:
+def _without_gaps(curve: Curve) -> Curve:
     """Return interactions and returns where known, so that lines span parts without an ended episode."""
     return curve[~np.isnan(curve[:, 1])].T

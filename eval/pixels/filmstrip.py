@@ -1,4 +1,4 @@
-"""Pictures of imagination: true frames, and imagined frames of each sampling configuration."""
+"""Filmstrips and films: real frames above imagined ones of the same start and actions, by sampling configuration."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Clip:
 
     def check(self, episode: FrameEpisode) -> None:
         if self.start - self.context + 1 < 0:
-            raise InputError(f"--context: {self.context} frames up to frame {self.start} are not there")
+            raise InputError(
+                f"--context: must be at most {self.start + 1} frames up to frame {self.start}, got {self.context}"
+            )
         if self.start + self.steps > len(episode):
             raise InputError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
 
@@ -62,15 +64,15 @@ def imagined(world: FrameWorld[Any], episode: FrameEpisode, clip: Clip, seed: in
     """Return the imagined frame after each step, (steps, H, W, C)."""
     start, context, steps = clip.start, clip.context, clip.steps
     generator = torch.Generator().manual_seed(seed)
-    seen = slice(start - context + 1, start + 1)
-    obs = torch.from_numpy(episode.obs[seen])[None]
+    context_frames = slice(start - context + 1, start + 1)
+    obs = torch.from_numpy(episode.obs[context_frames])[None]
     action = torch.from_numpy(episode.action[start - context + 1 : start])[None]
     first = torch.zeros(1, context, dtype=torch.bool)
     first[0, 0] = start - context + 1 == 0
     state, frames = world.start(obs, action, first, generator), []
     for step in range(steps):
-        found = world.step(state, torch.from_numpy(episode.action[start + step : start + step + 1]), generator)
-        state = found.state
+        outcome = world.step(state, torch.from_numpy(episode.action[start + step : start + step + 1]), generator)
+        state = outcome.state
         frames.append(world.show(state)[0].numpy())
     return np.stack(frames)
 

@@ -38,10 +38,11 @@ REPLAYED = 4 * STEPS
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes of a policy in the real environment.
+    """Statistics of a policy's episodes in the real environment.
 
-    score: Crafter's, None elsewhere. reward: mean of a step. ends: share of steps that end an episode, truncated
-    ones left out.
+    score: Crafter score, None elsewhere
+    reward: mean per step
+    ends: share of steps that end an episode, truncation excluded
     """
 
     episodes: int
@@ -53,7 +54,7 @@ class Played:
     ends: float
     score: float | None
     achievements: tuple[float, ...]
-    """Share of episodes that reached each achievement."""
+    """Share of episodes that reached each."""
     metric: float | None = None
     """Mean over episodes of the environment's own metric, if it has one."""
 
@@ -67,15 +68,15 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
     """Play the first `episodes` to begin, so that long ones count as often as short ones."""
     env_state = EnvState.reset(env, seed)
     running, rewards, ends, count = np.zeros(env.num_envs), 0.0, 0, 0
-    begun, order = env.num_envs, np.arange(env.num_envs)
+    started, order = env.num_envs, np.arange(env.num_envs)
     returns: dict[int, float] = {}
     reached: dict[int, NDArray[np.bool_]] = {}
     judged: dict[int, float] = {}
     with tqdm(total=episodes, unit="episode", desc="real") as bar:
         while any(number not in returns for number in range(episodes)):
-            found = rollout(env, policy, STEPS, env_state)
-            env_state, s = found.env_state, found.segments
-            infos = {(ending.env, ending.step): ending.info for ending in found.endings}
+            result = rollout(env, policy, STEPS, env_state)
+            env_state, s = result.env_state, result.segments
+            infos = {(ending.env, ending.step): ending.info for ending in result.endings}
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
             ends += int(as_learned(s).terminated.sum())
             for step in range(STEPS):
@@ -87,7 +88,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
                         reached[number] = np.asarray(infos[row, step][ACHIEVEMENTS]) > 0
                     if METRIC in infos[row, step]:
                         judged[number] = float(infos[row, step][METRIC])
-                    running[row], order[row], begun = 0, begun, begun + 1
+                    running[row], order[row], started = 0, started, started + 1
                     bar.update(number < episodes)
     values = np.array([returns[number] for number in range(episodes)])
     low, high = interval95(values[:, None])[:, 0].tolist()
@@ -130,9 +131,9 @@ def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:
     env, space = real_environments(config.real.environment, config.real.count)
     player = load_agent(folder, space, config).player(config.real.count, seed)
     s = rollout(env, player, steps, EnvState.reset(env, seed)).segments
-    begun = [(row, int(start)) for row in range(len(s.first)) for start in np.flatnonzero(s.first[row])]
-    lengths = [_length(s.terminated[row, start:] | s.truncated[row, start:]) for row, start in begun]
-    row, start = begun[int(np.argmax(lengths))]
+    starts = [(row, int(start)) for row in range(len(s.first)) for start in np.flatnonzero(s.first[row])]
+    lengths = [_length(s.terminated[row, start:] | s.truncated[row, start:]) for row, start in starts]
+    row, start = starts[int(np.argmax(lengths))]
     here = row, slice(start, start + max(lengths))
     obs = np.concatenate((s.obs[here], s.next_obs[here][-1:]))
     return FrameEpisode(
@@ -158,26 +159,27 @@ def read_config(folder: Path) -> AgentConfig:
 
 @dataclass(frozen=True)
 class RolloutStats:
-    """Play from given places for at most the imagined length.
+    """Statistics of rollouts from given places.
 
-    reward: mean sum until the first end. ended: share of rollouts with an end; a world that forgets ends teaches no
-    agent to avoid them.
+    reward: mean sum up to the first end
+    ended: share of rollouts that ended; a world that misses real ends trains agents that do not avoid them
     """
 
     reward: float
     ended: float
 
     @classmethod
-    def of(cls, found: Sequence[Rollout]) -> RolloutStats:
+    def of(cls, rollouts: Sequence[Rollout]) -> RolloutStats:
         reward, terminated = (
-            np.concatenate([getattr(rollout.segments, name) for rollout in found]) for name in ("reward", "terminated")
+            np.concatenate([getattr(rollout.segments, name) for rollout in rollouts])
+            for name in ("reward", "terminated")
         )
         alive = terminated.cumsum(1) - terminated == 0
         return cls(float((reward * alive).sum(1).mean()), float(terminated.any(1).mean()))
 
 
 def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int, seed: int) -> list[Rollout]:
-    """Play in worlds imagined from places of the replay."""
+    """Play in worlds imagined from the replay."""
     assert agent.world is not None
     c = agent.config.imagination
     env = ImaginedVectorEnv(agent.world, replay, c.count, c.burn_in, horizon=c.steps + 1)
@@ -192,11 +194,11 @@ def play_on(
     env: VectorEnv[Any, Any, Any], agent: Policy, policy: Policy, steps: int, rollouts: int, seed: int
 ) -> list[Rollout]:
     """Play a policy in the real environment from random places of the agent's play."""
-    rng, found = np.random.default_rng(seed), []
+    rng, rollouts_played = np.random.default_rng(seed), []
     for _ in tqdm(range(rollouts), unit="rollout", desc="real"):
-        lead, begun = int(rng.integers(1, REPLAYED)), EnvState.reset(env, int(rng.integers(2**31)))
-        found.append(rollout(env, policy, steps, rollout(env, agent, lead, begun).env_state))
-    return found
+        lead, env_state = int(rng.integers(1, REPLAYED)), EnvState.reset(env, int(rng.integers(2**31)))
+        rollouts_played.append(rollout(env, policy, steps, rollout(env, agent, lead, env_state).env_state))
+    return rollouts_played
 
 
 def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
@@ -235,14 +237,14 @@ def _real_and_imagined(
     dreamer = agent.player(c.count, seed)
     imagined = play_imagined(agent, dreamer, replay, rollouts, seed)
     results: dict[str, Any] = {
-        "imagined_reward": float(np.mean([found.segments.reward for found in imagined])),
-        "imagined_ends": float(np.mean([found.segments.terminated for found in imagined])),
+        "imagined_reward": float(np.mean([rollout.segments.reward for rollout in imagined])),
+        "imagined_ends": float(np.mean([rollout.segments.terminated for rollout in imagined])),
     }
     blind = play_imagined(agent, chance, replay, rollouts, seed)
-    for name, policy, seen in (("agent", player, imagined), ("random", chance, blind)):
+    for name, policy, dreamed in (("agent", player, imagined), ("random", chance, blind)):
         played = play_on(env, player, policy, c.steps, rollouts, seed)
         results[f"{name}_rollouts"] = {
             "real": asdict(RolloutStats.of(played)),
-            "imagined": asdict(RolloutStats.of(seen)),
+            "imagined": asdict(RolloutStats.of(dreamed)),
         }
     return results

@@ -1,7 +1,7 @@
-"""How often a TWISTED checkpoint predicts the next frame exactly, by decoder (TWISTED, table 3).
+"""Measure how often a TWISTED checkpoint predicts the next frame exactly, by decoder (TWISTED, table 3).
 
 Held-out play is cut into runs of consecutive frames; every transition in them is predicted from the real frames before
-it. A frame is right where every token is; its centre, where every token of the region is that transport decides.
+it. A frame is right if all tokens are; its centre, if all tokens of the transport region are.
 
 Shape suffixes: B runs, T frames of a run, L patch tokens, K codes.
 """
@@ -25,12 +25,12 @@ from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameEpisode, episode_files, read_episode
 
 CREATURE = "creature"
-"""Extra of recorded episodes: whether a frame shows a creature that moves at random."""
+"""Extra of recorded episodes: True for frames that show a creature, which moves at random."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Runs of T consecutive transitions as tokens, and whether the frame before each shows a creature: bool (B, T)."""
+    """Runs of T consecutive transitions as tokens; creature: bool (B, T), True if the frame before shows one."""
 
     batch: TokenBatch
     creature: NDArray[np.bool_]
@@ -40,22 +40,24 @@ class HeldOut:
 
     @property
     def episode(self) -> NDArray[np.int64]:
-        """The number of the episode that each transition is of, (B * T,): one episode may fill several runs."""
+        """Episode number of each transition, (B * T,); an episode may span several runs."""
         number: NDArray[np.int64] = self.batch.first.flatten().cumsum(0).numpy()
         return number
 
 
 def held_out(folder: Path, system: TwistedSystem, frames: int, transitions: int) -> HeldOut:
-    """The first `transitions` of a folder's play in runs of `frames`. Raises InputError naming folder or field."""
+    """Load the first `transitions` of a folder in runs of `frames`.
+
+    Raises:
+        InputError: the folder is too small or of another environment
+    """
     episodes = [read_episode(path) for path in episode_files(folder)]
     for episode in episodes:
         system.space.require(episode.space, str(folder))
     runs = -(-transitions // frames)
     available = sum(len(episode) for episode in episodes) // frames
     if available < runs:
-        raise InputError(
-            f"{folder}: holds {available * frames} transitions in runs of {frames}, {transitions} are asked for"
-        )
+        raise InputError(f"{folder}: must have {transitions} transitions in runs of {frames}, got {available * frames}")
     rows = [np.concatenate(parts)[: runs * frames] for parts in zip(*map(_columns, episodes), strict=True)]
     obs, next_obs, action, reward, terminated, first, creature = (
         rows_of.reshape(runs, frames, *rows_of.shape[1:]) for rows_of in rows
@@ -66,7 +68,7 @@ def held_out(folder: Path, system: TwistedSystem, frames: int, transitions: int)
 
 
 def _columns(episode: FrameEpisode) -> tuple[NDArray[np.generic], ...]:
-    """Steps of an episode: what is before and after each, what was done, whether it is the first."""
+    """Return the columns of an episode's steps."""
     steps = len(episode)
     first = np.arange(steps) == 0
     creature = episode.extras.get(CREATURE, np.zeros(steps + 1, dtype=bool))[:-1]
@@ -75,7 +77,7 @@ def _columns(episode: FrameEpisode) -> tuple[NDArray[np.generic], ...]:
 
 
 def permuted_actions(data: HeldOut, seed: int) -> HeldOut:
-    """The same play with its actions dealt out anew: a model that heeds them must do worse."""
+    """Permute the actions of all transitions: a model that uses actions must do worse."""
     order = torch.randperm(data.batch.action.numel(), generator=torch.Generator().manual_seed(seed))
     action = data.batch.action.flatten()[order].view_as(data.batch.action)
     return HeldOut(data.batch._replace(action=action), data.creature)
@@ -83,7 +85,7 @@ def permuted_actions(data: HeldOut, seed: int) -> HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Whether each transition (B * T,) was predicted right, whole or in its centre."""
+    """Correct transitions, bool (B * T,): whole frame and centre."""
 
     frame: NDArray[np.bool_]
     centre: NDArray[np.bool_]
@@ -92,7 +94,7 @@ class Hits:
 def predict(
     system: TwistedSystem, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields p (N, L, K) of every transition, the tokens before it and those after it (N, L), `rows` runs at a time."""
+    """Yield p (N, L, K) of every transition and the tokens before and after it (N, L), `rows` runs at a time."""
     chosen = system.config.default_depth if depth is None else depth
     for start in range(0, len(data), rows):
         part = TokenBatch(*(tensor[start : start + rows] for tensor in data.batch))
@@ -110,19 +112,19 @@ def score(
     seed: int,
     depth: int | ExitRule | None = None,
 ) -> dict[str, Hits]:
-    """Every decoder on the same probabilities, each with the same random numbers. centre: bool (L,)."""
+    """Score every decoder on the same probabilities and random numbers. centre: bool (L,)."""
     generators = {name: torch.Generator().manual_seed(seed) for name in decoders}
     right: dict[str, list[Tensor]] = {name: [] for name in decoders}
     for p, previous, after in predict(system, data, depth):
         for name, decoder in decoders.items():
             right[name].append(decoder(p, previous, generators[name]) == after)
-    found = {name: torch.cat(parts) for name, parts in right.items()}
-    return {name: Hits(x.all(-1).numpy(), x[:, centre].all(-1).numpy()) for name, x in found.items()}
+    hits = {name: torch.cat(parts) for name, parts in right.items()}
+    return {name: Hits(x.all(-1).numpy(), x[:, centre].all(-1).numpy()) for name, x in hits.items()}
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of transitions predicted right: all, those from a frame with a creature, those without; NaN for none."""
+    """Accuracy over all transitions, and those with and without a creature before; NaN if there are none."""
 
     n: int
     all: float

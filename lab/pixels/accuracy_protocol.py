@@ -13,7 +13,7 @@ from loopwm.records.config import read_sections
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyProtocol(Protocol):
-    """Decoders are compared on the same models, arms by one decoder; both are asked the same transitions."""
+    """Protocol: decoders are compared on the same models, arms by one decoder, all on the same transitions."""
 
     arms: dict[str, Arm]
     decoders: dict[str, DecoderConfig]
@@ -36,7 +36,7 @@ class AccuracyProtocol(Protocol):
         check_one_of("reference_decoder", self.reference_decoder, self.decoders)
         check_one_of("compared_decoder", self.compared_decoder, self.decoders)
         for key in ("transitions", "run_frames"):
-            check(getattr(self, key) > 0, key, f"{getattr(self, key)} is not above zero")
+            check(getattr(self, key) > 0, key, f"must be above 0, got {getattr(self, key)}")
 
     def config(self, arm: str, seed: int, rate: float | None = None) -> PixelTrainingConfig:
         return training_config(read_sections(Path(self.base), self.overrides(arm, seed, rate)))

@@ -1,8 +1,8 @@
-"""The accuracy study: every arm with every seed is trained, and every decoder judged on what it predicts.
+"""Accuracy study: train every arm with every seed, and score every decoder.
 
-Everything that is finished lies in the study's folder: OUT/ARM/seed-N holds a training run and `accuracy.npz`, whether
-each held-out transition was predicted right, with what the protocol asked: a run that was asked something else is
-scored again. Transitions of one episode are alike, so intervals draw episodes.
+The study's folder contains all finished work: OUT/ARM/seed-N is a training run with `accuracy.npz`, the correct
+held-out transitions and the settings they were scored with; a run scored with other settings is scored again.
+Transitions of one episode are correlated, so intervals resample episodes.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ PARTS = ("frame", "centre")
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """What one arm and decoder got right. part: `frame` or `centre`; accuracy: the mean over seeds of each share."""
+    """Accuracy of one arm and decoder. part: `frame` or `centre`; accuracy: mean over seeds."""
 
     arm: str
     decoder: str
     part: str
     accuracy: Accuracy
     by_seed: tuple[float, ...]
-    """Shares of all transitions."""
+    """Accuracy on all transitions by seed."""
 
 
 @dataclass(frozen=True)
 class AccuracyDifference(SeedDifference):
-    """ours - theirs over the same transitions; bounds over their episodes, NaN where there is one alone."""
+    """Difference ours - theirs over the same transitions; bounds over their episodes, NaN if there is only one."""
 
     ours: str
     theirs: str
@@ -59,29 +59,29 @@ class AccuracyDifference(SeedDifference):
 
 
 BySeed = list[Hits]
-"""One for each seed."""
+"""Hits of each seed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """What held-out transitions (N,) are: which start with a creature, and the number of the episode of each."""
+class HeldOutFacts:
+    """Held-out transitions (N,): creature before the frame, and episode number."""
 
     creature: NDArray[np.bool_]
     episode: NDArray[np.int64]
 
 
 def run_accuracy_study(protocol: AccuracyProtocol, out: Path, workers: int) -> None:
-    """Does what is not done yet, then writes results.json, report.md and plot.png to `out`."""
+    """Complete the study, then write results.json, report.md and plot.png to `out`."""
     runs = [make_run(protocol, out, arm, seed) for arm in protocol.arms for seed in protocol.seeds]
     in_processes(partial(complete, protocol), runs, workers)
-    found, asked = read_hits(runs)
-    rows = [row for arm in found for row in _rows(arm, found[arm], asked.creature)]
-    compared = _compared(protocol, found, asked)
+    hits, facts = read_hits(runs)
+    rows = [row for arm in hits for row in _rows(arm, hits[arm], facts.creature)]
+    compared = _compared(protocol, hits, facts)
     results = {
         "study": "twisted accuracy",
         "protocol": asdict(protocol),
-        "transitions": len(asked.creature),
-        "with_creatures": int(asked.creature.sum()),
+        "transitions": len(facts.creature),
+        "with_creatures": int(facts.creature.sum()),
         "rows": [asdict(row) for row in rows],
         "differences": [asdict(difference) for difference in compared],
         "provenance": provenance("lab"),
@@ -95,11 +95,11 @@ SCORED_BY = (
     "frames", "transitions", "run_frames", "centre", "decoders", "compared_decoder", "reference", "grid_c_d",
     "grid_c_w",
 )  # fmt: skip
-"""Keys of a protocol that decide what `accuracy.npz` of a trained run holds."""
+"""Keys of a protocol that determine `accuracy.npz` of a trained run."""
 
 
 def complete(protocol: AccuracyProtocol, run: TrainingRun) -> None:
-    """Trains and scores; what is done already by these settings is skipped."""
+    """Train and score a run; skip work already done with these settings."""
     train(run)
     settings = json.dumps({key: asdict(protocol)[key] for key in SCORED_BY})
     with locked(run):
@@ -108,7 +108,7 @@ def complete(protocol: AccuracyProtocol, run: TrainingRun) -> None:
 
 
 def _scored_by(run: TrainingRun) -> str | None:
-    """The settings that a run was scored by; None if it does not say."""
+    """Return the settings that a run was scored with; None if the file has none."""
     with np.load(_file_of(run)) as arrays:
         return str(arrays["settings"]) if "settings" in arrays else None
 
@@ -118,7 +118,7 @@ def _write_hits(protocol: AccuracyProtocol, run: TrainingRun, settings: str) -> 
     assert isinstance(system, TwistedSystem)
     data = held_out(Path(protocol.frames), system, protocol.run_frames, protocol.transitions)
     hits = _all_hits(protocol, run, system, data)
-    arrays = {f"{name}/{part}": getattr(found, part) for name, found in hits.items() for part in PARTS}
+    arrays = {f"{name}/{part}": getattr(of_decoder, part) for name, of_decoder in hits.items() for part in PARTS}
     arrays |= {"creature": data.creature.flatten(), "episode": data.episode, "settings": np.array(settings)}
     with atomic_write(_file_of(run)) as file:
         np.savez_compressed(file, **arrays)
@@ -128,16 +128,16 @@ def _file_of(run: TrainingRun) -> Path:
     return run.folder / "accuracy.npz"
 
 
-def read_hits(runs: Sequence[TrainingRun]) -> tuple[dict[str, dict[str, BySeed]], Asked]:
-    """Hits of trained runs by arm and decoder, and what all of them were asked."""
-    found: dict[str, dict[str, BySeed]] = {}
+def read_hits(runs: Sequence[TrainingRun]) -> tuple[dict[str, dict[str, BySeed]], HeldOutFacts]:
+    """Read the hits of trained runs by arm and decoder, and the held-out transitions."""
+    by_arm: dict[str, dict[str, BySeed]] = {}
     for run in runs:
         with np.load(_file_of(run)) as arrays:
             for name in dict.fromkeys(name.rpartition("/")[0] for name in arrays if "/" in name):
                 hits = Hits(arrays[f"{name}/frame"], arrays[f"{name}/centre"])
-                found.setdefault(run.arm, {}).setdefault(name, []).append(hits)
-            asked = Asked(arrays["creature"], arrays["episode"])
-    return found, asked
+                by_arm.setdefault(run.arm, {}).setdefault(name, []).append(hits)
+            facts = HeldOutFacts(arrays["creature"], arrays["episode"])
+    return by_arm, facts
 
 
 def _decoders(protocol: AccuracyProtocol, arm: str, grid: tuple[int, int]) -> dict[str, Decoder]:
@@ -166,9 +166,9 @@ def _all_hits(protocol: AccuracyProtocol, run: TrainingRun, system: TwistedSyste
     return hits
 
 
-def _rows(arm: str, found: Mapping[str, BySeed], creature: NDArray[np.bool_]) -> list[AccuracyRow]:
+def _rows(arm: str, by_decoder: Mapping[str, BySeed], creature: NDArray[np.bool_]) -> list[AccuracyRow]:
     rows = []
-    for decoder, seeds in found.items():
+    for decoder, seeds in by_decoder.items():
         for part in PARTS:
             by_seed = [accuracy(getattr(hits, part), creature) for hits in seeds]
             shares = zip(*((a.all, a.with_creatures, a.without_creatures) for a in by_seed), strict=True)
@@ -178,36 +178,35 @@ def _rows(arm: str, found: Mapping[str, BySeed], creature: NDArray[np.bool_]) ->
 
 
 def _compared(
-    protocol: AccuracyProtocol, found: Mapping[str, Mapping[str, BySeed]], asked: Asked
+    protocol: AccuracyProtocol, hits: Mapping[str, Mapping[str, BySeed]], facts: HeldOutFacts
 ) -> list[AccuracyDifference]:
-    """Compares every decoder with the reference decoder, on the reference arm, and every arm with the reference arm, by
-    the compared decoder."""
-    decoders = found[protocol.reference]
-    arms = {arm: of_arm[protocol.compared_decoder] for arm, of_arm in found.items()}
+    """Compare decoders on the reference arm, and arms by the compared decoder, with the reference."""
+    decoders = hits[protocol.reference]
+    arms = {arm: of_arm[protocol.compared_decoder] for arm, of_arm in hits.items()}
     return [
         difference
         for sides, reference in ((decoders, protocol.reference_decoder), (arms, protocol.reference))
         for name in sides
         if name != reference
-        for difference in _differences((name, reference), sides[name], sides[reference], asked)
+        for difference in _differences((name, reference), sides[name], sides[reference], facts)
     ]
 
 
-def _differences(names: tuple[str, str], ours: BySeed, theirs: BySeed, asked: Asked) -> list[AccuracyDifference]:
-    subsets = {"all": np.ones_like(asked.creature), "with": asked.creature, "without": ~asked.creature}
-    found = []
+def _differences(names: tuple[str, str], ours: BySeed, theirs: BySeed, facts: HeldOutFacts) -> list[AccuracyDifference]:
+    subsets = {"all": np.ones_like(facts.creature), "with": facts.creature, "without": ~facts.creature}
+    differences = []
     for part in PARTS:
         for label, chosen in subsets.items():
             if chosen.any():
                 a, b = (np.stack([getattr(hits, part)[chosen] for hits in side]) for side in (ours, theirs))
                 compared = {"ours": names[0], "theirs": names[1], "part": part, "creatures": label}
-                episodes = asked.episode[chosen].astype(str).tolist()
-                found.append(AccuracyDifference.of(a.astype(float), b.astype(float), episodes, **compared))
-    return found
+                episodes = facts.episode[chosen].astype(str).tolist()
+                differences.append(AccuracyDifference.of(a.astype(float), b.astype(float), episodes, **compared))
+    return differences
 
 
 def plot(path: Path, compared: Sequence[AccuracyDifference]) -> None:
-    """Differences in whole frames, all transitions."""
+    """Plot differences in whole frames over all transitions."""
     shown = {f"{d.ours} - {d.theirs}": d for d in compared if (d.part, d.creatures) == ("frame", "all")}
     canvas = Figure(figsize=(9, 1 + 0.25 * len(shown)), layout="constrained")
     axes = canvas.subplots()
@@ -217,7 +216,7 @@ def plot(path: Path, compared: Sequence[AccuracyDifference]) -> None:
 
 
 def render(results: Mapping[str, Any], rows: Sequence[AccuracyRow], compared: Sequence[AccuracyDifference]) -> str:
-    """The content of `report.md`."""
+    """Render `report.md`."""
     question, count, with_creatures = (
         results["protocol"]["question"],
         results["transitions"],

@@ -1,8 +1,8 @@
 """Measure one property of a pixel world.
 
-`accuracy` trains TWISTED in several ways by a written protocol and counts frames predicted right, decoder by decoder.
-Killed and started again with the same arguments it goes on where it was. `rollout-curve` tells by age what an agent's
-world makes of the agent's own play, `calibration` whether chance in a world is that of the game.
+`accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder; rerun the command to resume it.
+`rollout-curve` compares imagined with real play of an agent by rollout step, `calibration` the chances of events in a
+world with those of the game.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["EXAMPLE", "add_arguments", "run"]
 EXAMPLE = "python -m lab pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
 CLAIMS = Path("configs/studies/storm-claims.yaml")
-SAMPLING = "section `sampling` of all models as YAML (default: the system's own)"
+SAMPLING = "section `sampling` of all models as YAML (default: the system's)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,64 +30,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training_studies(tasks: Tasks) -> None:
     """Add studies that train models by a protocol."""
-    purpose = "exact next frames by decoder, of models trained as a protocol says"
+    purpose = "exact next frames by decoder, of models trained by a protocol"
     accuracy = add_task(tasks, "accuracy", _accuracy, purpose, "folder of the study")
     accuracy.add_argument("--protocol", type=Path, default=PROTOCOL, help="default: %(default)s")
-    accuracy.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
+    accuracy.add_argument("--workers", type=positive, default=1, help="parallel runs (default: 1)")
     accuracy.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
-    purpose = "what worlds of STORM know of held-out play, trained as a protocol says, beside bars set before"
+    purpose = "measure STORM worlds trained by a protocol against thresholds fixed in advance"
     claims = add_task(tasks, "paper-claims", _claims, purpose, "folder of the study")
     claims.add_argument("--protocol", type=Path, default=CLAIMS, help="default: %(default)s")
-    claims.add_argument("--workers", type=positive, default=1, help="runs at a time (default: 1)")
+    claims.add_argument("--workers", type=positive, default=1, help="parallel runs (default: 1)")
     claims.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the protocol: seeds=[0]")
 
 
 def _add_memory_studies(tasks: Tasks) -> None:
-    """Add studies of what memories keep."""
-    purpose = "memory alone: which module still knows a cue long after"
+    """Add studies of memories."""
+    purpose = "memory modules alone: accuracy of a cue after a delay"
     memory = add_task(tasks, "memory", _memory, purpose, "folder of the study")
-    memory.add_argument("--steps", type=positive, default=400, help="of training (default: %(default)s)")
+    memory.add_argument("--steps", type=positive, default=400, help="training steps (default: %(default)s)")
     memory.add_argument("--seeds", type=positive, default=3, help="default: %(default)s")
-    purpose = "whether imagined mazes still hold their cue after waiting (MiniGrid's Memory mazes)"
+    purpose = "cue accuracy of imagined mazes after waiting (MiniGrid's Memory mazes)"
     recall = add_task(tasks, "memory-recall", _recall, purpose, "folder of the study")
-    recall.add_argument("models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoints and what to call them")
+    recall.add_argument(
+        "models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoint folders with their names"
+    )
     recall.add_argument("--environment", default="minigrid/MemoryS7@pixels=32", help="default: %(default)s")
-    recall.add_argument("--mazes", type=positive, default=500, help="valid ones (default: %(default)s)")
+    recall.add_argument("--mazes", type=positive, default=500, help="valid mazes (default: %(default)s)")
     recall.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     recall.add_argument("--sampling", type=yaml_section, default={}, metavar="{KEY: VALUE}", help=SAMPLING)
-    purpose = "whether it is known at a corridor's end which way pays (MiniGrid's Memory mazes)"
+    purpose = "prediction of the rewarded turn at a corridor's end (MiniGrid's Memory mazes)"
     choice = add_task(tasks, "memory-choice", _choice, purpose, "folder of the study")
-    choice.add_argument("models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoints and what to call them")
+    choice.add_argument(
+        "models", nargs="+", type=_named, metavar="NAME=DIR", help="checkpoint folders with their names"
+    )
     choice.add_argument("--frames", type=Path, required=True, help="held-out episodes of the policy choose")
-    choice.add_argument("--episodes", type=positive, default=500, help="that end in a choice (default: %(default)s)")
-    choice.add_argument("--futures", type=positive, default=8, help="imagined of each (default: %(default)s)")
+    choice.add_argument(
+        "--episodes", type=positive, default=500, help="episodes that end in a choice (default: %(default)s)"
+    )
+    choice.add_argument(
+        "--futures", type=positive, default=8, help="imagined futures per episode (default: %(default)s)"
+    )
     choice.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     choice.add_argument("--sampling", type=yaml_section, default={}, metavar="{KEY: VALUE}", help=SAMPLING)
 
 
 def _add_probes(tasks: Tasks) -> None:
     """Add measurements of a trained world."""
-    purpose = "whether an imagined ball drifts as often as a real one (STORM on catch-drift)"
+    purpose = "imagined against real drift of a ball (STORM on catch-drift)"
     calibration = add_task(tasks, "calibration", _calibration, purpose, "file of results")
     calibration.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    calibration.add_argument("--worlds", type=positive, default=300, help="of each start (default: %(default)s)")
+    calibration.add_argument("--worlds", type=positive, default=300, help="worlds per start (default: %(default)s)")
     calibration.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    purpose = "imagined rewards, ends and objects by their age, beside the agent's real play"
+    purpose = "imagined against real rewards, ends and objects by rollout step"
     curve = add_task(tasks, "rollout-curve", _rollout_curve, purpose, "file of results")
     curve.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
     curve.add_argument("--rollouts", type=positive, default=500, help="default: %(default)s")
-    curve.add_argument("--steps", type=positive, default=16, help="of a rollout (default: %(default)s)")
+    curve.add_argument("--steps", type=positive, default=16, help="steps of a rollout (default: %(default)s)")
     curve.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
 def _named(text: str) -> tuple[str, Path]:
     name, _, folder = text.partition("=")
     if not name or not folder:
-        raise argparse.ArgumentTypeError(f"expected NAME=DIR, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be NAME=DIR, got {text!r}")
     return name, Path(folder)
 
 
-# torch takes seconds to import.
+# The tasks import lazily: torch takes seconds to import, and `--help` needs none of it.
 
 
 def _accuracy(args: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
-"""Memory alone: a cue, a delay of other symbols, a question. What of each module outlives its training?
+"""Memory study: accuracy of memory modules on a cue after a delay of other symbols.
 
-Trained on delays of 4 to 18 steps, asked after 8, 16, 32 and 64. Symbols are learned vectors, the module is the one
-that a pixel world would have. Guessing is right once in `CUES`.
+Trained on delays of 4 to 18 steps, tested after 8, 16, 32 and 64. Symbols are learned vectors, the module is that of a
+pixel world. Guessing is right once in `CUES`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Settings:
     steps: int = 400
     seeds: tuple[int, ...] = (0, 1, 2)
     questions: int = 500
-    """Asked after each delay."""
+    """Test rows per delay."""
     learning_rate: float = 3e-3
 
 
-class Recall(nn.Module):
-    """Symbols in, which cue it was out."""
+class CueClassifier(nn.Module):
+    """Classifier of the cue from a sequence of symbols."""
 
     def __init__(self, config: MemoryConfig) -> None:
         super().__init__()
@@ -63,78 +63,78 @@ class Recall(nn.Module):
         self.norm, self.head = nn.LayerNorm(config.dim), nn.Linear(config.dim, CUES)
 
     def forward(self, symbols: Tensor, depth: int | DepthPlan) -> Tensor:
-        """Logits (B, CUES) at the last of symbols (B, T)."""
+        """Return logits (B, CUES) at the last of symbols (B, T)."""
         first = torch.zeros_like(symbols, dtype=torch.bool)
         return self.head(self.norm(self.memory(self.embedding(symbols), first, depth).h[:, -1]))
 
 
-def asked(rows: int, delay: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Symbols (B, delay + 2), a cue first and the question last, and the cues (B,)."""
+def make_rows(rows: int, delay: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Generate symbols (B, delay + 2), from a cue to the question symbol, and the cues (B,)."""
     cue = rng.integers(CUES, size=rows)
     others = CUES + rng.integers(OTHERS, size=(rows, delay))
     symbols = np.concatenate((cue[:, None], others, np.full((rows, 1), QUESTION)), 1)
     return torch.from_numpy(symbols), torch.from_numpy(cue)
 
 
-def trained(config: MemoryConfig, seed: int, settings: Settings) -> Recall:
+def train_model(config: MemoryConfig, seed: int, settings: Settings) -> CueClassifier:
     torch.manual_seed(seed)
-    model, rng = Recall(config), np.random.default_rng(seed)
+    model, rng = CueClassifier(config), np.random.default_rng(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     for step in range(settings.steps):
-        symbols, cue = asked(ROWS, int(rng.integers(TRAINED[0], TRAINED[1] + 1)), rng)
+        symbols, cue = make_rows(ROWS, int(rng.integers(TRAINED[0], TRAINED[1] + 1)), rng)
         plan = DepthPlan.sample(seed, step, range(ROWS), config.mu_rec, config.max_loops)
         loss = F.cross_entropy(model(symbols, plan), cue)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        for group in optimizer.param_groups:  # the last third cools down
+        for group in optimizer.param_groups:  # the learning rate falls linearly over the last third
             group["lr"] = settings.learning_rate * min(1.0, 3 * (1 - (step + 1) / settings.steps) + 0.01)
     return model.eval()
 
 
 @torch.no_grad()
-def recalled(model: Recall, delay: int, questions: int) -> float:
-    """Share of cues told right after a delay; the same questions for every model."""
-    symbols, cue = asked(questions, delay, np.random.default_rng((delay, questions)))
+def cue_accuracy(model: CueClassifier, delay: int, questions: int) -> float:
+    """Return the accuracy after a delay, on the same rows for every model."""
+    symbols, cue = make_rows(questions, delay, np.random.default_rng((delay, questions)))
     return float((model(symbols, model.memory.config.default_depth).argmax(-1) == cue).float().mean())
 
 
 def run_study(out: Path, settings: Settings, modules: Mapping[str, MemoryConfig] = MODULES) -> dict[str, Any]:
-    """Trains what is not trained yet and writes results.json and report.md."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in modules}
+    """Train missing models and write results.json and report.md."""
+    by_module: dict[str, list[dict[str, float]]] = {name: [] for name in modules}
     jobs = [(name, seed) for name in modules for seed in settings.seeds]
     for name, seed in tqdm(jobs, unit="model"):
         file = out / f"{name.replace(' ', '-')}-{seed}.json"
-        asked_for = {"module": asdict(modules[name]), "settings": {**asdict(settings), "seeds": seed}}
-        kept = read_json(file) if file.is_file() else {}
-        if kept.get("asked_for") != asked_for:
+        spec = {"module": asdict(modules[name]), "settings": {**asdict(settings), "seeds": seed}}
+        record = read_json(file) if file.is_file() else {}
+        if record.get("asked_for") != spec:
             started = time.process_time()
-            model = trained(modules[name], seed, settings)
-            shares = {str(delay): recalled(model, delay, settings.questions) for delay in TESTED}
-            kept = {"asked_for": asked_for, "shares": shares, "core_seconds": time.process_time() - started}
-            write_json(file, kept)
-        found[name].append({**kept["shares"], "core_seconds": kept["core_seconds"]})
+            model = train_model(modules[name], seed, settings)
+            shares = {str(delay): cue_accuracy(model, delay, settings.questions) for delay in TESTED}
+            record = {"asked_for": spec, "shares": shares, "core_seconds": time.process_time() - started}
+            write_json(file, record)
+        by_module[name].append({**record["shares"], "core_seconds": record["core_seconds"]})
     results = {
         "study": "memory alone",
         "settings": asdict(settings),
         "trained_on": TRAINED,
-        "modules": found,
+        "modules": by_module,
         "provenance": provenance("lab"),
     }
     write_json(out / "results.json", results)
-    write_atomic(out / "report.md", render(found, settings))
+    write_atomic(out / "report.md", render(by_module, settings))
     return results
 
 
-def render(found: Mapping[str, Sequence[Mapping[str, float]]], settings: Settings) -> str:
+def render(by_module: Mapping[str, Sequence[Mapping[str, float]]], settings: Settings) -> str:
     lines = [
         [
             name,
             *(_percent([seed[str(delay)] for seed in seeds]) for delay in TESTED),
             f"{np.mean([seed['core_seconds'] for seed in seeds]):.0f}",
         ]
-        for name, seeds in found.items()
+        for name, seeds in by_module.items()
     ]
     head = (
         f"# Study: memory alone\n\nOne of {CUES} cues, recalled after a delay; trained on delays of {TRAINED[0]} to "

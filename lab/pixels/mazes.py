@@ -1,8 +1,8 @@
-"""MiniGrid's Memory mazes after EDELINE's figure 1: what is seen of them, and how an answer is scored.
+"""MiniGrid's Memory mazes after EDELINE's figure 1: context frames and scores of imagined frames.
 
-Mazes count whose cue is out of sight while the agent waits and in sight once it has turned back. Of each answer, a last
-frame: which of the two kinds of cue its tile is nearer to, the real frame's or the other's; whether it is nearer to one
-of the two than to their mean; and the error of the whole frame.
+Valid mazes have a cue that is out of sight while the agent waits and visible once it has turned back. Scores of a last
+frame: the cue nearest to its tile, the real or the other; True if it is nearer to one of the two than to their mean;
+and the error of the whole frame.
 
 Shape suffixes: M mazes, H/W/C frame.
 """
@@ -26,10 +26,16 @@ Frames = NDArray[np.uint8]
 
 @dataclass(frozen=True, eq=False)
 class Mazes:
-    """What is seen (M, SEEN + 1, H, W, C), the frame after waiting and turning back (M, H, W, C), the place of the
-    cue's tile in it (M, 2), its kind (M,), and how many mazes were looked at."""
+    """Mazes.
 
-    seen: Frames
+    context: frames before waiting, (M, SEEN + 1, H, W, C)
+    last: frames after waiting and turning back, (M, H, W, C)
+    cue: row and column of the cue's tile in `last`, (M, 2)
+    kind: kind of the cue, (M,)
+    tried: number of mazes tried
+    """
+
+    context: Frames
     last: Frames
     cue: NDArray[np.int64]
     kind: NDArray[np.int64]
@@ -37,33 +43,41 @@ class Mazes:
 
 
 def mazes(name: str, count: int, first_seed: int) -> Mazes:
-    """The first `count` that are valid. Raises InputError for an environment without a cue."""
+    """Find the first `count` valid mazes.
+
+    Raises:
+        InputError: the environment has no cue
+    """
     env = real_environment(name)
-    found: list[tuple[Frames, Frames, NDArray[np.int64], int]] = []
+    valid: list[tuple[Frames, Frames, NDArray[np.int64], int]] = []
     seed = first_seed
-    while len(found) < count:
-        frame, told = env.reset(seed=seed)
-        if "cue" not in told:
+    while len(valid) < count:
+        frame, info = env.reset(seed=seed)
+        if "cue" not in info:
             raise InputError(f"environment: {name} has no cue to remember")
         seed += 1
         frames = [frame]
         for _ in range(SEEN):
-            frame, *_, told = env.step(np.int64(LEFT))
+            frame, *_, info = env.step(np.int64(LEFT))
             frames.append(frame)
-        hidden = told["cue"][0] < 0
+        hidden = info["cue"][0] < 0
         for _ in range(BACK):
-            frame, *_, told = env.step(np.int64(LEFT))
-        if hidden and told["cue"][0] >= 0:
-            found.append((np.stack(frames), frame, np.asarray(told["cue"]), int(told["cue_kind"])))
+            frame, *_, info = env.step(np.int64(LEFT))
+        if hidden and info["cue"][0] >= 0:
+            valid.append((np.stack(frames), frame, np.asarray(info["cue"]), int(info["cue_kind"])))
     env.close()
-    seen, last, cue, kind = zip(*found, strict=True)
-    return Mazes(np.stack(seen), np.stack(last), np.stack(cue), np.array(kind), seed - first_seed)
+    context, last, cue, kind = zip(*valid, strict=True)
+    return Mazes(np.stack(context), np.stack(last), np.stack(cue), np.array(kind), seed - first_seed)
 
 
 @dataclass(frozen=True)
-class Recall:
-    """right: share of frames whose cue is the real one, with 95 % bounds over mazes; definite: share whose tile is
-    nearer to one of the two cues than to their mean; error: mean square over pixels in [0, 1]."""
+class CueScores:
+    """Scores of imagined mazes.
+
+    right: share of frames with the real cue, with 95 % bounds over mazes
+    definite: share whose tile is nearer to one of the two cues than to their mean
+    error: mean square over pixels in [0, 1]
+    """
 
     mazes: int
     right: float
@@ -73,12 +87,16 @@ class Recall:
     error: float
 
 
-def scored(found: Frames, real: Mazes) -> Recall:
-    """Raises ValueError where only one kind of cue was seen."""
+def scored(imagined: Frames, real: Mazes) -> CueScores:
+    """Score last frames against the real ones.
+
+    Raises:
+        ValueError: all cues are of one kind
+    """
     if len(set(real.kind.tolist())) < 2:
         raise ValueError("only one kind of cue was seen")
-    tile = found.shape[1] // 8
-    tiles = [tiles_of(frames, real.cue, tile) for frames in (found, real.last)]
+    tile = imagined.shape[1] // 8
+    tiles = [tiles_of(frames, real.cue, tile) for frames in (imagined, real.last)]
     ours, theirs = tiles
     kinds = [theirs[real.kind == kind].mean(0) for kind in (0, 1)]
     own, other = (np.stack([kinds[k] for k in choice]) for choice in (real.kind, 1 - real.kind))
@@ -86,12 +104,12 @@ def scored(found: Frames, real: Mazes) -> Recall:
     right = (distance[0] < distance[1]).astype(float)
     low, high = interval95(right[:, None])[:, 0].tolist()
     definite = np.minimum(distance[0], distance[1]) < distance[2]
-    error = np.square(found / 255 - real.last / 255).mean()
-    return Recall(len(right), float(right.mean()), low, high, float(definite.mean()), float(error))
+    error = np.square(imagined / 255 - real.last / 255).mean()
+    return CueScores(len(right), float(right.mean()), low, high, float(definite.mean()), float(error))
 
 
 def tiles_of(frames: Frames, cue: NDArray[np.int64], tile: int) -> NDArray[np.float64]:
-    """The cue's tile of each frame, in [0, 1]."""
+    """Cut out the cue's tile of each frame, in [0, 1]."""
     return np.stack(
         [frame[r * tile : (r + 1) * tile, c * tile : (c + 1) * tile] for frame, (r, c) in zip(frames, cue, strict=True)]
     ) / 255  # fmt: skip

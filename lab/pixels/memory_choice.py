@@ -1,8 +1,8 @@
-"""Is it known at the end of a corridor which way pays? MiniGrid's Memory mazes, after what EDELINE says memory is for.
+"""Choice study: does a world predict the rewarded turn at the end of a corridor? MiniGrid's Memory mazes.
 
-Held-out episodes of the policy `choose`, which see the cue, walk to the corridor's end and turn to one of two objects.
-Each is seen up to the step before that turn; the turn and the step after it are imagined several times over, and the
-share of those futures that bring a reward is held against the real one. Whoever has forgotten the cue is at 0.5.
+Held-out episodes of the policy `choose` see the cue, walk to the corridor's end and turn to one of two objects. The
+world gets the frames up to the step before that turn and imagines the turn and the step after it several times; the
+share of rewarded futures is compared with the real reward. Without memory of the cue the area is 0.5.
 
 Shape suffixes: B episodes, T steps, N futures.
 """
@@ -30,15 +30,19 @@ from loopwm.records.frames import FrameEpisode, episode_files, read_episode
 from loopwm.records.provenance import provenance
 
 OUT_OF_SIGHT = 4
-"""Frames before the turn in none of which the cue may be seen: what a memory of so many knows nothing of."""
+"""Frames before the turn that must not show the cue, so that a memory of that length cannot contain it."""
 ROWS = 20
-"""Episodes imagined at once."""
+"""Episodes per batch."""
 RESAMPLED = 1000
 
 
 @dataclass(frozen=True)
 class Choice:
-    """area: under the curve of reward asked, with 95 % bounds over episodes; paid: share of them that were rewarded."""
+    """Result of a model.
+
+    area: area under the ROC curve with 95 % bounds over episodes
+    paid: share of rewarded episodes
+    """
 
     episodes: int
     area: float
@@ -47,8 +51,8 @@ class Choice:
     paid: float
 
 
-def counts(episode: FrameEpisode) -> bool:
-    """Whether it ends behind a turn at the corridor's end, having seen the cue and lost sight of it."""
+def is_valid(episode: FrameEpisode) -> bool:
+    """Return True if an episode ends after a turn at the corridor's end and the cue was visible but left sight."""
     if len(episode) <= OUT_OF_SIGHT + 2 or not episode.terminated[-1]:
         return False
     turn, step = episode.action[-2:].tolist()
@@ -57,29 +61,35 @@ def counts(episode: FrameEpisode) -> bool:
 
 
 def choices(folder: Path, count: int) -> list[FrameEpisode]:
-    """The first `count` of a folder that count. Raises InputError where there are fewer, or no cue is told."""
-    found: list[FrameEpisode] = []
+    """Find the first `count` valid episodes of a folder.
+
+    Raises:
+        InputError: there are too few, or episodes have no cue
+    """
+    episodes: list[FrameEpisode] = []
     for path in episode_files(folder):
         episode = read_episode(path)
         if "cue" not in episode.extras:
             raise InputError(f"{path}: has no cue to remember")
-        if counts(episode):
-            found.append(episode)
-        if len(found) == count:
-            return found
-    raise InputError(f"{folder}: {len(found)} episodes end in a choice out of the cue's sight, {count} are asked for")
+        if is_valid(episode):
+            episodes.append(episode)
+        if len(episodes) == count:
+            return episodes
+    raise InputError(
+        f"{folder}: {len(episodes)} episodes end in a choice out of the cue's sight, {count} are asked for"
+    )
 
 
 def promised(world: FrameWorld[Any], episodes: Sequence[FrameEpisode], futures: int, seed: int) -> NDArray[np.float64]:
-    """(B,): the share of futures in which the two last actions of each episode bring a reward."""
+    """Return the share of futures (B,) in which the last two actions of each episode are rewarded."""
     generator = torch.Generator().manual_seed(seed)
-    seen = [len(episode) - 1 for episode in episodes]
-    longest = max(seen)
-    obs = np.stack([_before(e.obs[:n], longest) for e, n in zip(episodes, seen, strict=True)])
-    action = np.stack([_before(e.action[: n - 1], longest - 1) for e, n in zip(episodes, seen, strict=True)])
+    lengths = [len(episode) - 1 for episode in episodes]
+    longest = max(lengths)
+    obs = np.stack([_before(e.obs[:n], longest) for e, n in zip(episodes, lengths, strict=True)])
+    action = np.stack([_before(e.action[: n - 1], longest - 1) for e, n in zip(episodes, lengths, strict=True)])
     first = np.zeros(obs.shape[:2], bool)
     first[:, 0] = True
-    first[np.arange(len(seen)), longest - np.array(seen)] = True
+    first[np.arange(len(lengths)), longest - np.array(lengths)] = True
     seen_frames, acted, begins = (torch.from_numpy(x).repeat_interleave(futures, 0) for x in (obs, action, first))
     state = world.start(seen_frames, acted, begins, generator)
     for place in (-2, -1):
@@ -90,20 +100,20 @@ def promised(world: FrameWorld[Any], episodes: Sequence[FrameEpisode], futures: 
 
 
 def _before(steps: NDArray[Any], length: int) -> NDArray[Any]:
-    """With the first repeated in front, as steps of an episode before."""
+    """Left-pad steps with copies of the first, as steps of an episode before."""
     return np.concatenate((np.repeat(steps[:1], length - len(steps), 0), steps))
 
 
 def area(score: NDArray[np.float64], paid: NDArray[np.bool_]) -> float:
-    """How often a rewarded episode's score is above an unrewarded one's, a tie being half. NaN where one is missing."""
+    """Return the ROC area: how often rewarded episodes score above unrewarded ones, ties half; NaN without both."""
     above = score[paid][:, None] - score[~paid]
     return float(((above > 0) + 0.5 * (above == 0)).mean()) if above.size else float("nan")
 
 
 def measured(score: NDArray[np.float64], paid: NDArray[np.bool_]) -> Choice:
     rng = np.random.default_rng(0)
-    drawn = (rng.integers(len(paid), size=len(paid)) for _ in range(RESAMPLED))
-    low, high = np.nanpercentile([area(score[rows], paid[rows]) for rows in drawn], [2.5, 97.5]).tolist()
+    resamples = (rng.integers(len(paid), size=len(paid)) for _ in range(RESAMPLED))
+    low, high = np.nanpercentile([area(score[rows], paid[rows]) for rows in resamples], [2.5, 97.5]).tolist()
     return Choice(len(paid), area(score, paid), low, high, float(paid.mean()))
 
 
@@ -116,7 +126,7 @@ def run_study(
     sampling: Mapping[str, Any],
     out: Path,
 ) -> None:
-    """Writes results.json and report.md to the folder `out`. sampling: as `world_of` takes it."""
+    """Write results.json and report.md to the folder `out`. sampling: see `world_of`."""
     episodes, results = choices(frames, count), {}
     paid = np.array([episode.reward[-1] > 0 for episode in episodes])
     if len(set(paid.tolist())) < 2:
@@ -126,8 +136,8 @@ def run_study(
         episodes[0].space.require(system.space, str(folder))
         parts = tqdm(range(0, count, ROWS), unit="batch", desc=label)
         world = world_of(system, sampling)
-        found = [promised(world, episodes[start : start + ROWS], futures, seed + start) for start in parts]
-        results[label] = measured(np.concatenate(found), paid)
+        scores = [promised(world, episodes[start : start + ROWS], futures, seed + start) for start in parts]
+        results[label] = measured(np.concatenate(scores), paid)
     record = {
         "study": "choice at the corridor's end",
         "frames": str(frames),

@@ -1,8 +1,8 @@
-"""Does an imagined maze still hold its cue? MiniGrid's Memory mazes, after EDELINE's figure 1.
+"""Recall study: does an imagined maze still contain its cue? MiniGrid's Memory mazes, after EDELINE's figure 1.
 
-Four left turns are seen, the cue among them; then the world imagines: some steps of waiting, and two left turns, after
-which the cue must be there again. Beside that stands what `probe` finds of the same mazes with real frames in the place
-of imagined ones, which tells a memory that has lost the cue from a picture that has.
+Four left turns are context, the cue among them; then the world imagines some steps of waiting and two left turns, after
+which the cue must be visible again. `memory_probe` measures the same mazes with real frames instead, which separates a
+memory that lost the cue from a decoder that did.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from loopwm.records.provenance import provenance
 
 WAITS = (8, 16, 32, 64)
 ROWS = 50
-"""Worlds imagined at once."""
+"""Worlds per batch."""
 
 
-def imagined(world: FrameWorld[Any], seen: Frames, waits: Sequence[int], seed: int) -> dict[int, Frames]:
-    """By steps of waiting, the frame after turning back: (M, H, W, C)."""
+def imagined(world: FrameWorld[Any], context: Frames, waits: Sequence[int], seed: int) -> dict[int, Frames]:
+    """Imagine the frame after waiting and turning back, (M, H, W, C), by steps of waiting."""
     generator = torch.Generator().manual_seed(seed)
-    obs, rows = torch.from_numpy(seen), len(seen)
+    obs, rows = torch.from_numpy(context), len(context)
     first = torch.zeros(rows, SEEN + 1, dtype=torch.bool)
     first[:, 0] = True
     left, stay = (torch.full((rows,), action) for action in (LEFT, STAY))
-    state, found = world.start(obs, left[:, None].expand(-1, SEEN), first, generator), {}
+    state, by_wait = world.start(obs, left[:, None].expand(-1, SEEN), first, generator), {}
     for waited in range(1, max(waits) + 1):
         state = world.step(state, stay, generator).state
         if waited in waits:
             back = state
             for _ in range(BACK):
                 back = world.step(back, left, generator).state
-            found[waited] = world.show(back).numpy()
-    return found
+            by_wait[waited] = world.show(back).numpy()
+    return by_wait
 
 
 def run_study(
     models: dict[str, Path], name: str, count: int, seed: int, sampling: Mapping[str, Any], out: Path
 ) -> None:
-    """Writes results.json and report.md to the folder `out`. sampling: as `world_of` takes it."""
+    """Write results.json and report.md to the folder `out`. sampling: see `world_of`."""
     real, results = mazes(name, count, 10_000_000 + seed), {}
     for label, folder in models.items():
         system = load_checkpoint(folder)
-        if system.space.frame_shape != real.seen.shape[2:]:
-            raise InputError(f"{folder}: imagines frames of {system.space.frame_shape}, not {real.seen.shape[2:]}")
+        if system.space.frame_shape != real.context.shape[2:]:
+            raise InputError(f"{folder}: frames must be {real.context.shape[2:]}, got {system.space.frame_shape}")
         results[label] = measured(system, world_of(system, sampling), real, seed, label)
     record = {
         "study": "recall in pixels",
@@ -76,16 +76,16 @@ def run_study(
 def measured(
     system: PixelSystem, world: FrameWorld[Any], real: Mazes, seed: int, label: str
 ) -> dict[str, dict[str, float]]:
-    """By steps of waiting: what is imagined and, of a system that has one, what its memory holds."""
+    """Score imagined frames and, for systems with an accessible memory, its contents, by steps of waiting."""
     parts = [
-        imagined(world, real.seen[start : start + ROWS], WAITS, seed + start)
+        imagined(world, real.context[start : start + ROWS], WAITS, seed + start)
         for start in tqdm(range(0, len(real.kind), ROWS), unit="batch", desc=label)
     ]
-    found = {str(wait): asdict(scored(np.concatenate([part[wait] for part in parts]), real)) for wait in WAITS}
+    by_wait = {str(wait): asdict(scored(np.concatenate([part[wait] for part in parts]), real)) for wait in WAITS}
     if isinstance(system, Remembers):
         for wait in WAITS:
-            found[str(wait)] |= asdict(probed(system, world, real, wait, seed))
-    return found
+            by_wait[str(wait)] |= asdict(probed(system, world, real, wait, seed))
+    return by_wait
 
 
 def render(record: dict[str, Any], count: int) -> str:

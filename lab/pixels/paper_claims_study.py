@@ -1,4 +1,4 @@
-"""The study of claims about STORM's world: arms trained by a protocol, measured on the same held-out play."""
+"""Claims study of STORM's world: train arms by a protocol and measure them on the same held-out play."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eval.scores.tables import table
-from lab.pixels.paper_claims import Found, held_out_play, measure
+from lab.pixels.paper_claims import ClaimFigures, held_out_play, measure
 from lab.studies.study_protocol import Arm, Protocol, check
 from lab.studies.training_runs import TrainingRun, in_processes, locked, make_run, train
 from loopwm.pixel.checkpoint import load_checkpoint
@@ -22,7 +22,7 @@ from loopwm.records.frames import count_steps, episode_files
 from loopwm.records.provenance import provenance
 
 FROM_HORIZON = 4
-"""The first horizon at which open-loop frames have to beat the last frame seen."""
+"""First horizon at which open-loop frames must beat the last context frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,50 +31,56 @@ class ClaimsProtocol(Protocol):
     frames: str
     """Held-out play."""
     columns: tuple[int, int]
-    """First and last column of the frame where what the agent moves is."""
+    """First and last column of the frame where the agent's object moves."""
     sequences: int = 200
     context: int = 8
-    """Frames of a sequence that are seen."""
+    """Context frames of a sequence."""
     steps: int = 15
-    """Those imagined after them."""
+    """Imagined steps after the context."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("sequences", "context", "steps"):
-            check(getattr(self, key) > 0, key, f"{getattr(self, key)} is not above zero")
-        check(self.sequences > 1, "sequences", "actions of another sequence need two")
-        check(self.steps >= FROM_HORIZON, "steps", f"claims are about horizons from {FROM_HORIZON} on")
+            check(getattr(self, key) > 0, key, f"must be above 0, got {getattr(self, key)}")
+        check(self.sequences > 1, "sequences", f"must be at least 2, got {self.sequences}")
+        check(self.steps >= FROM_HORIZON, "steps", f"must be at least {FROM_HORIZON}, got {self.steps}")
         first, last = self.columns
-        check(0 <= first <= last, "columns", f"{first} to {last} are none")
+        check(0 <= first <= last, "columns", f"must be an ascending range, got {first} to {last}")
 
     def config(self, arm: str, seed: int, rate: float | None = None) -> PixelTrainingConfig:
-        """Raises InputError for a model that cannot be asked so far ahead, too."""
-        found = training_config(read_sections(Path(self.base), self.overrides(arm, seed, rate)))
+        """Build the training configuration of a run.
+
+        Raises:
+            InputError: a key is invalid, or the model cannot imagine that many steps
+        """
+        config = training_config(read_sections(Path(self.base), self.overrides(arm, seed, rate)))
         check(
-            found.system == StormSystem.name, "base", f"{found.system} has no latents to ask of, {StormSystem.name} has"
+            config.system == StormSystem.name,
+            "base",
+            f"system must be {StormSystem.name}, which has latents, got {config.system}",
         )
-        most, asked = found.model.positions, self.context + self.steps
-        check(asked <= most, "steps", f"{asked} frames with the context are more than model.positions, {most}")
-        return found
+        most, length = config.model.positions, self.context + self.steps
+        check(length <= most, "steps", f"with the context must be at most model.positions ({most}), got {length}")
+        return config
 
 
-def worst_of_copy(found: Found) -> float:
-    """The greatest ratio of open-loop error to that of the last frame seen, from FROM_HORIZON on."""
-    pairs = zip(found.open_loop[FROM_HORIZON - 1 :], found.copy_last[FROM_HORIZON - 1 :], strict=True)
+def worst_of_copy(figures: ClaimFigures) -> float:
+    """Return the largest ratio of open-loop error to that of the last context frame, from FROM_HORIZON on."""
+    pairs = zip(figures.open_loop[FROM_HORIZON - 1 :], figures.copy_last[FROM_HORIZON - 1 :], strict=True)
     return max(ours / theirs for ours, theirs in pairs)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A number of a checkpoint, and the bound that it has to keep: above it, or below."""
+    """Figure of a checkpoint and its threshold, a lower or an upper one."""
 
     text: str
-    value: Callable[[Found], float]
+    value: Callable[[ClaimFigures], float]
     above: float | None = None
     below: float | None = None
 
-    def holds(self, found: Found) -> bool:
-        value = self.value(found)
+    def holds(self, figures: ClaimFigures) -> bool:
+        value = self.value(figures)
         return (self.above is None or value >= self.above) and (self.below is None or value < self.below)
 
     def bar(self) -> str:
@@ -93,63 +99,63 @@ CLAIMS = (
 
 
 def run_claims_study(protocol: ClaimsProtocol, out: Path, workers: int) -> None:
-    """Does what is not done yet, then writes results.json and report.md to `out`."""
+    """Complete the study, then write results.json and report.md to `out`."""
     runs = [make_run(protocol, out, arm, seed) for arm in protocol.arms for seed in protocol.seeds]
     in_processes(partial(complete, protocol), runs, workers)
-    found: dict[str, list[Found]] = {}
+    by_arm: dict[str, list[ClaimFigures]] = {}
     for run in runs:
-        found.setdefault(run.arm, []).append(Found(**read_json(_file_of(run))["found"]))
+        by_arm.setdefault(run.arm, []).append(ClaimFigures(**read_json(_file_of(run))["found"]))
     results = {
         "study": "claims of a world",
         "protocol": asdict(protocol),
-        "found": {arm: [asdict(seed) for seed in seeds] for arm, seeds in found.items()},
+        "found": {arm: [asdict(seed) for seed in seeds] for arm, seeds in by_arm.items()},
         "provenance": provenance("lab"),
     }
     write_json(out / "results.json", results)
-    write_atomic(out / "report.md", render(protocol, found))
+    write_atomic(out / "report.md", render(protocol, by_arm))
 
 
 def complete(protocol: ClaimsProtocol, run: TrainingRun) -> None:
-    """Trains and measures; what is done already by these settings is skipped."""
+    """Train and measure a run; skip work already done with these settings."""
     train(run)
-    asked = {key: getattr(protocol, key) for key in ("frames", "sequences", "context", "steps")}
+    settings = {key: getattr(protocol, key) for key in ("frames", "sequences", "context", "steps")}
     play = {path.name: count_steps(path) for path in episode_files(Path(protocol.frames))}
-    asked |= {"columns": list(protocol.columns), "play": play}
+    settings |= {"columns": list(protocol.columns), "play": play}
     with locked(run):
-        if not _file_of(run).exists() or read_json(_file_of(run))["asked"] != asked:
-            write_json(_file_of(run), {"asked": asked, "found": asdict(_measured(protocol, run))})
+        if not _file_of(run).exists() or read_json(_file_of(run))["asked"] != settings:
+            write_json(_file_of(run), {"asked": settings, "found": asdict(_measured(protocol, run))})
 
 
 def _file_of(run: TrainingRun) -> Path:
     return run.folder / "claims.json"
 
 
-def _measured(protocol: ClaimsProtocol, run: TrainingRun) -> Found:
+def _measured(protocol: ClaimsProtocol, run: TrainingRun) -> ClaimFigures:
     system = load_checkpoint(run.model, StormSystem.name)
     assert isinstance(system, StormSystem)
     first, last = protocol.columns
     width = system.space.frame_shape[1]
-    check(last < width, "columns", f"{last} is outside the frame's {width}")
+    check(last < width, "columns", f"must be below the frame's width {width}, got {last}")
     frames = protocol.context + protocol.steps
     play = held_out_play(Path(protocol.frames), system, protocol.sequences, frames, run.seed)
     return measure(system, play, protocol.context, range(first, last + 1), run.seed)
 
 
-def render(protocol: ClaimsProtocol, found: Mapping[str, Sequence[Found]]) -> str:
-    """The content of `report.md`."""
+def render(protocol: ClaimsProtocol, by_arm: Mapping[str, Sequence[ClaimFigures]]) -> str:
+    """Render `report.md`."""
     head = (
         f"# Study: claims of a world\n\n{protocol.question}\n\n{protocol.sequences} sequences of held-out play, "
         f"{protocol.context} seen, {protocol.steps} imagined; seeds {', '.join(map(str, protocol.seeds))}.\n\n"
     )
-    columns = ["Claim", "bar", *(f"{arm}, by seed" for arm in found)]
-    lines = [[c.text, c.bar(), *(_by_seed(c, seeds) for seeds in found.values())] for c in CLAIMS]
+    columns = ["Claim", "bar", *(f"{arm}, by seed" for arm in by_arm)]
+    lines = [[c.text, c.bar(), *(_by_seed(c, seeds) for seeds in by_arm.values())] for c in CLAIMS]
     horizons = ["Open loop, mean over seeds", *(str(1 + step) for step in range(protocol.steps))]
-    curves = [[arm, *_curve([f.open_loop for f in seeds])] for arm, seeds in found.items()]
-    curves.append(["last frame seen", *_curve([f.copy_last for f in found[protocol.reference]])])
+    curves = [[arm, *_curve([f.open_loop for f in seeds])] for arm, seeds in by_arm.items()]
+    curves.append(["last frame seen", *_curve([f.copy_last for f in by_arm[protocol.reference]])])
     return head + table(columns, lines) + "\n\n" + table(horizons, curves) + "\n"
 
 
-def _by_seed(claim: Claim, seeds: Sequence[Found]) -> str:
+def _by_seed(claim: Claim, seeds: Sequence[ClaimFigures]) -> str:
     return ", ".join(f"{claim.value(f):.2f}" + ("" if claim.holds(f) else " (missed)") for f in seeds)
 
 

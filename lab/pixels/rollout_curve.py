@@ -1,4 +1,4 @@
-"""What an agent's world imagines of the agent's own play, by the age of imagination: rewards, ends, whole frames."""
+"""Rollout curve: imagined rewards, ends and whole frames of an agent's world against real play, by rollout step."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from loopwm.training.real_world import real_environments
 
 
 def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
-    """Rows by age, and over all ages (age 0), of `count` rollouts in play that the world has not seen.
+    """Measure rows by rollout step (`age`; 0: all steps) of `count` rollouts in play unseen by the world.
 
-    Raises InputError for a run that has not ended, or that learned no world.
+    Raises:
+        InputError: the run is unfinished, or has no world
     """
     config = read_config(folder)
     env, space = real_environments(config.real.environment, config.real.count)
     agent = load_agent(folder, space, config)
     if agent.world is None:
-        raise InputError(f"{folder}: the run learned no world")
+        raise InputError(f"{folder}: the run has no world model")
     played = rollout(env, agent.player(config.real.count, seed), REPLAYED, EnvState.reset(env, seed))
     replay = Replay(space, played.segments.action.size)
     replay.add_segments(played.segments, "agent", seed)
     rng = np.random.default_rng(seed)
-    found = open_loop_rollouts(agent.world, replay, count, config.imagination.burn_in, steps, rng, torch.device("cpu"))
-    columns = {name: found.by_age(name) for name in ("reward", "end", "whole")}
-    rows: list[dict[str, Any]] = [{"age": 0, "valid": int(found.imagined["valid"].sum()), **found.overall()}]
+    rollouts = open_loop_rollouts(
+        agent.world, replay, count, config.imagination.burn_in, steps, rng, torch.device("cpu")
+    )
+    columns = {name: rollouts.by_age(name) for name in ("reward", "end", "whole")}
+    rows: list[dict[str, Any]] = [{"age": 0, "valid": int(rollouts.imagined["valid"].sum()), **rollouts.overall()}]
     for age in range(steps):
-        row: dict[str, Any] = {"age": age + 1, "valid": int(found.imagined["valid"][:, age].sum())}
+        row: dict[str, Any] = {"age": age + 1, "valid": int(rollouts.imagined["valid"][:, age].sum())}
         for name, (real, imagined) in columns.items():
             row |= {f"{name}_real": float(real[age]), f"{name}_imagined": float(imagined[age])}
         rows.append(row)

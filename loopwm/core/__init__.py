@@ -23,10 +23,6 @@ from loopwm.core.kv_cache import KVCache, RaggedBatch, SharedPrefixCache, alloca
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 from loopwm.runtime import attention_products, quick_products
 
-CoreState = KVCache
-SharedState = SharedPrefixCache
-StateGroup = RaggedBatch
-
 __all__ = [
     "RULES",
     "Attend",

@@ -1,1 +1,1 @@
-"""Token ids alone: the scheduler, the running batch, cached keys and values, and the thread that owns the model."""
+"""Token-level engine: scheduler, running batch, prefix cache and the thread that owns the model."""

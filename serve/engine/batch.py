@@ -1,7 +1,7 @@
-"""The running batch: rows that decode, which join and leave it at any token.
+"""Running batch: requests that decode, joining and leaving at any token.
 
-Rows that go on from one prefix, which is kept once, form a group that reads it once; all others are groups of their
-own. Those of one depth take one pass for each token, whatever they go on from.
+Requests that continue one shared prefix form a group, which reads its KV cache once; all others are groups of one.
+Groups of one depth share one forward per token.
 
 Shape suffixes: B rows, V vocabulary.
 """
@@ -10,162 +10,156 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from loopwm.core import CoreState, ExitRule, SharedState, StateGroup
-from serve.engine.passes import Forward
-from serve.engine.requests import Event, Finish, Scores
-from serve.engine.requests import Sequence as Row
-from serve.engine.sampling import choose
+from loopwm.core import ExitRule, KVCache, RaggedBatch, SharedPrefixCache
+from serve.engine.forward import ModelRunner
+from serve.engine.requests import Event, Request, Scores
+from serve.engine.sampling import sample
 
 log = logging.getLogger(__name__)
 
 
-class RowGroup:
-    """Rows of one depth, with one prefix or none. tokens: that each row runs next, behind what is in `state`."""
+class PrefixGroup:
+    """Running requests of one depth that share a prefix, or a single request.
 
-    def __init__(self, rows: Sequence[Row], state: CoreState, tokens: Sequence[int]) -> None:
-        self.rows, self.state, self.tokens = list(rows), state, list(tokens)
-        self.depth: ExitRule = rows[0].request.depth
+    state: KV cache, a row for each request.
+    tokens: next input token of each request.
+    """
 
-    def accepts(self, state: CoreState, depth: ExitRule) -> bool:
-        """Whether rows of this state share the prefix, so that reading it once serves them too."""
-        if not isinstance(self.state, SharedState) or not isinstance(state, SharedState):
+    def __init__(self, requests: Sequence[Request], state: KVCache, tokens: Sequence[int]) -> None:
+        self.requests, self.state, self.tokens = list(requests), state, list(tokens)
+        self.depth: ExitRule = requests[0].depth
+
+    def accepts(self, state: KVCache, depth: ExitRule) -> bool:
+        """Return True if rows of `state` share the group's prefix and depth."""
+        if not isinstance(self.state, SharedPrefixCache) or not isinstance(state, SharedPrefixCache):
             return False
         return self.state.prefix is state.prefix and self.depth == depth
 
-    def take(self, row: Row, state: CoreState) -> None:
+    def add(self, request: Request, state: KVCache) -> None:
         self.state = self.state.join(state, in_place=True)
-        self.rows.append(row)
-        self.tokens.append(row.request.prompt[-1])
+        self.requests.append(request)
+        self.tokens.append(request.prompt[-1])
 
-    def keep(self, stay: Sequence[int]) -> None:
-        """Only these rows, in ascending order, go on."""
-        if 0 < len(stay) < len(self.rows):
-            stay = _closed_up(stay)
-            self.state = self.state.move(stay)
-        self.rows, self.tokens = [self.rows[i] for i in stay], [self.tokens[i] for i in stay]
+    def keep(self, rows: Sequence[int]) -> None:
+        """Remove all requests but these rows, given in ascending order."""
+        if 0 < len(rows) < len(self.requests):
+            rows = _compact(rows)
+            self.state = self.state.move(rows)
+        self.requests, self.tokens = [self.requests[i] for i in rows], [self.tokens[i] for i in rows]
 
-    def deliver(self, logits_BV: Tensor, loops: Sequence[int], end_token: int) -> None:
-        """Chooses and delivers each row's token, which it runs next. Who is finished leaves."""
-        stay = []
-        for i, (row, logits_V) in enumerate(zip(self.rows, logits_BV, strict=True)):
+    def sample(self, logits_BV: Tensor, loops: Sequence[int], end_token: int) -> None:
+        """Sample and emit one token per request; remove finished requests."""
+        rows = []
+        for i, (request, logits_V) in enumerate(zip(self.requests, logits_BV, strict=True)):
             try:
-                token = _choose(row, logits_V, end_token)
-                event = Event(token, loops[i], _scores(row, logits_V, token))
+                token = _sample(request, logits_V, end_token)
+                event = Event(token, loops[i], _scores(request, logits_V, token))
             except Exception as error:
-                log.exception("choosing a token failed")
-                row.deliver(Event(error=error))
+                log.exception("sampling failed")
+                request.fail(error)
                 continue
             self.tokens[i] = token
-            if _deliver(row, event, end_token):
-                stay.append(i)
-        self.keep(stay)
+            if request.emit(event, end_token):
+                rows.append(i)
+        self.keep(rows)
 
 
 class RunningBatch:
-    """All groups. Owned by one thread."""
+    """All groups that decode. Owned by the engine's thread."""
 
-    def __init__(self, forward: Forward, end_token: int) -> None:
-        self.groups: list[RowGroup] = []
-        self._forward = forward
+    def __init__(self, runner: ModelRunner, end_token: int) -> None:
+        self.groups: list[PrefixGroup] = []
+        self._runner = runner
         self._end_token = end_token
 
     def __len__(self) -> int:
-        return sum(len(group.rows) for group in self.groups)
+        return sum(len(group.requests) for group in self.groups)
 
     @property
-    def rows(self) -> list[Row]:
-        return [row for group in self.groups for row in group.rows]
+    def requests(self) -> list[Request]:
+        return [request for group in self.groups for request in group.requests]
 
     @torch.inference_mode()
-    def add(self, row: Row, state: CoreState) -> None:
-        """A row that goes on from a state: all that comes before the last token of its prompt."""
+    def add(self, request: Request, state: KVCache) -> None:
+        """Start decoding a request.
+
+        state: KV cache of all but the last token of its prompt.
+        """
         for group in self.groups:
-            if group.accepts(state, row.request.depth):
-                return group.take(row, state)
-        return self.groups.append(RowGroup([row], state, [row.request.prompt[-1]]))
+            if group.accepts(state, request.depth):
+                return group.add(request, state)
+        return self.groups.append(PrefixGroup([request], state, [request.prompt[-1]]))
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One token for every row. Where a pass of all fails, each row takes its own, and who fails there hears it."""
+        """Run one decode step. If the batched forward fails, retry one by one and fail the requests that fail there."""
         for group in self.groups:
-            group.keep([i for i, row in enumerate(group.rows) if not row.cancelled])
-        self.groups = [group for group in self.groups if group.rows]
+            group.keep([i for i, request in enumerate(group.requests) if not request.cancelled])
+        self.groups = [group for group in self.groups if group.requests]
         for depth in {group.depth for group in self.groups}:
-            self._advance([group for group in self.groups if group.depth == depth], depth)
-        self.groups = [group for group in self.groups if group.rows]
+            self._decode([group for group in self.groups if group.depth == depth], depth)
+        self.groups = [group for group in self.groups if group.requests]
 
-    def _advance(self, groups: Sequence[RowGroup], depth: ExitRule) -> None:
+    def _decode(self, groups: Sequence[PrefixGroup], depth: ExitRule) -> None:
+        # A failed forward may have appended to some layers only; the retry needs the states from before.
         before = [group.state.fork() for group in groups]
         try:
-            told = self._pass(groups, depth)
+            outputs = self._forward(groups, depth)
         except Exception:
-            log.exception("decoding %d rows failed: each is tried by itself", sum(len(g.rows) for g in groups))
-            return self._one_by_one(groups, before)
-        for group, (logits_BV, loops) in zip(groups, told, strict=True):
-            group.deliver(logits_BV, loops, self._end_token)
+            log.exception("decoding %d requests failed; retrying one by one", sum(len(g.requests) for g in groups))
+            return self._decode_one_by_one(groups, before)
+        for group, (logits_BV, loops) in zip(groups, outputs, strict=True):
+            group.sample(logits_BV, loops, self._end_token)
         return None
 
-    def _pass(self, groups: Sequence[RowGroup], depth: ExitRule) -> list[tuple[Tensor, list[int]]]:
-        """Logits (B, V) and loops of each group."""
+    def _forward(self, groups: Sequence[PrefixGroup], depth: ExitRule) -> list[tuple[Tensor, list[int]]]:
+        """Return logits (B, V) and loops of each group."""
         rows = [[token] for group in groups for token in group.tokens]
-        logits_BV, loops_B = self._forward.tokens(StateGroup([group.state for group in groups]), rows, depth)
-        sizes = [len(group.rows) for group in groups]
+        logits_BV, loops_B = self._runner.decode(RaggedBatch([group.state for group in groups]), rows, depth)
+        sizes = [len(group.requests) for group in groups]
         return list(zip(logits_BV.split(sizes), [loops.tolist() for loops in loops_B.split(sizes)], strict=True))
 
-    def _one_by_one(self, groups: Sequence[RowGroup], before: Sequence[CoreState]) -> None:
+    def _decode_one_by_one(self, groups: Sequence[PrefixGroup], before: Sequence[KVCache]) -> None:
         for group, state in zip(groups, before, strict=True):
             self.groups.remove(group)
-            for i, row in enumerate(group.rows):
-                try:  # memory may be short even for a row's copy of what it read together with others
-                    single = RowGroup([row], state.row(i).whole(), [group.tokens[i]])
-                    ((logits_BV, loops),) = self._pass([single], single.depth)
+            for i, request in enumerate(group.requests):
+                try:  # inside, because copying the shared prefix may run out of memory, too
+                    single = PrefixGroup([request], state.row(i).whole(), [group.tokens[i]])
+                    ((logits_BV, loops),) = self._forward([single], single.depth)
                 except Exception as error:
-                    row.deliver(Event(error=error))
+                    request.fail(error)
                 else:
                     self.groups.append(single)
-                    single.deliver(logits_BV, loops, self._end_token)
+                    single.sample(logits_BV, loops, self._end_token)
 
-    def clear(self) -> list[Row]:
-        """Empties the batch and returns who was in it."""
-        rows, self.groups = self.rows, []
-        return rows
-
-
-def _closed_up(rows: Sequence[int]) -> list[int]:
-    """Ascending rows in the order that moves the fewest to make them the first: the last ones fill the holes."""
-    count, kept = len(rows), set(rows)
-    late = iter(row for row in rows if row >= count)
-    return [place if place in kept else next(late) for place in range(count)]
+    def clear(self) -> list[Request]:
+        """Remove and return all requests."""
+        requests, self.groups = self.requests, []
+        return requests
 
 
-def _choose(row: Row, logits_V: Tensor, end_token: int) -> int:
-    if not row.request.may_end(row.produced):
+def _compact(rows: Sequence[int]) -> list[int]:
+    """Order the rows to keep so that the fewest move: the last ones fill the holes."""
+    count, kept_rows = len(rows), set(rows)
+    last = iter(row for row in rows if row >= count)
+    return [row if row in kept_rows else next(last) for row in range(count)]
+
+
+def _sample(request: Request, logits_V: Tensor, end_token: int) -> int:
+    if not request.may_end():
         logits_V = logits_V.clone()
         logits_V[end_token] = -torch.inf
-    return choose(logits_V, row.request.sampling, row.generator)
+    return sample(logits_V, request.params, request.generator)
 
 
-def _scores(row: Row, logits_V: Tensor, token: int) -> Scores | None:
-    """Of this token, as far as the request asks for them."""
-    top = row.request.top
+def _scores(request: Request, logits_V: Tensor, token: int) -> Scores | None:
+    top = request.params.logprobs
     if top is None:
         return None
     scores_V = logits_V.float().log_softmax(-1)
     values, ids = scores_V.topk(min(top, len(scores_V)))
     return Scores(float(scores_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
-
-
-def _deliver(row: Row, event: Event, end_token: int) -> bool:
-    """Tells a request its token; whether it wants another one."""
-    if event.token == end_token:
-        row.deliver(Event(loops=event.loops, scores=event.scores, finish=Finish.STOP))
-        return False
-    row.produced += 1
-    finish = Finish.LENGTH if row.produced == row.request.max_tokens else None
-    row.deliver(replace(event, finish=finish))
-    return finish is None

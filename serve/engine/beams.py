@@ -1,4 +1,4 @@
-"""Beam search as a task of the engine: each token of all beams is one pass, which other searches take with it."""
+"""Beam search as an engine work item: one forward batch extends all beams, shared with other searches."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 
 import torch
 
-from loopwm.core import CoreState, ExitRule, StateGroup
+from loopwm.core import ExitRule, KVCache, RaggedBatch
 from loopwm.text.decoding import Extended, Extension, Hypothesis, search_beams
-from serve.engine.passes import Forward, Steps
+from serve.engine.forward import ForwardGenerator, ModelRunner
 from serve.engine.requests import Event, Finish, Request
-from serve.engine.requests import Sequence as Row
 
 
 @dataclass(frozen=True, eq=False)
 class ExtendBeams:
-    """One token for each beam of a search. Its result is an `Extended`."""
+    """Forward of one token for each beam of a search; returns an `Extended`."""
 
-    forward: Forward
+    runner: ModelRunner
     extension: Extension
     depth: ExitRule
 
@@ -28,10 +27,10 @@ class ExtendBeams:
         return ExtendBeams, self.depth
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.extension.tokens)
 
-    def within(self, tokens: int) -> ExtendBeams:
+    def split(self, max_tokens: int) -> ExtendBeams:
         return self
 
     @torch.inference_mode()
@@ -39,18 +38,24 @@ class ExtendBeams:
         extensions = [each.extension for each in (self, *others)]
         states = [each.state.fork() for each in extensions]
         tokens = [[token] for each in extensions for token in each.tokens]
-        logits_BV, loops_B = self.forward.tokens(StateGroup(states), tokens, self.depth)
+        logits_BV, loops_B = self.runner.decode(RaggedBatch(states), tokens, self.depth)
         sizes = [len(each.tokens) for each in extensions]
         parts = zip(states, logits_BV.split(sizes), loops_B.split(sizes), strict=True)
         return [Extended(state, logits, loops.tolist()) for state, logits, loops in parts]
 
 
-def search(forward: Forward, state: CoreState, request: Request, beams: int, end_token: int) -> Steps[list[Hypothesis]]:
-    """Return the `beams` best texts of a search with as many beams. state: before the last token of the prompt."""
-    searching = search_beams(state, request.prompt[-1], beams, request.max_tokens, end_token, results=beams)
+def search(
+    runner: ModelRunner, state: KVCache, request: Request, beams: int, end_token: int
+) -> ForwardGenerator[list[Hypothesis]]:
+    """Return the `beams` best results of a search with that number of beams.
+
+    state: KV cache before the last token of the prompt.
+    """
+    assert request.params.max_tokens is not None
+    searching = search_beams(state, request.prompt[-1], beams, request.params.max_tokens, end_token, results=beams)
     extension = next(searching)
     while True:
-        extended: Any = yield ExtendBeams(forward, extension, request.depth)
+        extended: Any = yield ExtendBeams(runner, extension, request.depth)
         try:
             extension = searching.send(extended)
         except StopIteration as stop:
@@ -58,10 +63,10 @@ def search(forward: Forward, state: CoreState, request: Request, beams: int, end
             return best
 
 
-def deliver(row: Row, hypothesis: Hypothesis) -> None:
-    """Emit all tokens of a text, and its end."""
+def deliver(request: Request, hypothesis: Hypothesis) -> None:
+    """Emit all tokens of a hypothesis, and its end."""
     events = [Event(token, loops) for token, loops in zip(hypothesis.tokens, hypothesis.loops, strict=False)]
     last = Event(loops=hypothesis.loops[-1]) if hypothesis.ended else events.pop()
     finish = Finish.STOP if hypothesis.ended else Finish.LENGTH
     for event in (*events, Event(last.token, last.loops, finish=finish)):
-        row.deliver(event)
+        request.deliver(event)

@@ -1,47 +1,47 @@
-"""The engine: one thread owns the model, requests wait in a bounded queue. Token ids only, no text, no HTTP."""
+"""Engine: one thread that owns the model, and a bounded queue. Token ids only, no text, no HTTP."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from loopwm.core import CoreState, SharedState
+from loopwm.core import KVCache, SharedPrefixCache
 from loopwm.runtime import release_memory
 from loopwm.text.decoding import Hypothesis
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
 from serve.engine.beams import deliver, search
-from serve.engine.outputs import OutputQueue
-from serve.engine.passes import Forward, Steps, Task, results
+from serve.engine.forward import ForwardGenerator, ModelRunner, WorkItem, run_batch
 from serve.engine.prefill import prefill
-from serve.engine.prefix_cache import KVCache
-from serve.engine.requests import Caller, Event, Request
-from serve.engine.requests import Sequence as Row
-from serve.engine.scheduler import Scheduler
+from serve.engine.prefix_cache import PrefixCache
+from serve.engine.requests import Event, Request, RequestContext
+from serve.engine.scheduler import RetryEstimator, Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-IDLE = 2.0
-"""Seconds without work after which memory is given back."""
+IDLE_SECONDS = 2.0
+"""Time without work after which memory is returned to the system."""
 
-BUSY = 10.0
-"""Seconds of work after which it is given back, too: what prompts of all lengths leave between them adds up."""
-
-LONGEST_RETRY = 60
-"""Seconds that a client is told to wait at most."""
+BUSY_SECONDS = 10.0
+"""Time of work after which it is returned, too: prompts of all lengths fragment the heap."""
 
 
 class QueueFullError(RuntimeError):
-    """No room for another waiting request. retry_after: seconds until there may be."""
+    """The request queue is full.
+
+    retry_after: estimated seconds until there is room.
+    """
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -49,50 +49,56 @@ class QueueFullError(RuntimeError):
 
 
 class EngineStoppedError(RuntimeError):
-    """The engine takes no requests (any more)."""
+    """The engine is not running."""
 
 
 class DeadlineError(TimeoutError):
-    """The request took longer than its client would wait."""
+    """The request's deadline has passed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """max_batch: rows that decode together. max_queue: requests that may wait beside them.
+    """Limits of the engine.
 
-    tokens_beside: of passes between two tokens of those who decode; twice as many where twice as many wait as decode,
-    and so on. tokens_alone: where nobody decodes, and at most.
-    cache_bytes: keys and values of all that runs and is kept. Who would not fit waits; what runs already may outgrow it
-    by the tokens that it decodes.
+    max_batch: requests that decode at a time.
+    max_queue: requests that may wait in addition.
+    prefill_tokens_with_decodes: prefill tokens between two decode steps; scaled by waiting / decoding if more wait.
+    max_num_batched_tokens: most prefill tokens of a step, and of one without decodes.
+    cache_bytes: budget of all KV caches, running and cached; running requests may exceed it by what they decode.
     """
 
     max_batch: int = 64
     max_queue: int = 128
-    tokens_beside: int = 64
-    tokens_alone: int = 512
+    prefill_tokens_with_decodes: int = 64
+    max_num_batched_tokens: int = 512
     cache_bytes: int = 2 << 30
 
 
 class Engine:
-    """Use as a context manager: the thread runs inside it."""
+    """Engine thread and its queue. Use as a context manager: the thread runs inside it."""
 
     def __init__(
         self, model: LoopWMForCausalLM, end_token: int, limits: Limits | None = None, threads: int | None = None
     ) -> None:
-        """threads: of the processor, for the engine's own thread; None for torch's default."""
+        """Load nothing yet; the thread starts on entering the context.
+
+        threads: torch threads of the engine's thread; None for torch's default.
+        """
         self.limits = limits or Limits()
-        self.outputs = OutputQueue()
-        self.forward = Forward(model)
-        self.forward.token_bytes(model.config.default_depth)
-        self.cache = KVCache(self.limits.cache_bytes)
+        self.runner = ModelRunner(model)
+        # Measured now, on this thread: admission on the engine's thread should not run an extra forward.
+        self.runner.token_bytes(model.config.default_depth)
+        self.cache = PrefixCache(self.limits.cache_bytes)
         self._threads = threads
         self._end_token = end_token
-        self._batch = RunningBatch(self.forward, end_token)
+        self._batch = RunningBatch(self.runner, end_token)
         self._scheduler = Scheduler()
-        self._callers: set[Caller] = set()
-        self._pace = Pace()
+        self._admitted: set[RequestContext] = set()
+        self._retry_estimator = RetryEstimator()
+        self._outputs: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        # Guards the scheduler and the admitted requests; notified when there is work, and on shutdown.
         self._changed = threading.Condition()
-        self._given_back = time.monotonic()
+        self._released_memory = time.monotonic()
         self._running = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -106,7 +112,7 @@ class Engine:
         self._thread.join()
 
     def stop(self) -> None:
-        """Ends after the current token; whoever is still waiting hears an EngineStoppedError. Returns at once."""
+        """Stop after the current token, without blocking; remaining requests fail with EngineStoppedError."""
         with self._changed:
             self._running = False
             self._changed.notify()
@@ -117,104 +123,124 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Rows decoding now, and what waits or runs beside them."""
-        return len(self._batch), len(self._scheduler.tasks)
+        """Number of requests that decode, and of other work items, waiting or in prefill."""
+        return len(self._batch), len(self._scheduler.items)
 
-    def enter(self, key: str = "", seconds: float = math.inf) -> Caller:
-        """A client's request comes in, and `leave` must follow. seconds: that it waits at most.
+    def admit(self, key: str = "", seconds: float = math.inf) -> RequestContext:
+        """Admit a client's request, which must be released. Work of an admitted request is never refused.
 
-        Raises QueueFullError or EngineStoppedError; what belongs to a request that is in is not refused any more.
+        key: rate-limit key.
+        seconds: time until its deadline.
+
+        Raises:
+            QueueFullError, EngineStoppedError
         """
         self._check_alive()
-        most = self.limits.max_batch + self.limits.max_queue
         with self._changed:
-            if len(self._callers) >= most:
-                waiting = len(self._callers) - self.limits.max_batch
-                told = f"{waiting} requests are waiting already, more are not taken"
-                raise QueueFullError(told, self._pace.seconds(waiting))
-            caller = Caller(key, time.monotonic() + seconds)
-            self._callers.add(caller)
-        return caller
+            waiting = len(self._admitted) - self.limits.max_batch
+            if waiting >= self.limits.max_queue:
+                message = f"request queue is full ({waiting} waiting); retry later"
+                raise QueueFullError(message, self._retry_estimator.seconds(waiting))
+            ctx = RequestContext(key, time.monotonic() + seconds)
+            self._admitted.add(ctx)
+        return ctx
 
-    def leave(self, caller: Caller) -> None:
-        """Whatever the request has left goes with it."""
+    def release(self, ctx: RequestContext) -> None:
+        """Release the slot of an admitted request."""
         with self._changed:
-            self._callers.discard(caller)
-            self._pace.tick(busy=bool(self._callers))
+            self._admitted.discard(ctx)
+            self._retry_estimator.record_end(busy=bool(self._admitted))
 
-    def submit(self, request: Request, deliver: Callable[[Event], None], caller: Caller | None = None) -> Row:
-        """Queues a request. Raises EngineStoppedError."""
-        (row,) = self.submit_all([request], [deliver], caller)
-        return row
+    def submit(self, request: Request, deliver: Callable[[Event], None], ctx: RequestContext | None = None) -> Request:
+        """Queue a copy of the request and return it. Raises EngineStoppedError."""
+        (request,) = self.submit_all([request], [deliver], ctx)
+        return request
 
     def submit_all(
-        self, requests: Sequence[Request], delivers: Sequence[Callable[[Event], None]], caller: Caller | None = None
-    ) -> list[Row]:
-        """Queues requests that go on from one prompt, which runs once. Raises EngineStoppedError."""
-        rows = [Row(*each, caller) for each in zip(requests, delivers, strict=True)]
-        first = requests[0]
-        size = len(first.prompt) + sum(request.max_tokens for request in requests)
-        steps: Steps[Any] = self._start(first)
-        join: Callable[[Any], None] = partial(self._join, rows)
-        if first.beam_search:
-            steps, join = self._search(first, len(rows)), partial(self._deliver_beams, rows)
-        self._add(Task(steps, join, rows[0].caller, rows, size, first.depth.limit))
-        return rows
+        self,
+        requests: Sequence[Request],
+        delivers: Sequence[Callable[[Event], None]],
+        ctx: RequestContext | None = None,
+    ) -> list[Request]:
+        """Queue copies of requests that share one prompt, which is prefilled once. Raises EngineStoppedError."""
+        ctx = ctx or RequestContext()
+        copies = [replace(request, deliver=d, ctx=ctx) for request, d in zip(requests, delivers, strict=True)]
+        first = copies[0]
+        num_tokens = len(first.prompt) + sum(request.params.max_tokens or 0 for request in copies)
+        steps: ForwardGenerator[Any] = self._prefill(first)
+        start: Callable[[Any], None] = partial(self._start_decoding, copies)
+        if first.params.beam_search:
+            steps, start = self._search(first, len(copies)), partial(self._deliver_beams, copies)
+        self._add(WorkItem(steps, start, ctx, copies, num_tokens, first.depth.limit))
+        return copies
 
     def work(
         self,
-        steps: Steps[T],
+        steps: ForwardGenerator[T],
         deliver: Callable[[T | Exception], None],
-        caller: Caller | None = None,
-        size: int = 0,
+        ctx: RequestContext | None = None,
+        num_tokens: int = 0,
         loops: int = 1,
-    ) -> Task:
-        """Queues a piece of work with the model; others come in between its passes. size: tokens it will keep, of so
-        many loops each.
+    ) -> WorkItem:
+        """Queue a work item, whose forwards interleave with others'. Raises EngineStoppedError.
 
-        `deliver` gets what it returns or raises, on the engine's thread. Raises EngineStoppedError.
+        deliver: receives the result or exception on the engine's thread.
+        num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
         """
-        return self._add(Task(steps, deliver, caller or Caller(), size=size, loops=loops))
+        return self._add(WorkItem(steps, deliver, ctx or RequestContext(), num_tokens=num_tokens, loops=loops))
 
-    def _add(self, task: Task) -> Task:
+    def call_on(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        """Call on an event loop after this step. Engine thread only.
+
+        Batches outputs per step: waking the event loop costs more than delivering.
+        """
+        self._outputs.setdefault(loop, []).append(call)
+
+    def _flush_outputs(self) -> None:
+        outputs, self._outputs = self._outputs, {}
+        for loop, calls in outputs.items():
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: no client is left
+                loop.call_soon_threadsafe(_call_all, calls)
+
+    def _add(self, item: WorkItem) -> WorkItem:
         self._check_alive()
         with self._changed:
-            self._scheduler.add(task)
+            self._scheduler.add(item)
             self._changed.notify()
-        return task
+        return item
 
     def _check_alive(self) -> None:
         if not self.alive:
             raise EngineStoppedError("the engine is not running")
 
-    def _start(self, request: Request) -> Steps[CoreState]:
-        """The state before the last token of a prompt."""
+    def _prefill(self, request: Request) -> ForwardGenerator[KVCache]:
+        """Return the KV cache before the last token of the prompt."""
         if request.start is not None:
             return request.start.fork()
-        return (yield from prefill(self.forward, self.cache, request.prompt[:-1], request.depth.limit))
+        return (yield from prefill(self.runner, self.cache, request.prompt[:-1], request.depth.limit))
 
-    def _join(self, rows: Sequence[Row], state: CoreState | Exception) -> None:
-        """Rows of one prompt begin to decode; several read what comes before their last token together."""
+    def _start_decoding(self, requests: Sequence[Request], state: KVCache | Exception) -> None:
         if isinstance(state, Exception):
-            return self._fail(rows, state)
-        state = _shareable(state) if len(rows) > 1 else state
-        for row in rows:
+            return _fail(requests, state)
+        # Requests of one prompt share the KV cache of all but its last token.
+        state = _shareable(state) if len(requests) > 1 else state
+        for request in requests:
             try:
-                self._batch.add(row, state.fork())
+                self._batch.add(request, state.fork())
             except Exception as error:
-                log.exception("a row could not join")
-                row.deliver(Event(error=error))
+                log.exception("a request could not join the batch")
+                request.fail(error)
         return None
 
-    def _search(self, request: Request, beams: int) -> Steps[list[Hypothesis]]:
-        state = _shareable((yield from self._start(request)))
-        return (yield from search(self.forward, state, request, beams, self._end_token))
+    def _search(self, request: Request, beams: int) -> ForwardGenerator[list[Hypothesis]]:
+        state = _shareable((yield from self._prefill(request)))
+        return (yield from search(self.runner, state, request, beams, self._end_token))
 
-    def _deliver_beams(self, rows: Sequence[Row], best: list[Hypothesis] | Exception) -> None:
-        if isinstance(best, Exception):
-            return self._fail(rows, best)
-        for row, hypothesis in zip(rows, best, strict=True):
-            deliver(row, hypothesis)
+    def _deliver_beams(self, requests: Sequence[Request], hypotheses: list[Hypothesis] | Exception) -> None:
+        if isinstance(hypotheses, Exception):
+            return _fail(requests, hypotheses)
+        for request, hypothesis in zip(requests, hypotheses, strict=True):
+            deliver(request, hypothesis)
         return None
 
     def _run(self) -> None:
@@ -223,148 +249,139 @@ class Engine:
         while self._wait_for_work():
             try:
                 self._expire()
-                self._step()
-                self._work()
-            except Exception as error:  # no single request's fault, which all get to hear
-                log.exception("the engine failed and goes on without what it had")
-                self._end(error)
-            self.outputs.send()
-            self._give_back_after(BUSY)
-        self._end(EngineStoppedError("the service is shutting down"))
-        self.outputs.send()
+                self._decode_step()
+                self._prefill_step()
+            except Exception as error:  # not the fault of a single request: fail all, keep serving
+                log.exception("engine step failed; all its requests fail")
+                self._fail_all(error)
+            self._flush_outputs()
+            self._release_memory_after(BUSY_SECONDS)
+        self._fail_all(EngineStoppedError("the service is shutting down"))
+        self._flush_outputs()
 
-    def _end(self, error: Exception) -> None:
-        """Of all that runs and waits."""
-        self._fail(self._batch.clear(), error)
+    def _fail_all(self, error: Exception) -> None:
+        _fail(self._batch.clear(), error)
         with self._changed:
-            tasks = self._scheduler.take_out(lambda _: True)
-        for task in tasks:
-            task.deliver(error)
+            items = self._scheduler.pop(lambda _: True)
+        for item in items:
+            item.deliver(error)
 
     def _wait_for_work(self) -> bool:
-        """False at the end. Who waits for long gives memory back first."""
+        """Wait for work; return False on shutdown. Frees memory after IDLE_SECONDS."""
         with self._changed:
-            idle = not self._changed.wait_for(self._has_work, timeout=IDLE)
+            idle = not self._changed.wait_for(self._has_work, timeout=IDLE_SECONDS)
         if idle:
-            self._give_back_after(0)
+            self._release_memory_after(0)  # outside of the lock: it takes milliseconds, and admission would wait
         with self._changed:
             if not self._has_work():
-                self._scheduler.settle()
+                self._scheduler.reset()
             self._changed.wait_for(self._has_work)
             return self._running
 
-    def _give_back_after(self, seconds: float) -> None:
-        if time.monotonic() - self._given_back >= seconds:
+    def _release_memory_after(self, seconds: float) -> None:
+        if time.monotonic() - self._released_memory >= seconds:
             release_memory()
-            self._given_back = time.monotonic()
+            self._released_memory = time.monotonic()
 
     def _has_work(self) -> bool:
-        return bool(self._scheduler.tasks or len(self._batch)) or not self._running
+        return bool(self._scheduler.items or len(self._batch)) or not self._running
 
-    def _step(self) -> None:
-        """A token for all who decode. Sent before the passes of others."""
+    def _decode_step(self) -> None:
         self._batch.step()
         with self._changed:
-            self._scheduler.charge(row.caller.key for row in self._batch.rows)
-        self.outputs.send()
+            self._scheduler.charge(request.ctx.key for request in self._batch.requests)
+        # Before the prefill step, which would delay the tokens.
+        self._flush_outputs()
 
-    def _work(self) -> None:
-        """Passes of as many tokens as may come between two tokens of those who decode; one for each task."""
-        budget = self._budget()
-        served: set[Task] = set()
-        self._begin(served)
+    def _prefill_step(self) -> None:
+        """Run forwards of work items within the token budget, at most one for each item."""
+        budget = self._token_budget()
+        served: set[WorkItem] = set()
+        self._start_waiting(served)
         while budget > 0:
             with self._changed:
-                together = self._scheduler.next(budget, served)
-            if not together:
+                scheduled = self._scheduler.schedule(budget, served)
+            if not scheduled:
                 return
-            for (task, asked), result in zip(together, results([asked for _, asked in together]), strict=True):
-                budget -= asked.tokens
+            results = run_batch([forward for _, forward in scheduled])
+            for (item, forward), result in zip(scheduled, results, strict=True):
+                budget -= forward.num_tokens
                 with self._changed:
-                    self._scheduler.charge([task.caller.key], asked.tokens)
-                served.add(task)
-                self._go_on(task, result)
+                    self._scheduler.charge([item.ctx.key], forward.num_tokens)
+                served.add(item)
+                self._advance(item, result)
 
-    def _budget(self) -> int:
-        decoding, most = len(self._batch), self.limits.tokens_alone
+    def _token_budget(self) -> int:
+        decoding, limits = len(self._batch), self.limits
         if not decoding:
-            return most
+            return limits.max_num_batched_tokens
         with self._changed:
-            waiting = len(self._scheduler.tasks)
-        beside = self.limits.tokens_beside
-        return max(beside, min(most, beside * waiting // decoding))
+            waiting = len(self._scheduler.items)
+        with_decodes = limits.prefill_tokens_with_decodes
+        # In proportion to the queue: many cold prompts would starve behind a few long generations.
+        return max(with_decodes, min(limits.max_num_batched_tokens, with_decodes * waiting // decoding))
 
-    def _begin(self, served: set[Task]) -> None:
-        """Those whose turn it is say which pass they need first. Who waits for a row holds those up who want one, too,
-        lest it wait for ever."""
+    def _start_waiting(self, served: set[WorkItem]) -> None:
+        """Start waiting items in scheduling order.
+
+        An item that waits for batch rows also blocks later ones that need rows, so it cannot starve.
+        """
         with self._changed:
-            line = self._scheduler.unbegun(self.limits.max_batch, served)
-            expected = sum(len(task.rows) for task in self._scheduler.tasks if task.begun)
+            waiting = self._scheduler.waiting(served)[: self.limits.max_batch]
+            in_prefill = sum(len(item.requests) for item in self._scheduler.running)
         full = False
-        for task in line:
-            taken = len(self._batch) + expected
-            full = full or bool(task.rows and taken and taken + len(task.rows) > self.limits.max_batch)
-            if task.rows and full:
+        for item in waiting:
+            num_seqs = len(self._batch) + in_prefill
+            # An item that exceeds max_batch by itself starts in an empty batch.
+            full = full or bool(item.requests and num_seqs and num_seqs + len(item.requests) > self.limits.max_batch)
+            if item.requests and full:
                 continue
-            if not self._has_memory(task) and not task.cancelled:
+            if not self._has_memory(item) and not item.cancelled:
                 return
-            if self._go_on(task, None):
-                expected += len(task.rows)
+            if self._advance(item, None):
+                in_prefill += len(item.requests)
 
-    def _has_memory(self, task: Task) -> bool:
-        """Whether what the task will hold fits in beside all that runs and what has begun and is still to come. What
-        runs alone has all there is."""
+    def _has_memory(self, item: WorkItem) -> bool:
+        """Return True if the item fits beside running ones and what they will still allocate, or if it is the first."""
         with self._changed:
-            begun = [other for other in self._scheduler.tasks if other.begun]
-        needed = sum(one.size * self.forward.token_bytes(one.loops) for one in (task, *begun) if one.size)
-        return self.cache.make_room(needed) or (not len(self._batch) and not begun)
+            running = self._scheduler.running
+        items = [one for one in (item, *running) if one.num_tokens]
+        needed = sum(one.num_tokens * self.runner.token_bytes(one.loops) for one in items)
+        return self.cache.make_room(needed) or (not len(self._batch) and not running)
 
-    def _go_on(self, task: Task, result: Any) -> bool:
-        """Whether the task has more passes to come."""
-        more = task.advance(result)
+    def _advance(self, item: WorkItem, result: Any) -> bool:
+        """Send a result to an item; return False and remove it when it is done."""
+        more = item.advance(result)
         if not more:
             with self._changed:
-                self._scheduler.remove(task)
+                self._scheduler.remove(item)
         return more
 
     def _expire(self) -> None:
-        """Who is past the deadline hears it, and who was cancelled leaves."""
+        """Fail requests past their deadline; drop cancelled ones."""
         now = time.monotonic()
-        late = DeadlineError("the request took longer than its deadline")
+        error = DeadlineError("the request took longer than its deadline")
         with self._changed:
-            tasks = self._scheduler.take_out(lambda task: task.cancelled or task.caller.deadline < now)
-        for task in tasks:
-            if not task.cancelled:
-                task.deliver(late)
-        for row in self._batch.rows:
-            if row.caller.deadline < now and not row.cancelled:
-                row.cancelled = True
-                row.deliver(Event(error=late))
-
-    def _fail(self, rows: Sequence[Row], error: Exception) -> None:
-        for row in rows:
-            row.deliver(Event(error=error))
+            items = self._scheduler.pop(lambda item: item.cancelled or item.ctx.deadline < now)
+        for item in items:
+            if not item.cancelled:
+                item.deliver(error)
+        for request in self._batch.requests:
+            if request.ctx.deadline < now and not request.cancelled:
+                request.cancelled = True
+                request.fail(error)
 
 
-def _shareable(state: CoreState) -> CoreState:
-    """The state of one row as something that rows read together, where there is something to read."""
-    return SharedState(state, 1) if type(state) is CoreState and state.length else state
+def _fail(requests: Sequence[Request], error: Exception) -> None:
+    for request in requests:
+        request.fail(error)
 
 
-class Pace:
-    """How fast requests come to their end while others wait."""
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._between = 1.0
 
-    def tick(self, busy: bool) -> None:
-        """A request ended; busy: others are still in."""
-        now = time.monotonic()
-        if busy:
-            self._between += 0.1 * (min(now - self._last, LONGEST_RETRY) - self._between)
-        self._last = now
-
-    def seconds(self, requests: int) -> int:
-        """Until so many have ended, at least one."""
-        return max(1, min(LONGEST_RETRY, math.ceil(requests * self._between)))
+def _shareable(state: KVCache) -> KVCache:
+    """Wrap a state of one row as a shared prefix, unless it is empty or shared already."""
+    return SharedPrefixCache(state, 1) if type(state) is KVCache and state.length else state

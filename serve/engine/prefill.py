@@ -1,4 +1,7 @@
-"""Prompts through the model, in pieces, as tasks: to go on from them, or to score their tokens."""
+"""Chunked prefill as engine work items: to decode after a prompt, or to score its tokens.
+
+Shape suffixes: L positions, V vocabulary, K alternatives.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,31 @@ from dataclasses import dataclass
 
 import torch
 
-from loopwm.core import CoreState, Fixed
-from serve.engine.passes import Appended, Chunk, Forward, Steps
-from serve.engine.prefix_cache import BLOCK, KVCache
+from loopwm.core import Fixed, KVCache
+from serve.engine.forward import ForwardGenerator, ModelRunner, PrefillChunk, PrefillResult
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 
 
-def prefill(forward: Forward, cache: KVCache, ids: tuple[int, ...], loops: int) -> Steps[CoreState]:
-    """The state after these tokens, one row that shares nothing it will write to. What the cache knows is not run
-    again."""
-    state = cache.prompt(ids, loops) or CoreState(1, forward.device)
-    known = state.length
+def prefill(runner: ModelRunner, cache: PrefixCache, ids: tuple[int, ...], loops: int) -> ForwardGenerator[KVCache]:
+    """Return the state after `ids`: one row that shares no memory it will write to. Runs only uncached tokens."""
+    state = cache.get_prompt(ids, loops) or KVCache(1, runner.device)
+    cached = state.length
     state.reserve(len(ids))
     while state.length < len(ids):
-        appended: Appended = yield Chunk(forward, state, ids[state.length :], loops)
-        state = appended.state
-    if state.length >= known + BLOCK or known == 0:
+        result: PrefillResult = yield PrefillChunk(runner, state, ids[state.length :], loops)
+        state = result.state
+    # A prefix that grew by less than a block is not worth a second entry.
+    if state.length >= cached + BLOCK or cached == 0:
         cache.put_prompt(ids, loops, state.fork())
     return state
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Natural log-probabilities of the tokens of a prompt and of those most probable after it.
+    """Natural log-probabilities along a prompt of n tokens.
 
-    chosen: of tokens 1 .. n-1; the first token has none. tops: at 1 .. n the most probable tokens with theirs, at least
-    one, the best first, where token n is the first that the model would generate.
+    chosen: of tokens 1 .. n-1; the first token has none.
+    tops: at 1 .. n the most probable tokens with theirs, at least one, best first; n is the first generated token.
     """
 
     chosen: tuple[float, ...]
@@ -39,33 +42,39 @@ class TokenScores:
 
     @property
     def next(self) -> tuple[int, float]:
-        """The most probable token behind the prompt."""
+        """Return the most probable token after the prompt, and its log-probability."""
         return self.tops[-1][0]
 
 
-def score(forward: Forward, prompt: tuple[int, ...], depth: Fixed, top: int) -> Steps[TokenScores]:
-    """top: how many of the most probable tokens to tell at each place."""
-    state = CoreState(1, forward.device)
+def score(runner: ModelRunner, prompt: tuple[int, ...], depth: Fixed, top: int) -> ForwardGenerator[TokenScores]:
+    """Score the tokens of a prompt.
+
+    top: number of alternatives at each position.
+    """
+    state = KVCache(1, runner.device)
     state.reserve(len(prompt))
     chosen: list[float] = []
     tops: list[tuple[tuple[int, float], ...]] = []
     while state.length < len(prompt):
-        begin = state.length
-        appended: Appended = yield Chunk(forward, state, prompt[begin:], depth.limit)
-        state = appended.state
-        told = _scores(forward, appended, prompt[begin + 1 : state.length + 1], max(top, 1))
-        chosen += told.chosen
-        tops += told.tops
+        start = state.length
+        result: PrefillResult = yield PrefillChunk(runner, state, prompt[start:], depth.limit)
+        state = result.state
+        scores = _score_chunk(runner, result, prompt[start + 1 : state.length + 1], max(top, 1))
+        chosen += scores.chosen
+        tops += scores.tops
     return TokenScores(tuple(chosen), tuple(tops))
 
 
 @torch.inference_mode()
-def _scores(forward: Forward, appended: Appended, following: Sequence[int], top: int) -> TokenScores:
-    """Of a piece of a prompt; following: the tokens behind each of its own, of which the last may be missing."""
-    scores_LV = forward.model.lm_head(appended.hidden).float().log_softmax(-1)
+def _score_chunk(runner: ModelRunner, result: PrefillResult, targets: Sequence[int], top: int) -> TokenScores:
+    """Score a prefill chunk.
+
+    targets: the next token of each position; the last one is missing at the end of the prompt.
+    """
+    scores_LV = runner.model.lm_head(result.hidden).float().log_softmax(-1)
     values_LK, ids_LK = scores_LV.topk(min(top, scores_LV.shape[-1]))
-    tokens_L = torch.tensor(following, device=forward.device, dtype=torch.long)
-    chosen = scores_LV[: len(tokens_L)].gather(-1, tokens_L[:, None])[:, 0]
+    targets_L = torch.tensor(targets, device=runner.device, dtype=torch.long)
+    chosen = scores_LV[: len(targets_L)].gather(-1, targets_L[:, None])[:, 0]
     rows = zip(ids_LK.tolist(), values_LK.tolist(), strict=True)
     tops = tuple(tuple(zip(ids, values, strict=True)) for ids, values in rows)
     return TokenScores(tuple(chosen.tolist()), tops)

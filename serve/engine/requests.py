@@ -1,14 +1,16 @@
-"""A request on its way through the engine: what is asked, what it gets to hear."""
+"""Engine requests and output events."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from loopwm.core import ExitRule, SharedState
-from serve.engine.sampling import Sampling
+import torch
+
+from loopwm.core import ExitRule, SharedPrefixCache
+from serve.engine.sampling import SamplingParams
 
 
 class Finish(StrEnum):
@@ -17,43 +19,23 @@ class Finish(StrEnum):
 
 
 @dataclass(frozen=True)
-class Request:
-    """prompt: token ids, at least one. max_tokens: at least 1. The end token is not part of what is generated.
-
-    depth: the prompt runs to its limit; its last token and what is generated leave by it. start: the state of a world,
-    one row, that the prompt goes on from, which is one token then. The end token is never chosen before `min_tokens`
-    others, nor at all with `ignore_end`. top: how many of the most probable tokens to tell at each place; None for no
-    scores. beam_search: requests that are submitted together are the best texts of one search, with a beam for each.
-    """
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    depth: ExitRule
-    start: SharedState | None = None
-    min_tokens: int = 0
-    ignore_end: bool = False
-    top: int | None = None
-    beam_search: bool = False
-
-    def may_end(self, produced: int) -> bool:
-        """Whether the end token may come after so many others."""
-        return not self.ignore_end and produced >= self.min_tokens
-
-
-@dataclass(frozen=True)
 class Scores:
-    """Natural log-probabilities of the model itself, before temperature: of a token, and of the most probable ones."""
+    """Natural log-probabilities of the model, before temperature.
+
+    chosen: of the emitted token.
+    top: token ids with theirs, the most probable first.
+    """
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
-    """Token ids with their scores, the most probable first."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a request gets to hear: a token with the loops behind it, its end, or both; or `error`, after which nothing
-    comes. The end token is not delivered, but its loops are. scores: of the token, where they were asked for."""
+    """Output of one decode step: a token, the end, or both; or an error, which is the last event.
+
+    The end token itself is not emitted, but its loops are.
+    """
 
     token: int | None = None
     loops: int = 0
@@ -62,10 +44,11 @@ class Event:
     error: Exception | None = None
 
 
-class Caller:
-    """A client's request, of which there may be several sequences and tasks.
+class RequestContext:
+    """Client request that sequences and work items belong to.
 
-    key: whose share of the model it takes. deadline: when nobody waits for it any more, by time.monotonic().
+    key: rate-limit key, which the scheduler is fair between.
+    deadline: time.monotonic() after which the client no longer waits.
     """
 
     def __init__(self, key: str = "", deadline: float = math.inf) -> None:
@@ -73,13 +56,43 @@ class Caller:
         self.deadline = deadline
 
 
-class Sequence:
-    """A request while its tokens are generated. `deliver` is called on the engine's thread and must not block."""
+@dataclass(eq=False)
+class Request:
+    """Sequence to generate, and its state while it runs.
 
-    def __init__(self, request: Request, deliver: Callable[[Event], None], caller: Caller | None = None) -> None:
-        self.request = request
-        self.deliver = deliver
-        self.caller = caller or Caller()
-        self.generator = request.sampling.generator()
-        self.produced = 0
-        self.cancelled = False
+    prompt: token ids, at least one.
+    depth: exit rule of decode steps; prefill runs to its limit.
+    start: world state of one row to continue from; the prompt is one token then.
+    deliver: receives events on the engine's thread; must not block, and must not refer to the request: the cycle would
+        keep the world's memory until the garbage collector runs.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    depth: ExitRule
+    start: SharedPrefixCache | None = None
+    deliver: Callable[[Event], None] = lambda event: None
+    ctx: RequestContext = field(default_factory=RequestContext)
+    generator: torch.Generator = field(init=False)
+    num_output_tokens: int = field(default=0, init=False)
+    cancelled: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = self.params.generator()
+
+    def may_end(self) -> bool:
+        """Return True if the end token may be sampled now."""
+        return not self.params.ignore_end and self.num_output_tokens >= self.params.min_tokens
+
+    def emit(self, event: Event, end_token: int) -> bool:
+        """Deliver the token of a decode step; return True if generation continues."""
+        if event.token == end_token:
+            self.deliver(Event(loops=event.loops, scores=event.scores, finish=Finish.STOP))
+            return False
+        self.num_output_tokens += 1
+        finish = Finish.LENGTH if self.num_output_tokens == self.params.max_tokens else None
+        self.deliver(Event(event.token, event.loops, event.scores, finish))
+        return finish is None
+
+    def fail(self, error: Exception) -> None:
+        self.deliver(Event(error=error))

@@ -1,4 +1,7 @@
-"""How the next token is chosen from logits."""
+"""Sampling parameters, and sampling the next token from logits.
+
+Shape suffixes: V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,40 @@ import torch
 from torch import Tensor
 
 GREEDY_BELOW = 1e-5
-"""Temperatures so small are greedy: logits divided by them are no numbers any more."""
+"""Temperatures below this are greedy: logits divided by them overflow."""
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """temperature 0 is greedy. Else tokens are drawn that pass all of these: min_p, probability as a share of the most
-    probable one's; top_k, rank, 0 for any; top_p, the smallest set that has at least this probability."""
+class SamplingParams:
+    """Options of text generation.
+
+    temperature: 0 is greedy.
+    top_p: smallest set of tokens with at least this probability.
+    seed: seed of the request's generator; None for a different one each time.
+    top_k: number of most probable tokens to sample from; 0 for all.
+    min_p: least probability, relative to the most probable token's.
+    max_tokens: at least 1; None for all that fit, up to the service's default.
+    min_tokens: tokens before the end token and `stops` may end the text.
+    ignore_end: never sample the end token.
+    logprobs: number of alternatives scored at each token; None for no scores.
+    stops: strings that end the text.
+    beam_search: requests submitted together are the best results of one search, one beam each.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
     top_k: int = 0
     min_p: float = 0.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_end: bool = False
+    logprobs: int | None = None
+    stops: tuple[str, ...] = ()
+    beam_search: bool = False
 
     def generator(self) -> torch.Generator:
-        """A fresh random source: the same for the same seed, different each time without one."""
+        """Return a new random generator, seeded with `seed` if given."""
         generator = torch.Generator()
         if self.seed is None:
             generator.seed()
@@ -32,29 +53,30 @@ class Sampling:
         return generator
 
 
-def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token id from logits (V,). The draw depends on the request's own generator and on nothing else."""
-    if sampling.temperature < GREEDY_BELOW:
+def sample(logits_V: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
+    """Sample one token id. Depends only on the logits and the request's generator, not on the batch."""
+    if params.temperature < GREEDY_BELOW:
         return int(logits_V.argmax())
-    probabilities = (logits_V.float().cpu() / sampling.temperature).softmax(-1)
-    if sampling.min_p > 0:
-        probabilities = probabilities.where(probabilities >= sampling.min_p * probabilities.max(), 0.0)
-    if 0 < sampling.top_k < len(probabilities):
-        probabilities = best(probabilities, sampling.top_k)
-    if sampling.top_p < 1:
-        probabilities = nucleus(probabilities, sampling.top_p)
+    # On the CPU in float32: generators are the CPU's, so that a seed gives the same text on every device.
+    probabilities = (logits_V.float().cpu() / params.temperature).softmax(-1)
+    if params.min_p > 0:
+        probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
+    if 0 < params.top_k < len(probabilities):
+        probabilities = keep_top_k(probabilities, params.top_k)
+    if params.top_p < 1:
+        probabilities = keep_top_p(probabilities, params.top_p)
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def best(probabilities_V: Tensor, count: int) -> Tensor:
-    """The `count` most probable tokens, the others zero: (V,), not normalised."""
-    values, index = probabilities_V.topk(count)
+def keep_top_k(probabilities_V: Tensor, k: int) -> Tensor:
+    """Zero all but the `k` most probable tokens; does not renormalise."""
+    values, index = probabilities_V.topk(k)
     return torch.zeros_like(probabilities_V).scatter(-1, index, values)
 
 
-def nucleus(probabilities_V: Tensor, top_p: float) -> Tensor:
-    """The most probable tokens that together reach the share top_p, the others zero: (V,), not normalised."""
+def keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
+    """Zero all but the most probable tokens that together reach `top_p`; does not renormalise."""
     ordered, index = probabilities_V.sort(descending=True)
     before = (ordered.cumsum(-1) - ordered) / ordered.sum()
-    before[0] = -1.0  # the first always counts: a top_p that rounds to zero would leave nothing
+    before[0] = -1.0  # keep the first token always: a top_p that rounds to zero would leave none
     return torch.zeros_like(probabilities_V).scatter(-1, index, ordered.where(before < top_p, 0.0))

@@ -1,66 +1,100 @@
-"""Which passes are taken next: fair between keys, and within a budget of tokens."""
+"""Scheduler of work items: fair between rate-limit keys, within a token budget."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
-from serve.engine.passes import Pass, Task
+from serve.engine.forward import ForwardBatch, WorkItem
+
+MAX_RETRY_AFTER = 60
+"""Largest Retry-After sent to a client, in seconds."""
 
 
 class Scheduler:
-    """Tasks in the order in which they came. Whose key has had the fewest tokens goes first."""
+    """Work items in arrival order. The key with the fewest scheduled tokens goes first."""
 
     def __init__(self) -> None:
-        self.tasks: dict[Task, None] = {}
-        self._had: defaultdict[str, float] = defaultdict(float)
+        self.items: dict[WorkItem, None] = {}
+        self._scheduled_tokens: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, task: Task) -> None:
-        """A key without tasks begins level with those that have the least, whatever it had before."""
-        keys = {other.caller.key for other in self.tasks}
-        if task.caller.key not in keys:
-            level = min((self._had[key] for key in keys), default=0.0)
-            self._had[task.caller.key] = max(self._had[task.caller.key], level)
-        self.tasks[task] = None
+    @property
+    def running(self) -> list[WorkItem]:
+        return [item for item in self.items if item.started]
+
+    def add(self, item: WorkItem) -> None:
+        """Queue an item. A new key starts level with the least-served one, so it cannot starve the others."""
+        keys = {other.ctx.key for other in self.items}
+        if item.ctx.key not in keys:
+            level = min((self._scheduled_tokens[key] for key in keys), default=0.0)
+            self._scheduled_tokens[item.ctx.key] = max(self._scheduled_tokens[item.ctx.key], level)
+        self.items[item] = None
 
     def charge(self, keys: Iterable[str], tokens: float = 1.0) -> None:
         for key in keys:
-            self._had[key] += tokens
+            self._scheduled_tokens[key] += tokens
 
-    def settle(self) -> None:
-        """Nobody waits and nothing runs: all are level again."""
-        self._had.clear()
+    def reset(self) -> None:
+        """Forget scheduled tokens; called when nothing waits or runs."""
+        self._scheduled_tokens.clear()
 
-    def unbegun(self, budget: int, served: Collection[Task]) -> list[Task]:
-        """Tasks that have not said yet which pass they need, in the order of their turns, as many as may come to
-        something."""
-        return [task for task in self._line(served) if not task.begun][:budget]
+    def waiting(self, excluded: Collection[WorkItem] = ()) -> list[WorkItem]:
+        """Return items that have not started, in scheduling order."""
+        return [item for item in self._ordered(excluded) if not item.started]
 
-    def next(self, budget: int, served: Collection[Task]) -> list[tuple[Task, Pass]]:
-        """The first, and those whose pass can be taken with its own, of at most `budget` tokens where passes can be
-        cut; none of `served`."""
-        chosen: list[tuple[Task, Pass]] = []
-        for task in self._line(served):
-            if task.asked is None:
+    def schedule(self, budget: int, excluded: Collection[WorkItem]) -> list[tuple[WorkItem, ForwardBatch]]:
+        """Return the next item and those that can share its forward batch.
+
+        budget: most tokens, as far as forwards can be split.
+        """
+        scheduled: list[tuple[WorkItem, ForwardBatch]] = []
+        for item in self._ordered(excluded):
+            if item.pending is None:
                 continue
-            asked = task.asked.within(budget)
-            if not chosen or (asked.key == chosen[0][1].key and asked.tokens <= budget):
-                chosen.append((task, asked))
-                budget -= asked.tokens
+            forward = item.pending.split(budget)
+            if not scheduled or (forward.key == scheduled[0][1].key and forward.num_tokens <= budget):
+                scheduled.append((item, forward))
+                budget -= forward.num_tokens
             if budget <= 0:
                 break
-        return chosen
+        return scheduled
 
-    def _line(self, served: Collection[Task]) -> list[Task]:
-        """Stable, so that tasks of one key keep their order."""
-        return sorted((task for task in self.tasks if task not in served), key=lambda task: self._had[task.caller.key])
+    def _ordered(self, excluded: Collection[WorkItem]) -> list[WorkItem]:
+        # The sort is stable: items of one key keep their arrival order.
+        items = (item for item in self.items if item not in excluded)
+        return sorted(items, key=lambda item: self._scheduled_tokens[item.ctx.key])
 
-    def take_out(self, gone: Callable[[Task], bool]) -> list[Task]:
-        out = [task for task in self.tasks if gone(task)]
-        for task in out:
-            self.remove(task)
-        return out
+    def pop(self, condition: Callable[[WorkItem], bool]) -> list[WorkItem]:
+        """Remove and return the items that fulfil the condition."""
+        removed = [item for item in self.items if condition(item)]
+        for item in removed:
+            self.remove(item)
+        return removed
 
-    def remove(self, task: Task) -> None:
-        """Does nothing where it is gone already."""
-        self.tasks.pop(task, None)
+    def remove(self, item: WorkItem) -> None:
+        """Remove the item if present."""
+        self.items.pop(item, None)
+
+
+class RetryEstimator:
+    """Estimate of Retry-After from the mean time between ends of requests."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._interval = 1.0
+
+    def record_end(self, busy: bool) -> None:
+        """Record the end of a request.
+
+        busy: other requests are admitted; idle time does not count.
+        """
+        now = time.monotonic()
+        if busy:
+            self._interval += 0.1 * (min(now - self._last, MAX_RETRY_AFTER) - self._interval)
+        self._last = now
+
+    def seconds(self, requests: int) -> int:
+        """Return the time until that number of requests will have ended, at least one second."""
+        return max(1, min(MAX_RETRY_AFTER, math.ceil(requests * self._interval)))

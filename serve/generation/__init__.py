@@ -1,1 +1,1 @@
-"""Text between HTTP and the engine: prompts, tokens to text, streams, rate limits."""
+"""Text generation between HTTP and the engine: prompts, detokenization, streams, rate limits."""

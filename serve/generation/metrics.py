@@ -1,4 +1,4 @@
-"""What Prometheus is told: vLLM's metrics under our prefix, and the loops behind tokens."""
+"""Prometheus metrics: vLLM's names under our prefix, plus loop counts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from loopwm.core import allocated_bytes
 from serve.engine.requests import Event, Finish
 
 PREFIX = "loopwm:"
@@ -16,103 +17,107 @@ LOOPS = tuple(range(1, 17))
 
 
 class Metrics:
-    """The counts of one service. load: rows decoding now and requests waiting."""
+    """Metrics of one service."""
 
     def __init__(self, model: str, load: Callable[[], tuple[int, int]]) -> None:
+        """Create a registry of its own.
+
+        load: returns the numbers of running and of waiting requests.
+        """
         self._registry = CollectorRegistry()
         self._model = model
-        self._gauge("num_requests_running", "Rows that decode now.", lambda: load()[0])
-        self._gauge("num_requests_waiting", "Requests and other work that wait.", lambda: load()[1])
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were begun.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._gauge("num_requests_running", "Requests that decode.", lambda: load()[0])
+        self._gauge("num_requests_waiting", "Requests and other work items that wait.", lambda: load()[1])
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         success = Counter(
-            PREFIX + "request_success", "Requests that came to their end.", ["model_name", "finished_reason"],
+            PREFIX + "request_success", "Completed requests by finish reason.", ["model_name", "finished_reason"],
             registry=self._registry,
         )  # fmt: skip
         self.success = {reason: success.labels(model, str(reason)) for reason in Finish}
         self.first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request to its first token.", SECONDS
+            "time_to_first_token_seconds", "Time from the request to its first token.", SECONDS
         )
-        self.between_tokens = self._histogram("inter_token_latency_seconds", "From a token to the next.", SECONDS)
-        self.latency = self._histogram("e2e_request_latency_seconds", "From the request to its end.", SECONDS)
+        self.between_tokens = self._histogram("inter_token_latency_seconds", "Time between two tokens.", SECONDS)
+        self.latency = self._histogram("e2e_request_latency_seconds", "Time from the request to its end.", SECONDS)
         self.prompt_length = self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
         self.length = self._histogram("request_generation_tokens", "Tokens generated for a request.", TOKENS)
-        self.loops = self._histogram("loops_per_token", "Loops behind a generated token.", LOOPS)
+        self.loops = self._histogram("loops_per_token", "Loops of a generated token.", LOOPS)
 
         self._requests = Counter(
-            PREFIX + "http_requests", "Answers by route and status; 499 where the client left before.",
+            PREFIX + "http_requests", "Responses by route and status; 499 if the client disconnected first.",
             ["model_name", "method", "route", "status"], registry=self._registry,
         )  # fmt: skip
         self._seconds = Histogram(
-            PREFIX + "http_request_duration_seconds", "From a request to the end of its answer.",
+            PREFIX + "http_request_duration_seconds", "Time from a request to the end of its response.",
             ["model_name", "method", "route"], registry=self._registry, buckets=SECONDS,
         )  # fmt: skip
         self._outcomes = Counter(
-            PREFIX + "request_outcome", "Generations by how they ended: a finish reason, error or cancelled.",
+            PREFIX + "request_outcome", "Generations by outcome: a finish reason, error or cancelled.",
             ["model_name", "outcome"], registry=self._registry,
         )  # fmt: skip
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """An answer of the HTTP layer. route: its pattern."""
+    def record_response(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Record a response of the HTTP layer.
+
+        route: path pattern.
+        """
         self._requests.labels(self._model, method, route, status).inc()
         self._seconds.labels(self._model, method, route).observe(seconds)
 
-    def ended(self, outcome: str) -> None:
+    def record_outcome(self, outcome: str) -> None:
         self._outcomes.labels(self._model, outcome).inc()
 
-    def watch(self, prompt_tokens: int) -> Meter:
-        return Meter(self, prompt_tokens)
-
-    def watch_worlds(self, count: Callable[[], int], nbytes: Callable[[], int]) -> None:
-        """Tells of kept worlds and of memory, too. Call it once."""
-        self._gauge("num_worlds", "Worlds that are kept.", count)
-        self._gauge("kv_cache_bytes", "Keys and values of all that runs and is kept.", nbytes)
+    def watch_worlds(self, count: Callable[[], int]) -> None:
+        """Add gauges of world sessions and KV-cache memory. Call once."""
+        self._gauge("num_worlds", "Open world sessions.", count)
+        self._gauge("kv_cache_bytes", "Memory of all KV caches, running and cached.", allocated_bytes)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _gauge(self, name: str, told: str, value: Callable[[], int]) -> None:
-        gauge = Gauge(PREFIX + name, told, ["model_name"], registry=self._registry)
+    def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
+        gauge = Gauge(PREFIX + name, text, ["model_name"], registry=self._registry)
         gauge.labels(self._model).set_function(value)
 
-    def _counter(self, name: str, told: str) -> Counter:
-        return Counter(PREFIX + name, told, ["model_name"], registry=self._registry).labels(self._model)
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(PREFIX + name, text, ["model_name"], registry=self._registry).labels(self._model)
 
-    def _histogram(self, name: str, told: str, bounds: tuple[float, ...]) -> Histogram:
-        made = Histogram(PREFIX + name, told, ["model_name"], registry=self._registry, buckets=bounds)
-        return made.labels(self._model)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(PREFIX + name, text, ["model_name"], registry=self._registry, buckets=bounds)
+        return histogram.labels(self._model)
 
 
-class Meter:
-    """One request on its way. `hear` is called by the engine's thread, `end` by the reader when all went well."""
+class RequestTimer:
+    """Latency metrics of one request. `record` runs on the engine's thread, the others on the event loop."""
 
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
-        self._begun = self._last = time.perf_counter()
-        self._heard = 0
+        self._arrived = self._last = time.perf_counter()
+        self._num_events = 0
 
-    def hear(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         if event.error is not None:
             return
         now, metrics = time.perf_counter(), self._metrics
-        if self._heard == 0:
+        if self._num_events == 0:
             metrics.prompt_tokens.inc(self._prompt_tokens)
-        (metrics.between_tokens if self._heard else metrics.first_token).observe(now - self._last)
+        (metrics.between_tokens if self._num_events else metrics.first_token).observe(now - self._last)
         if event.token is not None:
             metrics.generation_tokens.inc()
         metrics.loops.observe(event.loops)
-        self._last, self._heard = now, self._heard + 1
+        self._last, self._num_events = now, self._num_events + 1
 
-    def end(self, finish: Finish, tokens: int) -> None:
+    def record_end(self, finish: Finish, tokens: int) -> None:
         metrics = self._metrics
         metrics.success[finish].inc()
-        metrics.ended(str(finish))
-        metrics.latency.observe(time.perf_counter() - self._begun)
+        metrics.record_outcome(str(finish))
+        metrics.latency.observe(time.perf_counter() - self._arrived)
         metrics.prompt_length.observe(self._prompt_tokens)
         metrics.length.observe(tokens)
 
-    def fail(self, outcome: str) -> None:
-        """It did not come to its end."""
-        self._metrics.ended(outcome)
+    def record_abort(self, outcome: str) -> None:
+        """Record that the request was aborted."""
+        self._metrics.record_outcome(outcome)

@@ -1,4 +1,4 @@
-"""What a key may have: requests and tokens a minute, worlds and their text. Owned by the event loop."""
+"""Per-key rate limits and quotas. Owned by the event loop."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ MINUTE = 60.0
 
 
 class RateLimitError(RuntimeError):
-    """A key has had its requests or tokens for now. retry_after: seconds until there are more."""
+    """The key's rate limit is exhausted.
+
+    retry_after: seconds until there is room.
+    """
 
     def __init__(self, rate: Rate, limit: int, retry_after: int) -> None:
-        super().__init__(f"The key has had its {limit} {rate} a minute; there are more in {retry_after} s")
+        super().__init__(f"rate limit of {limit} {rate} per minute exceeded; retry in {retry_after} s")
         self.rate = rate
         self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
-class Allowance:
-    """requests, tokens: a minute, None for any number. worlds: kept at a time, None for the service's limit.
-    bytes: of their text, None for any number."""
+class KeyQuota:
+    """Limits of one key; None for no limit.
+
+    requests, tokens: per minute.
+    worlds: open world sessions; None for the service's limit.
+    bytes: text of all its worlds.
+    """
 
     requests: int | None = None
     tokens: int | None = None
@@ -34,59 +41,59 @@ class Allowance:
 
 
 class Bucket:
-    """Fills to its limit within a minute. It may be owed to: how many tokens a request takes is known afterwards."""
+    """Token bucket that fills in a minute. May go negative: tokens of a request are known only afterwards."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
         self._clock = clock
-        self._level, self._at = float(limit), clock()
+        self._level, self._updated = float(limit), clock()
 
     @property
     def level(self) -> float:
         now = self._clock()
-        self._level = min(self.limit, self._level + (now - self._at) * self.limit / MINUTE)
-        self._at = now
+        self._level = min(self.limit, self._level + (now - self._updated) * self.limit / MINUTE)
+        self._updated = now
         return self._level
 
     def take(self, amount: int) -> None:
         self._level = self.level - amount
 
     def seconds(self, level: float) -> int:
-        """Until there is so much in it."""
+        """Return the seconds until the bucket holds `level`."""
         return max(0, math.ceil((level - self.level) * MINUTE / self.limit))
 
 
-class Allowances:
-    """Of all keys, and what is left of them this minute. Keys without one have no limits of their own."""
+class RateLimiter:
+    """Per-key rate limits. Keys without a quota are unlimited."""
 
     def __init__(
-        self, allowances: Mapping[str, Allowance] | None = None, clock: Callable[[], float] = time.monotonic
+        self, quotas: Mapping[str, KeyQuota] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._allowances = dict(allowances or {})
+        self._quotas = dict(quotas or {})
         self._clock = clock
         self._buckets: dict[tuple[str, Rate], Bucket] = {}
 
-    def replace(self, allowances: Mapping[str, Allowance]) -> None:
-        """Others from now on. Whose rate stays has what was left of it."""
-        self._allowances = dict(allowances)
+    def replace(self, quotas: Mapping[str, KeyQuota]) -> None:
+        """Replace all quotas; a bucket whose limit is unchanged keeps its level."""
+        self._quotas = dict(quotas)
         self._buckets = {
             (key, rate): bucket
             for (key, rate), bucket in self._buckets.items()
-            if getattr(self.of(key), rate) == bucket.limit
+            if getattr(self.quota(key), rate) == bucket.limit
         }
 
-    def of(self, key: str) -> Allowance:
-        return self._allowances.get(key, Allowance())
+    def quota(self, key: str) -> KeyQuota:
+        return self._quotas.get(key, KeyQuota())
 
     def bucket(self, key: str, rate: Rate) -> Bucket | None:
-        """None where there is no such limit."""
-        limit = getattr(self.of(key), rate)
+        """Return the bucket, or None if unlimited."""
+        limit = getattr(self.quota(key), rate)
         if limit is None:
             return None
         return self._buckets.setdefault((key, rate), Bucket(limit, self._clock))
 
     def check(self, key: str, rate: Rate) -> None:
-        """Raises RateLimitError where less than one is left."""
+        """Raise RateLimitError if less than one is left."""
         bucket = self.bucket(key, rate)
         if bucket is not None and bucket.level < 1:
             raise RateLimitError(rate, bucket.limit, max(1, bucket.seconds(1)))

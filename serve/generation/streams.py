@@ -1,4 +1,4 @@
-"""Generated text as it comes: token ids of the engine's thread become pieces of text on the event loop."""
+"""Streams of generated text: token ids from the engine's thread become text on the event loop."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 from serve.engine.engine import Engine
-from serve.engine.outputs import OutputQueue
-from serve.engine.requests import Caller, Event, Request
+from serve.engine.requests import Event, Request, RequestContext
 from serve.engine.requests import Finish as Finish
 from serve.engine.requests import Scores as Scores
-from serve.engine.requests import Sequence as Row
 from serve.generation.detokenizer import Detokenizer, StopScanner
-from serve.generation.metrics import Meter
+from serve.generation.metrics import RequestTimer
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token. start: characters of the text before what it adds; loops: behind it; scores: if asked for."""
+    """Generated token.
+
+    start: offset of its text, in characters.
+    loops: loops of its decode step.
+    scores: None unless requested.
+    """
 
     id: int
     start: int
@@ -31,47 +34,41 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Text that is certain to be shown, perhaps empty, and the tokens that came since the piece before."""
+class TextDelta:
+    """Text to emit, perhaps empty, and the tokens since the last delta."""
 
     text: str
     tokens: tuple[Token, ...]
 
 
 class TextStream:
-    """The text of one request, piece by piece; iterate it once. Leaving early frees its place, and so does `cancel`,
-    after which nothing more comes."""
+    """Text of one request; iterate once. Leaving the iteration early cancels the request.
+
+    After the iteration `tokens`, `finish`, `loops` (of each token and of the end) and `end_score` are final.
+    """
 
     def __init__(
-        self,
-        request: Request,
-        detokenizer: Detokenizer,
-        stops: Sequence[str],
-        meter: Meter,
-        charge: Callable[[int], None],
+        self, request: Request, detokenizer: Detokenizer, timer: RequestTimer, charge: Callable[[int], None]
     ) -> None:
-        """charge: is told of generated tokens."""
+        """Create a stream for a request to submit with `submit`.
+
+        charge: called with the number of generated tokens.
+        """
         self.tokens = 0
         self.loops: list[int] = []
         self.finish = Finish.STOP
         self.end_score: float | None = None
-        self._request, self._meter = request, meter
+        self._request, self._timer = request, timer
         self._detokenizer, self._charge = detokenizer, charge
-        self._scanner = StopScanner(stops)
+        self._scanner = StopScanner(request.params.stops)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._row: Row | None = None
 
     def cancel(self) -> None:
-        if self._row is not None:
-            self._row.cancelled = True
+        self._request.cancelled = True
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Pieces with text, and a last one for what is left. Raises what the engine raised.
-
-        `tokens`, `finish`, `loops`, one number for each token and for the end mark, and `end_score`, the mark's
-        log-probability if scores were asked for, are final afterwards.
-        """
-        fresh: list[Token] = []
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
+        """Yield deltas with text, and a last one with the rest. Raises errors of the engine."""
+        new_tokens: list[Token] = []
         length = 0
         outcome: str | None = "cancelled"
         try:
@@ -79,40 +76,41 @@ class TextStream:
                 assert event.token is not None
                 self.tokens += 1
                 self._charge(1)
-                fresh.append(Token(event.token, length, event.loops, event.scores))
+                new_tokens.append(Token(event.token, length, event.loops, event.scores))
                 text = self._detokenizer.push(event.token)
                 length += len(text)
-                if shown := self._scan(text):
-                    yield Piece(shown, tuple(fresh))
-                    fresh = []
+                if emitted := self._scan(text):
+                    yield TextDelta(emitted, tuple(new_tokens))
+                    new_tokens = []
                 if self._scanner.stopped:
                     break
             rest = self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
             if self._scanner.stopped:
                 self.finish = Finish.STOP
+            # Recorded before the last delta: its reader may stop there.
             outcome = None
-            self._meter.end(self.finish, self.tokens)
-            yield Piece(rest, tuple(fresh))
+            self._timer.record_end(self.finish, self.tokens)
+            yield TextDelta(rest, tuple(new_tokens))
         except Exception:
             outcome = "error"
             raise
         finally:
             self.cancel()
             if outcome is not None:
-                self._meter.fail(outcome)
+                self._timer.record_abort(outcome)
 
     def _scan(self, text: str) -> str:
-        """What may be shown. Stop strings count only behind the least number of tokens."""
-        return text if self.tokens <= self._request.min_tokens else self._scanner.push(text)
+        """Return the text to emit. Stop strings count only after `min_tokens`."""
+        return text if self.tokens <= self._request.params.min_tokens else self._scanner.push(text)
 
-    async def pieces(self) -> list[Piece]:
-        return [piece async for piece in self]
+    async def deltas(self) -> list[TextDelta]:
+        return [delta async for delta in self]
 
     async def text(self) -> str:
-        return "".join([piece.text async for piece in self])
+        return "".join([delta.text async for delta in self])
 
     async def _read(self) -> AsyncIterator[Event]:
-        """Events with a token."""
+        """Yield events with a token."""
         while True:
             event = await self._events.get()
             if event.error is not None:
@@ -127,22 +125,25 @@ class TextStream:
                 return
 
 
-def begin(engine: Engine, streams: Sequence[TextStream], caller: Caller) -> None:
-    """Queues the requests of streams, all of which go on from one prompt. Raises EngineStoppedError."""
-    delivers = [_delivery(stream._events, stream._meter, engine.outputs) for stream in streams]
-    rows = engine.submit_all([stream._request for stream in streams], delivers, caller)
-    for stream, row in zip(streams, rows, strict=True):
-        stream._row = row
+def submit(engine: Engine, streams: Sequence[TextStream], ctx: RequestContext) -> None:
+    """Queue the requests of streams that share one prompt. Raises EngineStoppedError."""
+    delivers = [_delivery(stream._events, stream._timer, engine) for stream in streams]
+    requests = engine.submit_all([stream._request for stream in streams], delivers, ctx)
+    for stream, request in zip(streams, requests, strict=True):
+        stream._request = request
 
 
-def _delivery(events: asyncio.Queue[Event], meter: Meter, outputs: OutputQueue) -> Callable[[Event], None]:
-    """From the engine's thread to the queue of a stream. It must not hold the stream, which holds the request: a world
-    would stay in memory until the garbage collector finds the circle."""
+def _delivery(events: asyncio.Queue[Event], timer: RequestTimer, engine: Engine) -> Callable[[Event], None]:
+    """Return a callback from the engine's thread to a stream's queue.
+
+    It must not refer to the stream, which holds the request: the cycle would keep a world's KV cache in memory until
+    the garbage collector runs.
+    """
     loop = asyncio.get_running_loop()
 
     def deliver(event: Event) -> None:
-        meter.hear(event)
-        outputs.put(loop, partial(events.put_nowait, event))
+        timer.record(event)
+        engine.call_on(loop, partial(events.put_nowait, event))
 
     return deliver
 
@@ -152,35 +153,35 @@ def cancel(streams: Sequence[TextStream]) -> None:
         stream.cancel()
 
 
-async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, Piece | None]]:
-    """Pieces with the numbers of their streams, as they come; None behind the last of each. Raises what one raises."""
-    heard: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, TextDelta | None]]:
+    """Yield (stream index, delta) in order of arrival, and None at the end of each stream. Raises the first error."""
+    queue: asyncio.Queue[tuple[int, TextDelta | Exception | None]] = asyncio.Queue()
 
-    async def listen(index: int, stream: TextStream) -> None:
+    async def forward(index: int, stream: TextStream) -> None:
         try:
-            async for piece in stream:
-                heard.put_nowait((index, piece))
-            heard.put_nowait((index, None))
+            async for delta in stream:
+                queue.put_nowait((index, delta))
+            queue.put_nowait((index, None))
         except Exception as error:
-            heard.put_nowait((index, error))
+            queue.put_nowait((index, error))
 
-    listeners = [asyncio.create_task(listen(index, stream)) for index, stream in enumerate(streams)]
-    left = len(listeners)
+    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
+    open_streams = len(tasks)
     try:
-        while left:
-            index, piece = await heard.get()
-            if isinstance(piece, Exception):
-                raise piece
-            left -= piece is None
-            yield index, piece
+        while open_streams:
+            index, delta = await queue.get()
+            if isinstance(delta, Exception):
+                raise delta
+            open_streams -= delta is None
+            yield index, delta
     finally:
-        for listener in listeners:
-            listener.cancel()
+        for task in tasks:
+            task.cancel()
 
 
-async def together(some: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they return, in order. Where one raises, or nobody waits any more, the others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in some]
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run concurrently and return the results; cancel the rest on an error or cancellation."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

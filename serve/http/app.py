@@ -1,4 +1,4 @@
-"""The HTTP layer as one app. Knows no tensors and no token ids of its own."""
+"""HTTP app. Knows neither tensors nor token ids."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from serve.http import errors
 from serve.http import openai as openai_api
 from serve.http import tokens as tokens_api
 from serve.http import worlds as world_api
-from serve.http.auth import KeyCheck, KeyRing
-from serve.http.limits import BodyLimit
-from serve.http.middleware import Edge, HostCheck
+from serve.http.auth import KeyRing
+from serve.http.middleware import Middleware
 from serve.http.openai_replies import Health, Version
 from serve.http.routes import Serving
 from serve.worlds.sessions import Sessions
-
-BODY_LIMIT = 1 << 20
-"""Most bytes of a request body."""
 
 VERSION = version("loopwm")
 
@@ -34,20 +30,18 @@ METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sc
 def create_app(
     sessions: Sessions, keys: KeyRing | None = None, hosts: Collection[str] = (), log_json: bool = False
 ) -> FastAPI:
-    """The app of a running service; without keys everybody is let in. hosts: names that it answers for.
+    """Create the app of a running service. Sends no CORS headers: pages of other sites cannot read its responses.
 
-    It sends no CORS headers: pages of other sites can not read its answers.
+    keys: None for a service without keys.
+    hosts: host names to answer for.
     """
-    told = {"model": errors.ErrorBody, "description": "What is wrong"}
-    app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses={"4XX": told, "5XX": told})
-    app.state.service, app.state.sessions = sessions.service, sessions
-    sessions.service.metrics.watch_worlds(lambda: len(sessions.store), sessions.service.memory)
-    app.add_middleware(errors.Faults)
-    app.add_middleware(BodyLimit, limit=BODY_LIMIT)
-    if keys is not None:
-        app.add_middleware(KeyCheck, keys=keys, allowances=sessions.service.allowances)
-    app.add_middleware(HostCheck, names=hosts)
-    app.add_middleware(Edge, service=sessions.service, log_json=log_json)
+    error = {"model": errors.ErrorBody, "description": "Error"}
+    responses: dict[int | str, dict[str, Any]] = {"4XX": error, "5XX": error}
+    app = FastAPI(title="LoopWM", version=VERSION, docs_url=None, redoc_url=None, responses=responses)
+    service = sessions.service
+    app.state.service, app.state.sessions = service, sessions
+    service.metrics.watch_worlds(lambda: len(sessions.store))
+    app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
     app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
@@ -55,30 +49,29 @@ def create_app(
         app.include_router(part.router)
     app.include_router(world_api.batch_router)
     errors.install(app)
-    _name_the_model(app.openapi(), sessions.service.card.name)
+    _name_the_model(app.openapi(), service.card.name)
     return app
 
 
-def _name_the_model(told: dict[str, Any], name: str) -> None:
-    """In the description of the API, which is made once: the one model that requests may ask for."""
-    for title, schema in told["components"]["schemas"].items():
+def _name_the_model(description: dict[str, Any], name: str) -> None:
+    """Insert the served model's name into the API description, which is built once."""
+    for title, schema in description["components"]["schemas"].items():
         if "model" in schema.get("required", []):
-            told_of_it = (
-                "examples" if title == "BatchCreate" else "enum"
-            )  # a batch takes any, and its answer refuses it
-            schema["properties"]["model"] = {"type": "string", told_of_it: [name]}
+            # A batch accepts any name: its response has an error per request.
+            keyword = "examples" if title == "BatchCreate" else "enum"
+            schema["properties"]["model"] = {"type": "string", keyword: [name]}
 
 
 async def health(service: Serving) -> dict[str, Any]:
-    """How many rows decode and how many requests wait; 503 when the engine is dead."""
-    if not service.alive:
+    """Return the numbers of running and waiting requests; 503 if the engine has stopped."""
+    if not service.engine.alive:
         raise EngineStoppedError("the engine is not running")
-    running, waiting = service.load
+    running, waiting = service.engine.load
     return {"status": "ok", "running": running, "waiting": waiting}
 
 
 async def metrics(service: Serving) -> Response:
-    """In Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

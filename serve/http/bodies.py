@@ -1,10 +1,9 @@
-"""OpenAI's request bodies, as far as this service speaks them.
+"""Request bodies of OpenAI's endpoints.
 
-Explicit nulls count as absent and unknown fields are ignored, since clients send what other services take. Known fields
-whose effect is not offered are refused, because ignoring them would answer another question than the one asked. So are
-unknown fields where the endpoint is ours alone.
+Explicit nulls count as absent. Unknown fields are ignored, since clients send fields of other services; endpoints of
+our own reject them. Known fields whose effect is not supported are rejected: ignoring them would change the answer.
 
-Beside OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids,
+In addition to OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids,
 use_beam_search), and `depth`, the loops of generated tokens.
 """
 
@@ -15,33 +14,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from loopwm.records.template import FormatError
-from serve.generation.service import DEPTH_RULES, Depth, Generation, depth_rule
+from serve.generation.service import DEPTH_RULES, Depth, SamplingParams, depth_rule
 
 
 class Body(BaseModel):
-    """Unknown fields are ignored, types are not converted, and no number is infinite or NaN."""
+    """Strict body: ignores unknown fields, converts no types, rejects infinities and NaN."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _pause(self) -> Self:
-        """Code of Python between two objects: pydantic, which is none, would keep the interpreter to the end of a long
-        list, and the event loop would wait."""
+        """Run Python code between two objects, so that the interpreter can switch threads.
+
+        pydantic validates a long list without releasing the lock, which would block the event loop.
+        """
         return self
 
 
 class OwnBody(Body):
-    """Of an endpoint that no other service has: a field that it does not know is a mistake, and refused."""
+    """Body of an endpoint of our own: rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def _body_of(name: str) -> type[Body]:
-    """An exit rule as an object with its name and its numbers."""
-    title, told_of_it, numbers = depth_rule(name)
+    """Create the body of an exit rule: its name and its numbers."""
+    title, description, numbers = depth_rule(name)
     fields = {field: (kind, ...) for field, kind in numbers.items()}
-    told: dict[str, Any] = {"__doc__": told_of_it, "rule": (Literal[name], ...), **fields}
-    return create_model(f"{title}Body", __base__=OwnBody, **told)
+    definitions: dict[str, Any] = {"__doc__": description, "rule": (Literal[name], ...), **fields}
+    return create_model(f"{title}Body", __base__=OwnBody, **definitions)
 
 
 RULE_BODIES = tuple(_body_of(name) for name in DEPTH_RULES)
@@ -53,16 +54,16 @@ else:
 
 
 def depth_of(body: DepthBody | None) -> Depth | None:
-    """None where none is asked for."""
+    """Return the depth as plain values, or None."""
     return body.model_dump() if isinstance(body, Body) else body
 
 
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
-"""A list of which the first fault is told: to tell a hundred thousand takes seconds."""
+"""List that reports only its first error: reporting a hundred thousand takes seconds."""
 
 MAX_TOP = 20
-"""Most log-probabilities told at one place."""
+"""Most alternatives with log-probabilities per token, as with OpenAI."""
 
 Nothing = Annotated[list[object], Field(max_length=0)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
@@ -78,7 +79,7 @@ class TextFormat(Body):
 
 
 class GenerationBody(Body):
-    """What both kinds of request have in common. temperature defaults to 0: the most probable observation."""
+    """Fields of completions and chats. temperature defaults to 0: the most probable observation."""
 
     model: str
     stream: bool | None = None
@@ -92,12 +93,12 @@ class GenerationBody(Body):
     stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] | None = None
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int | None = Field(None, ge=0)
-    ignore_eos: bool | None = Field(None, description="never choose the end token")
+    ignore_eos: bool | None = Field(None, description="never sample the end token")
     return_token_ids: bool | None = None
-    use_beam_search: bool | None = Field(None, description="the choices are the best texts of a search with `n` beams")
-    depth: DepthBody | None = Field(None, description="loops of generated tokens, or the rule by which they leave")
+    use_beam_search: bool | None = Field(None, description="return the `n` best results of a search with `n` beams")
+    depth: DepthBody | None = Field(None, description="loops of generated tokens, or their exit rule")
 
-    # Not offered: only what asks for nothing is taken.
+    # Not supported: only values without an effect are accepted.
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     presence_penalty: float | None = Field(None, ge=0, le=0)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
@@ -108,43 +109,42 @@ class GenerationBody(Body):
 
     @property
     def choices(self) -> int:
-        """For each prompt."""
+        """Choices per prompt."""
         return self.n or 1
 
-    def way(self, choice: int) -> Generation:
-        """One of the `n` choices of a prompt: each draws by itself."""
-        return Generation(
-            depth_of(self.depth),
+    def params(self, choice: int) -> SamplingParams:
+        """Return the parameters of one of the `n` choices of a prompt; each has a seed of its own."""
+        return SamplingParams(
             temperature=self.temperature or 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=None if self.seed is None else self.seed + choice,
             top_k=max(self.top_k or 0, 0),
             min_p=self.min_p or 0.0,
             max_tokens=self.max_tokens,
-            stops=self.stops,
+            stops=tuple(self.stops),
             min_tokens=self.min_tokens or 0,
             ignore_end=bool(self.ignore_eos),
-            top=self.top,
+            logprobs=self.top,
             beam_search=self.beam_search,
         )
 
     @property
     def beam_search(self) -> bool:
-        """Return True if choices are the best texts of a search. Raises FormatError for what is not offered then."""
+        """Return True for beam search. Raises FormatError for fields it does not support."""
         if not self.use_beam_search:
             return False
         if self.temperature:
             raise FormatError("temperature", f"must be 0 with use_beam_search, got {self.temperature}")
         for field in ("stop", "min_tokens", "ignore_eos"):
             if getattr(self, field):
-                raise FormatError(field, "not offered with use_beam_search")
+                raise FormatError(field, "not supported with use_beam_search")
         if self.top is not None:
-            raise FormatError("logprobs", "not offered with use_beam_search")
+            raise FormatError("logprobs", "not supported with use_beam_search")
         return True
 
     @property
     def top(self) -> int | None:
-        """How many of the most probable tokens are asked for at each place; None without log-probabilities."""
+        """Number of alternatives per token; None without log-probabilities."""
         raise NotImplementedError
 
     @property
@@ -161,7 +161,7 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions: one prompt or several, as text or as token ids."""
+    """Body of POST /v1/completions: one prompt or several, as text or token ids."""
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
 
@@ -178,23 +178,23 @@ class CompletionBody(GenerationBody):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt is all that is asked about, and at most the one token behind it.
+        """Return True if only the prompt is scored, with at most one generated token.
 
-        Raises FormatError for what is not offered then.
+        Raises FormatError for fields that are not supported then.
         """
         if self.max_tokens == 0 and not self.echo:
-            raise FormatError("max_tokens", "must be at least 1; 0 is for echo")
+            raise FormatError("max_tokens", "must be at least 1 without echo, got 0")
         if not self.echo or (self.logprobs is None and self.max_tokens != 0):
             return False
         if self.max_tokens not in (0, 1):
-            raise FormatError("max_tokens", "must be 0 or 1 with echo and logprobs")
+            raise FormatError("max_tokens", f"must be 0 or 1 with echo and logprobs, got {self.max_tokens}")
         if self.choices > 1:
-            raise FormatError("n", "must be 1 with echo and logprobs")
+            raise FormatError("n", f"must be 1 with echo and logprobs, got {self.choices}")
         for field in (
             "stream", "temperature", "stop", "min_tokens", "ignore_eos", "return_token_ids", "use_beam_search"
         ):  # fmt: skip
             if getattr(self, field):
-                raise FormatError(field, "not offered with echo and logprobs, nor with max_tokens 0")
+                raise FormatError(field, "not supported with echo and logprobs or max_tokens 0")
         return True
 
     @property
@@ -221,12 +221,12 @@ class Message(Body):
 
 
 def read_messages(messages: list[Message]) -> list[tuple[str, str]]:
-    """As (role, text)."""
+    """Return messages as (role, text)."""
     return [(message.role, message.text) for message in messages]
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions: system = goal, assistant = observations, user = actions."""
+    """Body of POST /v1/chat/completions: system = goal, assistant = observations, user = actions."""
 
     messages: Items[Message]
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -243,14 +243,14 @@ class ChatBody(GenerationBody):
 
     @property
     def top(self) -> int | None:
-        """Raises FormatError for `top_logprobs` without `logprobs`."""
+        """Number of alternatives per token. Raises FormatError for `top_logprobs` without `logprobs`."""
         if self.top_logprobs and not self.logprobs:
-            raise FormatError("top_logprobs", "needs logprobs: true")
+            raise FormatError("top_logprobs", "requires logprobs: true")
         return self.top_logprobs or 0 if self.logprobs else None
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a whole prompt, or the messages of a chat."""
+    """Body of POST /tokenize: a whole prompt, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
@@ -259,7 +259,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
+    """Body of POST /detokenize."""
 
     model: str | None = None
     tokens: Items[int]

@@ -1,4 +1,4 @@
-"""The one place that turns whatever goes wrong into OpenAI's error envelope.
+"""Conversion of exceptions to OpenAI's error envelope.
 
 {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -15,7 +15,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loopwm.records.template import ContextTooLongError, FormatError
 from serve.generation.prompts import PromptTooLongError
@@ -38,53 +37,52 @@ from serve.worlds.store import (
 )
 
 CLIENT_GONE = 499
-"""nginx's status of a request whose client left before the answer. Nobody reads it but logs."""
+"""nginx's status, in logs and metrics only, of a request whose client disconnected before the response."""
 
 RETRY_AFTER_SECONDS = 1
-"""Where nothing better is known."""
+"""Retry-After of 503 without an estimate."""
 
 
 class BodyTooLargeError(HTTPException):
-    """More bytes than a request may have. An HTTPException, because only those pass FastAPI's reading of bodies."""
+    """The request body is too large. An HTTPException, because FastAPI wraps all others when it reads bodies."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(413, f"The request body is larger than {limit} bytes")
+        super().__init__(413, f"body: must be at most {limit} bytes")
 
 
 class TooManyItemsError(HTTPException):
-    """More values than any request has. An HTTPException, because only those pass FastAPI's reading of bodies."""
+    """The request body has too many values. An HTTPException for the same reason."""
 
     def __init__(self, limit: str) -> None:
-        super().__init__(413, f"The request body has more than {limit}")
+        super().__init__(413, f"body: must have at most {limit}")
 
 
 class WrongBodyError(HTTPException):
-    """A body that its route does not take. An HTTPException, because only those pass FastAPI's reading of bodies."""
+    """The request body is invalid. An HTTPException for the same reason."""
 
-    def __init__(self, faults: Sequence[Any]) -> None:
+    def __init__(self, details: Sequence[Any]) -> None:
         super().__init__(400)
-        self.faults = RequestValidationError(faults)
+        self.details = RequestValidationError(details)
 
 
 class WrongHostError(HTTPException):
-    """The Host header names a host that the service does not answer for: a page of another site may have asked."""
+    """The Host header names another host: the request may come from a page of another site."""
 
     def __init__(self, host: str) -> None:
-        told = f"This service does not answer for the host {host!r}: --allowed-hosts names more"
-        super().__init__(421, told)
+        super().__init__(421, f"Host: {host!r} is not allowed; add it to --allowed-hosts")
 
 
 class WrongKeyError(HTTPException):
-    """No key, or none that the service knows. An HTTPException, because it is raised outside of the routes."""
+    """The API key is missing or unknown."""
 
     def __init__(self) -> None:
-        told = "This service needs a key it knows: Authorization: Bearer KEY"
-        super().__init__(401, told, {"WWW-Authenticate": "Bearer"})
+        message = "The API key is missing or unknown; send Authorization: Bearer KEY"
+        super().__init__(401, message, {"WWW-Authenticate": "Bearer"})
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One error as clients see it. `kind` is sent as `type`."""
+    """Error as sent to clients. `kind` is sent as `type`."""
 
     status: int
     message: str
@@ -109,20 +107,20 @@ class ErrorFields(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is no success."""
+    """Body of error responses."""
 
     error: ErrorFields
 
 
-WRONG_FIELD: dict[type[FormatError], str] = {
+FIELD_ERRORS: dict[type[FormatError], str] = {
     ContextTooLongError: "context_length_exceeded",
     PromptTooLongError: "context_length_exceeded",
     FormatError: "invalid_value",
     UnsupportedError: "unsupported_by_model",
 }
-"""Codes of errors that name the field of the request at fault."""
+"""Codes of errors that name the invalid field."""
 
-REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
+CLIENT_ERRORS: dict[type[Exception], tuple[int, str, str | None]] = {
     CompletionTooLongError: (400, "context_length_exceeded", "max_tokens"),
     ModelNotFoundError: (404, "model_not_found", "model"),
     WorldNotFoundError: (404, "world_not_found", None),
@@ -132,7 +130,7 @@ REFUSED: dict[type[Exception], tuple[int, str, str | None]] = {
     TooMuchTextError: (429, "too_much_text", None),
     DeadlineError: (504, "deadline_exceeded", None),
 }
-"""Status, code and field of what else a client can get wrong."""
+"""Status, code and field of other client errors."""
 
 CODES = {
     400: "invalid_json",
@@ -142,38 +140,39 @@ CODES = {
     413: "request_too_large",
     421: "host_not_allowed",
 }
-"""Codes of what fails before a route is reached; 400 is a body that is not text in UTF-8."""
+"""Codes of errors before a route is reached; 400 is a body that is not UTF-8."""
 
 CLOSED = {"Connection": "close"}
-"""The server drops the connection of a request that failed: its client must not send the next one there."""
+"""The server drops the connection after an unexpected error: the client must not reuse it."""
 
 OVERLOADED = {QueueFullError: "overloaded", EngineStoppedError: "unavailable"}
-"""Codes of what is answered with 503."""
+"""Codes of 503 responses."""
 
 
 def problem_of(error: Exception) -> Problem:
-    """Status and envelope of any exception."""
+    """Return the status and envelope of an exception."""
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, WrongBodyError):
-        return _of_validation(error.faults)
+        return _of_validation(error.details)
     if isinstance(error, HTTPException):
         return _of_status(error)
     if isinstance(error, FormatError):
-        return Problem(400, str(error), param=error.field, code=WRONG_FIELD[type(error)])
+        return Problem(400, str(error), param=error.field, code=FIELD_ERRORS[type(error)])
     kind = type(error)
-    if kind in REFUSED:
-        status, code, param = REFUSED[kind]
+    if kind in CLIENT_ERRORS:
+        status, code, param = CLIENT_ERRORS[kind]
         return Problem(status, str(error), param=param, code=code)
     if isinstance(error, RateLimitError):
         headers = {"Retry-After": str(error.retry_after)}
         return Problem(429, str(error), error.rate, code="rate_limit_exceeded", headers=headers)
     if kind in OVERLOADED:
         headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFullError) else {}
-        told = f"The service is not available: {error}"
-        return Problem(503, told, "server_error", code=OVERLOADED[kind], headers=headers)
-    told = "The service failed; its log has the reason"
-    return Problem(500, told, "server_error", code="internal_error", headers=CLOSED)
+        message = f"The service is not available: {error}"
+        return Problem(503, message, "server_error", code=OVERLOADED[kind], headers=headers)
+    # Details stay in the log: the message of an unexpected error may contain another client's data.
+    message = "The service failed; see its log"
+    return Problem(500, message, "server_error", code="internal_error", headers=CLOSED)
 
 
 def _of_status(error: HTTPException) -> Problem:
@@ -183,10 +182,13 @@ def _of_status(error: HTTPException) -> Problem:
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    """The first fault of a body. Of a field that may have several types, a fault in one tells more than "not one"."""
-    faults = error.errors()
-    same_field = [fault for fault in faults if fault["loc"][:2] == faults[0]["loc"][:2]]
-    first = next((fault for fault in same_field if not fault["type"].endswith("_type")), faults[0])
+    """Report the first error of a body.
+
+    A field of several types has one error per type; prefer an error in the value over a mismatch of the type.
+    """
+    details = error.errors()
+    same_field = [detail for detail in details if detail["loc"][:2] == details[0]["loc"][:2]]
+    first = next((detail for detail in same_field if not detail["type"].endswith("_type")), details[0])
     if first["type"] == "json_invalid":
         return Problem(400, f"The body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
     param = _field(first)
@@ -194,34 +196,33 @@ def _of_validation(error: RequestValidationError) -> Problem:
     return Problem(400, f"{param or 'body'}: {_message(first)}", param=param, code=code)
 
 
-def _field(fault: Mapping[str, Any]) -> str | None:
-    """The field at fault. One that is missing, or unknown, is named as it is, whatever its name looks like."""
-    place = fault["loc"][1:]
-    if not place or fault["type"] not in ("missing", "extra_forbidden"):
-        return _path(place)
-    inside = _path(place[:-1])
-    return f"{inside}.{place[-1]}" if inside else str(place[-1])
+def _field(detail: Mapping[str, Any]) -> str | None:
+    """Return the invalid field. A missing or unknown field keeps its name, even if it looks like a tag."""
+    location = detail["loc"][1:]
+    if not location or detail["type"] not in ("missing", "extra_forbidden"):
+        return _path(location)
+    parent = _path(location[:-1])
+    return f"{parent}.{location[-1]}" if parent else str(location[-1])
 
 
-def _message(fault: Mapping[str, Any]) -> str:
-    """What pydantic says, but where it speaks of its own inside."""
-    if fault["type"] == "extra_forbidden":
+def _message(detail: Mapping[str, Any]) -> str:
+    """Return pydantic's message, except where it names internals."""
+    if detail["type"] == "extra_forbidden":
         return "unknown field"
-    if fault["type"] == "union_tag_invalid":
-        told = fault["ctx"]
-        return f"{told['discriminator']} {told['tag']!r} is not one of {told['expected_tags']}"
-    if fault["type"] == "model_attributes_type" and fault["loc"] == ("body",):
-        return "expected a JSON object, sent with Content-Type: application/json"
-    return str(fault["msg"])
+    if detail["type"] == "union_tag_invalid":
+        union = detail["ctx"]
+        return f"{union['discriminator']} must be one of {union['expected_tags']}, got {union['tag']!r}"
+    if detail["type"] == "model_attributes_type" and detail["loc"] == ("body",):
+        return "must be a JSON object, sent with Content-Type: application/json"
+    return str(detail["msg"])
 
 
 TAGS = {*DEPTH_RULES, "create", "step", "observe", "delete"}
-"""Names of the alternatives of a field that say in the request which they are."""
+"""Tags of discriminated unions."""
 
 
 def _path(location: Sequence[str | int]) -> str | None:
-    """('messages', 0, 'role') -> 'messages[0].role'. Names of alternatives, such as 'str' or a rule's, are no part of
-    it."""
+    """Format ('messages', 0, 'role') as 'messages[0].role', without types and tags of unions."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -239,40 +240,17 @@ async def _respond(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> list[str]:
-    """All that there are for a path; Starlette itself names those of its first route."""
+    """Return all methods of a path; Starlette itself lists only those of the first matching route."""
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
-    fitting = (told for path, told in paths.items() if compile_path(path)[0].match(request.url.path))
-    return sorted({method.upper() for told in fitting for method in told})
+    fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
+    return sorted({method.upper() for operations in fitting for method in operations})
 
 
-EXPECTED = (RequestValidationError, HTTPException, RateLimitError, *WRONG_FIELD, *REFUSED, *OVERLOADED)
-"""What is answered quietly. Anything else is a fault of the service: answered with 500, and its traceback logged."""
+EXPECTED = (RequestValidationError, HTTPException, RateLimitError, *FIELD_ERRORS, *CLIENT_ERRORS, *OVERLOADED)
+"""Errors that are not logged. All others are answered with 500, and their tracebacks logged."""
 
 
 def install(app: FastAPI) -> None:
-    """Answers what is expected with its envelope; `Faults` has the rest."""
+    """Register the handlers of expected errors; `serve.http.middleware` handles the rest."""
     for kind in EXPECTED:
         app.add_exception_handler(kind, _respond)
-
-
-class Faults:
-    """ASGI middleware, the innermost: whatever nobody expected is answered with 500, through all that watch answers,
-    and goes on as an exception, into the server's log."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception as error:
-            if scope["type"] == "http" and not begun:
-                await problem_of(error).response()(scope, receive, send)
-            raise

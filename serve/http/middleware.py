@@ -1,4 +1,4 @@
-"""The edge of the service: what every request passes first and last, whatever it asks for."""
+"""ASGI middleware that every request passes."""
 
 from __future__ import annotations
 
@@ -13,109 +13,159 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.generation.rate_limits import RATES, RateLimitError
 from serve.generation.service import Service
-from serve.http.errors import CLIENT_GONE, WrongHostError, problem_of
+from serve.http.auth import OPEN, KeyRing, bearer_token
+from serve.http.errors import CLIENT_GONE, BodyTooLargeError, WrongHostError, WrongKeyError, problem_of
 
 access = logging.getLogger("serve.access")
+
+BODY_LIMIT = 1 << 20
+"""Most bytes of a request body."""
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,100}")
 
 
-class Edge:
-    """ASGI middleware, the outermost: gives every request an id, HEAD to what there is by GET, a line in the access log
-    and its place in the metrics; and gives back its place among those that are worked on."""
+class Middleware:
+    """Checks host, key, rate limit and body size; adds the request id; records metrics and the access log.
 
-    def __init__(self, app: ASGIApp, service: Service, log_json: bool) -> None:
-        self._app, self._service, self._log_json = app, service, log_json
+    Also answers HEAD like GET, turns unexpected errors into the error envelope, and releases admitted requests.
+    """
+
+    def __init__(
+        self, app: ASGIApp, service: Service, keys: KeyRing | None, hosts: Collection[str], log_json: bool
+    ) -> None:
+        """Wrap an app.
+
+        keys: None for a service without keys.
+        hosts: accepted names beside addresses and localhost; "*" for any.
+        """
+        self._app, self._service, self._keys, self._log_json = app, service, keys, log_json
+        self._hosts = {name.lower() for name in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        method, begun = scope["method"], time.perf_counter()
-        answer = Answer(send, _request_id(scope), head=method == "HEAD")
-        if answer.head:
-            scope = {**scope, "method": "GET"}  # the server counts bytes by its own, and expects none for HEAD
-        try:
-            await self._app(scope, receive, answer.send)
-        finally:
-            seconds = time.perf_counter() - begun
-            if (caller := scope.get("caller")) is not None:
-                self._service.leave(caller)
-            route = getattr(scope.get("route"), "path", "none")
-            self._service.metrics.answered(method, route, answer.status, seconds)
-            self._log(scope, method, answer, seconds)
+        start, method = time.perf_counter(), scope["method"]
+        status, num_bytes, started, request_id = CLIENT_GONE, 0, False, _request_id(scope)
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}  # a copy: the server itself must see HEAD, to expect no body
 
-    def _log(self, scope: Scope, method: str, answer: Answer, seconds: float) -> None:
+        async def recorded(message: Message) -> None:
+            nonlocal status, num_bytes, started
+            started = True
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = [*self._rate_limit_headers(scope.get("key_name")), (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            elif message["type"] == "http.response.body":
+                message = {**message, "body": b""} if method == "HEAD" else message
+                num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            if (refusal := self._refusal(scope)) is not None:
+                return await problem_of(refusal).response()(scope, receive, recorded)
+            return await self._app(scope, _limited(receive), recorded)
+        except Exception as error:
+            if not started:
+                await problem_of(error).response()(scope, receive, recorded)
+            raise  # into the server's log
+        finally:
+            seconds = time.perf_counter() - start
+            if (ctx := scope.get("request_context")) is not None:
+                self._service.engine.release(ctx)
+            route = getattr(scope.get("route"), "path", "none")
+            self._service.metrics.record_response(method, route, status, seconds)
+            self._log(scope, method, {"status": status, "bytes": num_bytes}, seconds, request_id)
+
+    def _refusal(self, scope: Scope) -> Exception | None:
+        """Return the error that the request is refused with. Stores the key's name in the scope."""
+        if not self._is_allowed(host := _host(scope)):
+            return WrongHostError(host)
+        if self._keys is not None and scope["path"] not in OPEN:
+            name = self._keys.name_of(bearer_token(scope))
+            if name is None:
+                return WrongKeyError()
+            scope["key_name"] = name
+            try:
+                self._service.rate_limiter.check(name, "requests")
+            except RateLimitError as error:
+                return error
+            self._service.rate_limiter.charge(name, "requests", 1)
+        # The server has checked that the header is a number.
+        length = int(dict(scope["headers"]).get(b"content-length", b"0"))
+        return BodyTooLargeError(BODY_LIMIT) if length > BODY_LIMIT else None
+
+    def _is_allowed(self, host: str) -> bool:
+        """Return True for a Host to answer for.
+
+        A page of another site whose name resolves to this service could otherwise read its responses (DNS rebinding).
+        """
+        return "*" in self._hosts or host in self._hosts or host == "localhost" or _is_address(host)
+
+    def _rate_limit_headers(self, name: str | None) -> list[tuple[bytes, bytes]]:
+        """Return rate-limit headers by OpenAI's names.
+
+        name: of the key; None without one.
+        """
+        headers: list[tuple[str, str]] = []
+        for rate in RATES if name is not None else ():
+            if (bucket := self._service.rate_limiter.bucket(name or "", rate)) is not None:
+                headers.append((f"x-ratelimit-limit-{rate}", str(bucket.limit)))
+                headers.append((f"x-ratelimit-remaining-{rate}", str(max(0, int(bucket.level)))))
+                headers.append((f"x-ratelimit-reset-{rate}", f"{bucket.seconds(bucket.limit)}s"))
+        return [(header.encode(), value.encode()) for header, value in headers]
+
+    def _log(self, scope: Scope, method: str, response: dict[str, int], seconds: float, request_id: str) -> None:
         client = scope.get("client") or ("-", 0)
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "client": client[0],
             "key": scope.get("key_name"),
             "method": method,
             "path": scope["path"],
-            "status": answer.status,
-            "bytes": answer.bytes,
+            **response,
             "ms": round(1000 * seconds, 1),
-            "request_id": answer.request_id,
+            "request_id": request_id,
         }
         if self._log_json:
-            access.info("%s", json.dumps({"time": round(time.time(), 3), **told}))
+            access.info("%s", json.dumps({"time": round(time.time(), 3), **entry}))
         else:
-            access.info("%s", " ".join("-" if value is None else _plain(value) for value in told.values()))
+            access.info("%s", " ".join("-" if value is None else _plain(value) for value in entry.values()))
+
+
+def _limited(receive: Receive) -> Receive:
+    """Wrap `receive` to count bytes: a chunked body announces no length."""
+    total = 0
+
+    async def limited() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        if total > BODY_LIMIT:
+            raise BodyTooLargeError(BODY_LIMIT)
+        return message
+
+    return limited
 
 
 def _plain(value: Any) -> str:
-    """Without what would make a second line, or a second word, of it."""
+    """Replace characters that would add a word or a line to the log."""
     return "".join(c if c.isprintable() and c != " " else "?" for c in str(value))
 
 
-class Answer:
-    """What is sent, watched. request_id: goes with it."""
-
-    def __init__(self, send: Send, request_id: str, head: bool) -> None:
-        self.request_id, self.head = request_id, head
-        self.status, self.bytes = CLIENT_GONE, 0
-        self._send = send
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            header = (b"x-request-id", self.request_id.encode())
-            message = {**message, "headers": [*message.get("headers", []), header]}
-        elif message["type"] == "http.response.body":
-            self.bytes += 0 if self.head else len(message.get("body", b""))
-            message = {**message, "body": b""} if self.head else message
-        await self._send(message)
-
-
 def _request_id(scope: Scope) -> str:
-    """The client's own, if it is a decent one."""
-    given = dict(scope["headers"]).get(b"x-request-id", b"")
-    return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-class HostCheck:
-    """ASGI middleware: 421 for a Host that is neither an address, nor this machine itself, nor one of `names`. A page
-    of another site whose name was made to point here could otherwise read the answers."""
-
-    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self._app = app
-        self._names = {name.lower() for name in names}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._knows(host := _host(scope)):
-            return await problem_of(WrongHostError(host)).response()(scope, receive, send)
-        return await self._app(scope, receive, send)
-
-    def _knows(self, host: str) -> bool:
-        return "*" in self._names or host in self._names or host == "localhost" or _is_address(host)
+    """Return the client's id if it is safe to log and echo, else a new one."""
+    header = dict(scope["headers"]).get(b"x-request-id", b"")
+    return header.decode() if REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
 
 
 def _host(scope: Scope) -> str:
-    """The name in the Host header, without its port."""
-    given = str(dict(scope["headers"]).get(b"host", b"").decode("latin-1")).strip().lower()
-    if given.startswith("["):
-        return given[1:].partition("]")[0]
-    return given.partition(":")[0]
+    """Return the name in the Host header, without its port."""
+    header = str(dict(scope["headers"]).get(b"host", b"").decode("latin-1")).strip().lower()
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
 
 
 def _is_address(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,15 +12,15 @@ from fastapi.responses import JSONResponse, Response
 
 from loopwm.records.template import FormatError
 from serve.generation.prompts import Prompt, PromptReader
-from serve.generation.service import Caller, Service
+from serve.generation.service import RequestContext, Service
 from serve.generation.streams import TextStream, cancel
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
-from serve.http.openai_replies import ChatCompletion, Completion, ModelList, ModelTold, told_in_events
+from serve.http.openai_replies import ChatCompletion, Completion, ModelInfo, ModelList, stream_responses
 from serve.http.prompt_logprobs import echo_reply
-from serve.http.replies import ChatReply, CompletionReply, answer
-from serve.http.routes import CancelledWithClient, Entered, Serving
+from serve.http.replies import ChatReply, CompletionReply, respond
+from serve.http.routes import Admitted, CancellableRoute, Serving
 
-router = APIRouter(prefix="/v1", route_class=CancelledWithClient)
+router = APIRouter(prefix="/v1", route_class=CancellableRoute)
 
 
 @router.get("/models", response_model=ModelList)
@@ -27,69 +28,72 @@ async def list_models(service: Serving) -> dict[str, Any]:
     return {"object": "list", "data": [_model_object(service)]}
 
 
-@router.get("/models/{name}", response_model=ModelTold)
+@router.get("/models/{name}", response_model=ModelInfo)
 async def show_model(name: str, service: Serving) -> dict[str, Any]:
     service.check_model(name)
     return _model_object(service)
 
 
-@router.post("/completions", response_model=Completion, responses=told_in_events("usage where it was asked for"))
-async def completions(body: CompletionBody, service: Serving, caller: Entered) -> Response:
-    """Goes on from whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
+@router.post("/completions", response_model=Completion, responses=stream_responses("usage if requested"))
+async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> Response:
+    """Complete whole prompts in the template of loopwm/records/template.py, given as text or token ids."""
     service.check_model(body.model)
-    most = service.max_choices
+    most = service.engine.limits.max_batch
     if not 1 <= len(body.prompts) <= most:
-        raise FormatError("prompt", f"{len(body.prompts)} prompts given, expected 1 to {most}")
+        raise FormatError("prompt", f"must be 1 to {most} prompts, got {len(body.prompts)}")
     if body.scores_prompt:
-        return await _scored(body, service, caller)
-    prompts = await service.read(lambda: _read(service.prompts, body))
-    streams = _start(service, caller, prompts, body)
+        return await _scored(body, service, ctx)
+    prompts = await asyncio.to_thread(lambda: _read(service.prompts, body))
+    streams = _start(service, ctx, prompts, body)
     scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
-    return await answer(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
+    return await respond(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
 
 
-@router.post(
-    "/chat/completions", response_model=ChatCompletion, responses=told_in_events("usage where it was asked for")
-)
-async def chat_completions(body: ChatBody, service: Serving, caller: Entered) -> Response:
-    """System = goal, assistant = observations, user = actions; the last users' actions are imagined."""
+@router.post("/chat/completions", response_model=ChatCompletion, responses=stream_responses("usage if requested"))
+async def chat_completions(body: ChatBody, service: Serving, ctx: Admitted) -> Response:
+    """Imagine the last users' actions. System = goal, assistant = observations, user = actions."""
     service.check_model(body.model)
-    prompt = await service.read(lambda: service.prompts.chat(read_messages(body.messages)))
-    streams = _start(service, caller, [prompt], body)
+    prompt = await asyncio.to_thread(lambda: service.prompts.chat(read_messages(body.messages)))
+    streams = _start(service, ctx, [prompt], body)
     scored, ids = body.top is not None, bool(body.return_token_ids)
-    return await answer(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
+    return await respond(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
 
 
 def _model_object(service: Service) -> dict[str, Any]:
     card = service.card
-    told = {"id": card.name, "object": "model", "created": card.created, "owned_by": "loopwm"}
-    return {**told, "max_model_len": card.max_length}
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "loopwm",
+        "max_model_len": card.max_length,
+    }
 
 
-async def _scored(body: CompletionBody, service: Service, caller: Caller) -> Response:
+async def _scored(body: CompletionBody, service: Service, ctx: RequestContext) -> Response:
     generated = body.max_tokens or 0
     reader = service.prompts.with_limit(service.card.max_length - generated)
-    prompts = await service.read(lambda: _read(reader, body))
+    prompts = await asyncio.to_thread(lambda: _read(reader, body))
     rule = service.rule(depth_of(body.depth))
-    scores = await service.score(caller, prompts, rule, body.top or 0)
+    scores = await service.score(ctx, prompts, rule, body.top or 0)
     reply = partial(echo_reply, generated=generated, top=body.top, loops=rule.limit)
-    return await service.read(lambda: JSONResponse(reply(service, prompts, scores)))
+    return await asyncio.to_thread(lambda: JSONResponse(reply(service, prompts, scores)))
 
 
 def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
     return [reader.text(prompt) if isinstance(prompt, str) else reader.ids(prompt) for prompt in body.prompts]
 
 
-def _start(service: Service, caller: Caller, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
-    """Queues all choices of all prompts of a request or none."""
-    most, asked = service.max_choices, len(prompts) * body.choices
-    if asked > most:
-        raise FormatError("n", f"{asked} choices asked for, expected at most {most}")
-    ways = [body.way(choice) for choice in range(body.choices)]
+def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
+    """Queue all choices of all prompts of a request, or none."""
+    most, count = service.engine.limits.max_batch, len(prompts) * body.choices
+    if count > most:
+        raise FormatError("n", f"must be at most {most} choices of all prompts together, got {count}")
+    choices = [body.params(choice) for choice in range(body.choices)]
     streams: list[TextStream] = []
     try:
         for prompt in prompts:
-            streams += service.start(caller, prompt, ways)
+            streams += service.start(ctx, prompt, depth_of(body.depth), choices)
     except Exception:
         cancel(streams)
         raise

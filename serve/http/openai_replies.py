@@ -1,5 +1,7 @@
-"""What OpenAI's and vLLM's routes answer, as the description of the API tells it. The answers themselves are made in
-`serve.http.replies` and `serve.http.prompt_logprobs`, and go out as they are."""
+"""Response schemas of OpenAI's and vLLM's endpoints, for the API description.
+
+The responses are created in `serve.http.replies` and `serve.http.prompt_logprobs` and are not validated again.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ from pydantic import BaseModel, Field
 FinishReason = Literal["stop", "length"]
 
 
-def told_in_events(last: str) -> dict[int | str, dict[str, Any]]:
-    """For a route that answers whole or, with `stream`, in parts. last: what they end with before [DONE]."""
-    told = f"Whole; with `stream` server-sent events, whose data are JSON: chunks, {last}, and [DONE]"
-    return {200: {"description": told, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+def stream_responses(last: str) -> dict[int | str, dict[str, Any]]:
+    """Describe the responses of an endpoint with `stream`.
+
+    last: the last event before [DONE].
+    """
+    text = f"The whole reply; with `stream` server-sent events with JSON data: chunks, {last}, and [DONE]"
+    return {200: {"description": text, "content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 
-class ModelTold(BaseModel):
-    """max_model_len: tokens of prompt and completion together."""
+class ModelInfo(BaseModel):
+    """Model of this service. max_model_len: most tokens of prompt and completion together."""
 
     id: str
     object: Literal["model"]
@@ -28,11 +33,11 @@ class ModelTold(BaseModel):
 
 class ModelList(BaseModel):
     object: Literal["list"]
-    data: list[ModelTold]
+    data: list[ModelInfo]
 
 
 class Usage(BaseModel):
-    """loops: the mean behind generated tokens and end marks, null where there are none."""
+    """Token counts. loops: mean of generated tokens and end tokens, null if there are none."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,7 +46,7 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """An entry a token; the first of an echoed prompt has no log-probability."""
+    """One entry per token; the first of an echoed prompt has no log-probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -50,7 +55,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """token_ids, prompt_token_ids: with `return_token_ids`."""
+    """Choice of a completion. token_ids, prompt_token_ids: with `return_token_ids`."""
 
     index: int
     text: str
@@ -70,7 +75,7 @@ class Completion(BaseModel):
 
 
 class ScoredToken(BaseModel):
-    """bytes: what the token adds to the text, which may be a part of a character."""
+    """Token with its log-probability. bytes: of its text, which may be a part of a character."""
 
     token: str
     logprob: float
@@ -92,7 +97,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """token_ids: with `return_token_ids`."""
+    """Choice of a chat. token_ids: with `return_token_ids`."""
 
     index: int
     message: ChatMessage
@@ -102,8 +107,11 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """steps_cut: old steps of the chat that were dropped to fit the context limit. prompt_token_ids: with
-    `return_token_ids`."""
+    """Chat completion.
+
+    steps_cut: oldest steps of the chat, dropped to fit the context.
+    prompt_token_ids: with `return_token_ids`.
+    """
 
     id: str
     object: Literal["chat.completion"]
@@ -116,7 +124,7 @@ class ChatCompletion(BaseModel):
 
 
 class Tokens(BaseModel):
-    """token_strs: with `return_token_strs`."""
+    """Tokens of a text. token_strs: with `return_token_strs`."""
 
     count: int
     max_model_len: int
@@ -129,7 +137,7 @@ class Detokenized(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """By Hugging Face's names."""
+    """Settings of the tokenizer by Hugging Face's names."""
 
     tokenizer_class: str
     vocab_size: int
@@ -142,7 +150,7 @@ class TokenizerInfo(BaseModel):
 
 
 class Health(BaseModel):
-    """running: rows that decode. waiting: requests and other work that wait."""
+    """Load of the engine. running: requests that decode. waiting: other work items."""
 
     status: Literal["ok"]
     running: int

@@ -1,4 +1,4 @@
-"""The reply to `echo` with `logprobs`: prompts, and how probable the model finds their tokens."""
+"""Reply to `echo` with `logprobs`: prompts with the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ def echo_reply(
     top: int | None,
     loops: int,
 ) -> Json:
-    """generated: 0, or 1 for the most probable next token behind each prompt, which took `loops`. top: how many of the
-    best tokens to tell at each place, None for no scores. As everywhere with OpenAI, the first token has no score.
+    """Create the reply. As with OpenAI, the first token has no log-probability.
+
+    generated: 0, or 1 for the most probable token after each prompt.
+    top: alternatives per token; None for no scores.
+    loops: of the generated token.
     """
     rows = list(zip(prompts, scores, strict=True))
-    read, made = sum(len(prompt.ids) for prompt in prompts), generated * len(rows)
+    num_prompt, num_generated = sum(len(prompt.ids) for prompt in prompts), generated * len(rows)
     return {
         **envelope("cmpl", "text_completion", service.card.name),
         "choices": [_choice(service, index, *row, generated, top) for index, row in enumerate(rows)],
-        "usage": usage(read, made, [loops] * made),
+        "usage": usage(num_prompt, num_generated, [loops] * num_generated),
     }
 
 
@@ -36,20 +39,20 @@ def _choice(service: Service, index: int, prompt: Prompt, scores: TokenScores, g
     token, score = scores.next
     texts = service.token_texts([*prompt.ids, *[token][:generated]])
     chosen = [*scores.chosen, *[score][:generated]]
-    logprobs = None if top is None else _logprobs(service, texts, chosen, [some[:top] for some in scores.tops])
-    ended = generated == 1 and service.ends(token)
-    shown = texts[:-1] if ended else texts
+    logprobs = None if top is None else _logprobs(service, texts, chosen, [best[:top] for best in scores.tops])
+    ended = generated == 1 and service.is_end(token)
+    visible = texts[:-1] if ended else texts
     finish = Finish.STOP if ended else Finish.LENGTH
-    return {"index": index, "text": "".join(shown), "logprobs": logprobs, "finish_reason": finish}
+    return {"index": index, "text": "".join(visible), "logprobs": logprobs, "finish_reason": finish}
 
 
 def _logprobs(
     service: Service, texts: Sequence[str], chosen: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]]
 ) -> Json:
-    told = top_texts(service, tops[: len(chosen)])
+    alternatives = top_texts(service, tops[: len(chosen)])
     return {
         "tokens": texts,
         "token_logprobs": [None, *chosen],
-        "top_logprobs": told and [None, *told],
+        "top_logprobs": alternatives and [None, *alternatives],
         "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
     }

@@ -1,4 +1,4 @@
-"""What routes of all APIs share: who asks whom, and the end of work that nobody waits for."""
+"""Route class and dependencies shared by all APIs."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from loopwm.records.template import FormatError
-from serve.generation.service import Caller, Service
+from serve.generation.service import RequestContext, Service
 from serve.http.errors import CLIENT_GONE, TooManyItemsError, WrongBodyError
 
 Json = dict[str, Any]
 
 MAX_ITEMS = 100_000
-"""Most values in a body: to read and check more takes too long."""
+"""Most values in a body: parsing and validating more takes seconds."""
 
 MAX_OBJECTS = 20_000
-"""Most objects among them, which take longest: those of a body with a text in each hardly fit into its bytes."""
+"""Most objects among them, which take longest; more than valid bodies of this size contain."""
 
 SHORT = 16_384
-"""Bytes that are read at once; what is longer, in a thread, beside which others are answered."""
+"""Bytes up to which a body is parsed on the event loop; longer ones are parsed in a thread."""
 
 MAX_SECONDS = 3600.0
 TIMEOUT_HEADER = "X-Request-Timeout"
-"""Seconds that a client waits: later the work is given up and answered with 504."""
-
+"""Seconds after which the request is cancelled and answered with 504."""
 
 Check = Callable[[Any], tuple[Any, list[Any]]]
-"""Of a parsed body: what the route takes, and what is wrong with it."""
+"""Validator of a parsed body: returns the value and a list of errors."""
 
 
 class ParsedRequest(Request):
-    """A request whose body is parsed and checked beside the event loop where it is long. What was checked here, FastAPI
-    takes as it is."""
+    """Request that parses and validates a long body in a thread. FastAPI accepts the validated value as it is."""
 
     def __init__(self, scope: Scope, receive: Receive, check: Check) -> None:
         super().__init__(scope, receive)
@@ -48,17 +46,17 @@ class ParsedRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        return _parse(body) if len(body) <= SHORT else await asyncio.to_thread(self._checked, body)
+        return _parse(body) if len(body) <= SHORT else await asyncio.to_thread(self._validated, body)
 
-    def _checked(self, body: bytes) -> Any:
-        taken, faults = self._check(_parse(body))
-        if faults:
-            raise WrongBodyError(faults)
-        return taken
+    def _validated(self, body: bytes) -> Any:
+        value, errors = self._check(_parse(body))
+        if errors:
+            raise WrongBodyError(errors)
+        return value
 
 
-class CancelledWithClient(APIRoute):
-    """A route whose work ends when the client goes away. What streams its answer sees to that itself."""
+class CancellableRoute(APIRoute):
+    """Route that cancels its handler when the client disconnects. Event streams handle that themselves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -66,16 +64,16 @@ class CancelledWithClient(APIRoute):
         async def answer(request: Request) -> Response:
             parsed = ParsedRequest(request.scope, request.receive, self._check)
             try:
-                await parsed.body()  # what comes after it can only be the client's leave
+                await parsed.body()  # afterwards `receive` can only return a disconnect
             except ClientDisconnect:
                 return Response(status_code=CLIENT_GONE)
-            work, leave = asyncio.ensure_future(handle(parsed)), asyncio.create_task(_leave(request))
+            work, disconnect = asyncio.ensure_future(handle(parsed)), asyncio.create_task(_disconnect(request))
             try:
-                await asyncio.wait((work, leave), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
                 return work.result() if work.done() else Response(status_code=CLIENT_GONE)
             finally:
                 work.cancel()
-                leave.cancel()
+                disconnect.cancel()
 
         return answer
 
@@ -84,8 +82,11 @@ class CancelledWithClient(APIRoute):
 
 
 def _parse(body: bytes) -> Any:
-    """Raises HTTPException for too many values and for escapes of half a character: JSON may hold them, and nothing can
-    write them out."""
+    """Parse JSON.
+
+    Raises:
+        HTTPException: too many values, or a lone surrogate escape, which is valid JSON but cannot be encoded.
+    """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_ITEMS:
         raise TooManyItemsError(f"{MAX_ITEMS} values")
     if body.count(b"{") > MAX_OBJECTS:
@@ -95,22 +96,21 @@ def _parse(body: bytes) -> Any:
         try:
             json.dumps(parsed, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            told = "The body holds a surrogate escape (\\ud800 … \\udfff) without its other half"
-            raise HTTPException(400, told) from error
+            raise HTTPException(400, "body: contains a lone surrogate escape (\\ud800 … \\udfff)") from error
     return parsed
 
 
 def _pause(parsed: Json) -> Json:
-    """Code of Python between two objects: the parser, which is none, would keep the interpreter to its end."""
+    """Run Python code between two objects: the C parser does not let the interpreter switch threads."""
     return parsed
 
 
-async def _leave(request: Request) -> None:
+async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-# Dependencies are coroutines, since FastAPI sends plain functions to threads, which cost more than they do.
+# Dependencies are coroutines: FastAPI runs plain functions in threads, which costs more than these do.
 
 
 async def _service(request: Request) -> Service:
@@ -119,7 +119,7 @@ async def _service(request: Request) -> Service:
 
 
 async def _owner(request: Request) -> str:
-    """Whose request it is: the name of the key, the same for all where the service asks for none."""
+    """Return the name of the request's key; empty for a service without keys."""
     owner: str = request.scope.get("key_name", "")
     return owner
 
@@ -128,21 +128,21 @@ Serving = Annotated[Service, Depends(_service)]
 Owner = Annotated[str, Depends(_owner)]
 
 
-async def _enter(request: Request, service: Serving, owner: Owner) -> Caller:
-    """A place among the requests that are worked on, which `serve.http.middleware.Edge` gives back."""
-    caller = service.enter(owner, _seconds(request.headers.get(TIMEOUT_HEADER)))
-    request.scope["caller"] = caller
-    return caller
+async def _admit(request: Request, service: Serving, owner: Owner) -> RequestContext:
+    """Admit the request; `serve.http.middleware` releases it."""
+    ctx = service.admit(owner, _seconds(request.headers.get(TIMEOUT_HEADER)))
+    request.scope["request_context"] = ctx
+    return ctx
 
 
-def _seconds(told: str | None) -> float:
+def _seconds(header: str | None) -> float:
     try:
-        seconds = MAX_SECONDS if told is None else float(told)
+        seconds = MAX_SECONDS if header is None else float(header)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= MAX_SECONDS:
-        raise FormatError(TIMEOUT_HEADER, f"expected seconds, more than 0 and at most {MAX_SECONDS:g}")
+        raise FormatError(TIMEOUT_HEADER, f"must be seconds, more than 0 and at most {MAX_SECONDS:g}, got {header!r}")
     return seconds
 
 
-Entered = Annotated[Caller, Depends(_enter)]
+Admitted = Annotated[RequestContext, Depends(_admit)]

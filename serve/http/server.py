@@ -1,5 +1,4 @@
-"""The HTTP server: connections that say nothing or read nothing are closed; and how it ends: what runs may finish, what
-lasts too long hears so."""
+"""HTTP server with idle and slow-reader timeouts and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -14,29 +13,28 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve.generation.service import Service
 
-TELLING_SECONDS = 2
-"""For answers on their way after the engine has stopped."""
+FLUSH_SECONDS = 2
+"""Time to send responses after the engine has stopped."""
 
 KEEP_ALIVE_SECONDS = 75
-"""For connections without a request: longer than clients keep theirs (httpx and so openai: 5 s), since a request that
-meets the service closing its connection is lost."""
+"""Idle time of a connection; longer than clients keep theirs (httpx, so openai: 5 s), because a request sent while the
+server closes the connection is lost."""
 
 READ_SECONDS = 30.0
-"""For a request to be there, from its connection or its first byte to its last."""
+"""Time to receive a request, from the connection or its first byte to its last."""
 
 WRITE_SECONDS = 30.0
-"""For a client to read on when it has stopped."""
+"""Time that a client may stop reading."""
 
 SPARE_DESCRIPTORS = 64
-"""Of those that the process may open: for all but connections."""
+"""File descriptors reserved for everything but connections."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with time limits. Where there are too many connections, the one that has been silent for the longest
-    time gives way."""
+    """uvicorn's connection with time limits. At too many connections, the one idle for longest is closed."""
 
-    silent: ClassVar[dict[Connection, None]] = {}
-    """Connections without a whole request, the oldest first."""
+    # Connections without a complete request, oldest first.
+    idle: ClassVar[dict[Connection, None]] = {}
     count: ClassVar[int] = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -44,50 +42,50 @@ class Connection(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         Connection.count += 1
-        if Connection.count > _most_connections() and self.silent:
-            oldest = next(iter(self.silent))
-            del self.silent[oldest]  # at once: it is lost only after all that come with this one
+        if Connection.count > _most_connections() and self.idle:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]  # now: `connection_lost` runs only after all connections of this batch
             oldest.transport.abort()
-        self._await_request()
+        self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         Connection.count -= 1
-        self._has_request()
-        self._reads_on()
+        self._stop_read_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._has_request()
-        self._await_request()
+        self._stop_read_timer()
+        self._start_read_timer()
 
     def on_message_complete(self) -> None:
-        self._has_request()
+        self._stop_read_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.silent[self] = None
+        self.idle[self] = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._writing = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._reads_on()
+        self._stop_write_timer()
         super().resume_writing()
 
-    def _await_request(self) -> None:
-        self.silent[self] = None
+    def _start_read_timer(self) -> None:
+        self.idle[self] = None
         self._reading = self.loop.call_later(READ_SECONDS, self.transport.abort)
 
-    def _has_request(self) -> None:
-        self.silent.pop(self, None)
+    def _stop_read_timer(self) -> None:
+        self.idle.pop(self, None)
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
 
-    def _reads_on(self) -> None:
+    def _stop_write_timer(self) -> None:
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
@@ -98,10 +96,14 @@ def _most_connections() -> int:
 
 
 class Server(uvicorn.Server):
-    """grace: seconds that running requests have when the server is told to end; then they are answered with 503."""
+    """uvicorn's server with a graceful shutdown."""
 
     def __init__(self, app: FastAPI, service: Service, grace: float) -> None:
-        end = max(1, round(grace + TELLING_SECONDS))
+        """Create a server.
+
+        grace: seconds that running requests have after a signal; the rest is answered with 503.
+        """
+        end = max(1, round(grace + FLUSH_SECONDS))
         super().__init__(
             uvicorn.Config(
                 app,
@@ -116,5 +118,5 @@ class Server(uvicorn.Server):
         self._grace = grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self._grace, self._service.stop)
+        asyncio.get_running_loop().call_later(self._grace, self._service.engine.stop)
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""Answers that come in parts, as server-sent events."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
@@ -18,30 +18,34 @@ log = logging.getLogger(__name__)
 
 
 class EventStream(StreamingResponse):
-    """One event for each object, then [DONE]. leave: called at the end, and when the client goes away before it."""
+    """Response of one event per object, then [DONE]."""
 
-    def __init__(self, told: AsyncIterator[Json], leave: Callable[[], None]) -> None:
-        super().__init__(_events(told), media_type="text/event-stream")
+    def __init__(self, data: AsyncIterator[Json], close: Callable[[], None]) -> None:
+        """Create a response.
+
+        close: called at the end, and when the client disconnects.
+        """
+        super().__init__(_events(data), media_type="text/event-stream")
         self.headers["Cache-Control"] = "no-cache"
-        self._leave = leave
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._leave()
+            self._close()
 
 
-async def _events(told: AsyncIterator[Json]) -> AsyncIterator[str]:
+async def _events(data: AsyncIterator[Json]) -> AsyncIterator[str]:
     try:
-        async for data in told:
-            yield _event(data)
-    except Exception as error:  # the status line is long sent: the error becomes an event
+        async for item in data:
+            yield _event(item)
+    except Exception as error:  # the status line has been sent: the error becomes an event
         if not isinstance(error, errors.EXPECTED):
             log.exception("a stream failed")
         yield _event(errors.problem_of(error).envelope())
     yield "data: [DONE]\n\n"
 
 
-def _event(data: Json) -> str:
-    return f"data: {json.dumps(data)}\n\n"  # in ASCII: some clients end a line at U+2028 and U+0085 too
+def _event(item: Json) -> str:
+    return f"data: {json.dumps(item)}\n\n"  # ASCII: some clients split lines at U+2028 and U+0085, too

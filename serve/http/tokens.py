@@ -1,7 +1,8 @@
-"""Tokens and the tokenizer, in the shapes of vLLM's server."""
+"""Tokenizer endpoints in the format of vLLM's server."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,17 +12,17 @@ from serve.generation.prompts import Prompt
 from serve.generation.service import Service
 from serve.http.bodies import DetokenizeBody, TokenizeBody, read_messages
 from serve.http.openai_replies import Detokenized, TokenizerInfo, Tokens
-from serve.http.routes import CancelledWithClient, Serving
+from serve.http.routes import CancellableRoute, Serving
 
-router = APIRouter(route_class=CancelledWithClient)
+router = APIRouter(route_class=CancellableRoute)
 
 
 @router.post("/tokenize", response_model=Tokens)
 async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
     _check_model(body.model, service)
-    ids = list((await service.read(lambda: _read(body, service))).ids)
-    told = {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids}
-    return {**told, "token_strs": service.single_texts(ids) if body.return_token_strs else None}
+    ids = list((await asyncio.to_thread(lambda: _read(body, service))).ids)
+    texts = service.single_texts(ids) if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids, "token_strs": texts}
 
 
 @router.post("/detokenize", response_model=Detokenized)
@@ -43,7 +44,7 @@ def _check_model(name: str | None, service: Service) -> None:
 
 def _read(body: TokenizeBody, service: Service) -> Prompt:
     if (body.prompt is None) == (body.messages is None):
-        raise FormatError("prompt", "either prompt or messages is needed")
+        raise FormatError("prompt", "exactly one of prompt and messages is required")
     if body.messages is not None:
         return service.prompts.chat(read_messages(body.messages))
     return Prompt(tuple(service.prompts.encode(body.prompt or "")))

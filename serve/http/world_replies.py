@@ -1,4 +1,4 @@
-"""What world sessions answer, as the description of the API tells it."""
+"""Response schemas of world sessions, for the API description."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pydantic import BaseModel, Field
 from serve.http.errors import ErrorBody
 
 
-class WorldTold(BaseModel):
-    """steps_cut: old steps dropped to fit the context limit. tokens: of the world as it is. expires_in: seconds without
-    use."""
+class WorldInfo(BaseModel):
+    """World session.
+
+    steps_cut: oldest steps, dropped to fit the context.
+    tokens: of the world now.
+    expires_in: seconds without use.
+    """
 
     id: str
     object: Literal["world"]
@@ -27,11 +31,11 @@ class WorldTold(BaseModel):
 
 class WorldList(BaseModel):
     object: Literal["list"]
-    data: list[WorldTold]
+    data: list[WorldInfo]
 
 
-class TokenTold(BaseModel):
-    """logprob: null where none was asked for."""
+class TokenInfo(BaseModel):
+    """Token of an observation. logprob: null unless requested."""
 
     token: str
     logprob: float | None
@@ -39,14 +43,23 @@ class TokenTold(BaseModel):
 
 
 class Uncertainty(BaseModel):
-    """Nats: the mean of an observation's tokens and its end, and the end's own, null where it did not come."""
+    """Negative log-probabilities in nats.
+
+    observation: mean of an observation's tokens and its end.
+    end: of the end token, null if it was not generated.
+    """
 
     observation: float
     end: float | None
 
 
 class Transition(BaseModel):
-    """reward: points. continuation: the chance that the world goes on. observation: null where it was not decoded."""
+    """Imagined step.
+
+    reward: in points.
+    continuation: probability that the episode continues.
+    observation: null if it was not decoded.
+    """
 
     action: str
     reward: float | None
@@ -55,12 +68,12 @@ class Transition(BaseModel):
     summary: list[float] | None
     observation: str | None
     finish_reason: Literal["stop", "length"] | None
-    tokens: list[TokenTold] = Field(default_factory=list, description="with `logprobs`")
+    tokens: list[TokenInfo] = Field(default_factory=list, description="with `logprobs`")
     uncertainty: Uncertainty | None = None
 
 
 class MeanLoops(BaseModel):
-    """Of transitions, and of decoded tokens with their ends."""
+    """Mean loops of transitions, and of decoded tokens with their ends."""
 
     advance: float
     decode: float | None
@@ -71,12 +84,12 @@ class StepUsage(BaseModel):
     loops: MeanLoops
 
 
-class StepTold(BaseModel):
+class StepResult(BaseModel):
     id: str
     object: Literal["world.step"]
     steps: list[Transition]
     usage: StepUsage
-    world: WorldTold
+    world: WorldInfo
 
 
 class Deleted(BaseModel):
@@ -85,33 +98,33 @@ class Deleted(BaseModel):
     deleted: Literal[True]
 
 
-class CandidateTold(BaseModel):
-    """score: expected sum of rewards. rewards and continuations: after each action."""
+class CandidateResult(BaseModel):
+    """Score of a plan: expected sum of rewards. rewards, continuations: after each action."""
 
     score: float
     rewards: list[float]
     continuations: list[float]
 
 
-class PlanTold(BaseModel):
-    """best: the number of the best candidate. observation: that it ends with, null where it was not decoded."""
+class PlanResult(BaseModel):
+    """Scores of all candidates. best: index of the best one. observation: at its end, null if not decoded."""
 
     id: str
     object: Literal["world.plan"]
-    candidates: list[CandidateTold]
+    candidates: list[CandidateResult]
     best: int
     observation: str | None
 
 
 class Answer(BaseModel):
-    """status: what it would have had alone. body: a world, a step, a deletion or an error."""
+    """Response to one request of a batch: its status, and a world, a step, a deletion or an error."""
 
     status: int
-    body: WorldTold | StepTold | Deleted | ErrorBody
+    body: WorldInfo | StepResult | Deleted | ErrorBody
 
 
-class BatchTold(BaseModel):
-    """One answer for each request, in their order."""
+class BatchResult(BaseModel):
+    """One response per request, in the same order."""
 
     object: Literal["world.batch"]
     data: list[Answer]

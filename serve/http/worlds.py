@@ -1,7 +1,8 @@
-"""World sessions over HTTP: what a chat API cannot say."""
+"""Endpoints of world sessions."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
@@ -13,23 +14,23 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field
 
 from loopwm.records.template import Context, Transition
-from serve.generation.service import DEFAULT_MAX_TOKENS, Caller
-from serve.generation.streams import Finish, Piece, together
+from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
+from serve.generation.streams import Finish, TextDelta, together
 from serve.http.bodies import DepthBody, Items, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
-from serve.http.openai_replies import told_in_events
-from serve.http.routes import CancelledWithClient, Entered, Owner
+from serve.http.openai_replies import stream_responses
+from serve.http.routes import Admitted, CancellableRoute, Owner
 from serve.http.sse import EventStream
-from serve.http.world_replies import BatchTold, Deleted, PlanTold, StepTold, WorldList, WorldTold
+from serve.http.world_replies import BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
 from serve.worlds.sessions import (
     MAX_ACTIONS,
     MAX_CANDIDATES,
     MAX_IMAGINED,
     Decode,
     Imagined,
+    PendingStep,
     Sessions,
     Step,
-    Stepping,
     StepRequest,
 )
 from serve.worlds.store import Session
@@ -43,22 +44,26 @@ Json = dict[str, Any]
 Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
 Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fail_fast=True)]
 
-router = APIRouter(prefix="/v1/worlds", route_class=CancelledWithClient)
+router = APIRouter(prefix="/v1/worlds", route_class=CancellableRoute)
 
 
-class StepTaken(OwnBody):
+class HistoryStep(OwnBody):
     action: Action
     observation: str
 
 
 class WorldBody(OwnBody):
-    """observation: the first one, or the one now if there is no history. depth: loops of every pass, or a rule.
-    actions: imagined since, and steps_cut: steps that were dropped before, as an exported world has them."""
+    """World to create.
+
+    observation: the first one.
+    depth: loops of every forward, or an exit rule.
+    actions, steps_cut: imagined actions and dropped steps of an exported world.
+    """
 
     model: str
     goal: str
     observation: str
-    history: Items[StepTaken] | None = None
+    history: Items[HistoryStep] | None = None
     look: str | None = None
     inventory: str | None = None
     hidden_state: str | None = None
@@ -76,12 +81,12 @@ class StepBody(OwnBody):
     decode: Decode | None = None
     max_tokens: int | None = Field(None, ge=1)
     monitor: bool | None = None
-    logprobs: bool | None = Field(None, description="tell each token of an observation")
-    uncertainty: bool | None = Field(None, description="tell mean negative log-probabilities")
+    logprobs: bool | None = Field(None, description="return each token of an observation")
+    uncertainty: bool | None = Field(None, description="return mean negative log-probabilities")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**62), lt=2**62)
-    step_id: str | None = Field(None, min_length=1, max_length=200, description="asked for again, it is taken once")
+    step_id: str | None = Field(None, min_length=1, max_length=200, description="a repeated id is executed once")
     stream: bool | None = None
 
     @property
@@ -119,7 +124,7 @@ class BatchCreate(WorldBody):
 
 
 def _not_streamed(stream: bool) -> bool:
-    """Raises ValueError. A Literal[False] would take 0, too."""
+    """Reject `stream: true`. A Literal[False] would accept 0, too."""
     if stream:
         raise ValueError("a batch is not streamed")
     return stream
@@ -145,7 +150,7 @@ BatchItem = Annotated[BatchCreate | BatchStep | BatchObserve | BatchDelete, Fiel
 
 
 class BatchBody(OwnBody):
-    """Requests for different worlds, which are worked on side by side."""
+    """Requests for different worlds, executed concurrently."""
 
     requests: Annotated[list[BatchItem], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
 
@@ -158,110 +163,106 @@ async def _sessions(request: Request) -> Sessions:
 Worlds = Annotated[Sessions, Depends(_sessions)]
 
 
-@router.post("", status_code=201, response_model=WorldTold)
-async def create(body: WorldBody, worlds: Worlds, caller: Entered) -> Json:
-    """A world from a goal, what was seen and, where there are any, earlier steps."""
-    return await _create(body, worlds, caller)
+@router.post("", status_code=201, response_model=WorldInfo)
+async def create(body: WorldBody, worlds: Worlds, ctx: Admitted) -> Json:
+    """Create a world from a goal, an observation and, optionally, later steps."""
+    return await _create(body, worlds, ctx)
 
 
-async def _create(body: WorldBody, worlds: Sessions, caller: Caller) -> Json:
+async def _create(body: WorldBody, worlds: Sessions, ctx: RequestContext) -> Json:
     worlds.service.check_model(body.model)
     depth = depth_of(body.depth)
-    context = await worlds.service.read(body.context)
-    session = await worlds.create(caller, context, depth, body.actions or (), body.steps_cut or 0)
+    context = await asyncio.to_thread(body.context)
+    session = await worlds.create(ctx, context, depth, body.actions or (), body.steps_cut or 0)
     return _world(session, worlds)
 
 
 @router.get("", response_model=WorldList)
 async def list_worlds(worlds: Worlds, owner: Owner) -> Json:
-    """One's own worlds, the most recently used last."""
+    """List the key's worlds, the most recently used last."""
     return _list(worlds.store.of(owner), worlds)
 
 
-@router.get("/{name}", response_model=WorldTold)
+@router.get("/{name}", response_model=WorldInfo)
 async def show(name: str, worlds: Worlds, owner: Owner) -> Json:
-    """A world as it is now."""
+    """Show a world."""
     return _world(worlds.store.get(name, owner), worlds)
 
 
 @router.get("/{name}/export", responses={200: {"model": WorldBody}})
 async def export(name: str, worlds: Worlds, owner: Owner) -> Response:
-    """All that a world is, as text: the body of a request that creates it again, here or elsewhere."""
+    """Export a world as the body of a request that creates it again, on any service."""
     return JSONResponse({"model": worlds.service.card.name, **worlds.store.get(name, owner).log.json()})
 
 
 @router.delete("/{name}", response_model=Deleted)
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
-    """The world is gone, and its memory is free."""
+    """Delete a world and free its memory."""
     await worlds.remove(owner, name)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
-@router.post("/{name}/step", response_model=StepTold, responses=told_in_events("the whole step"))
-async def step(name: str, body: StepBody, worlds: Worlds, caller: Entered) -> Response:
-    """One action or several; the observations asked for by `decode` are written out, whole or as server-sent events."""
+@router.post("/{name}/step", response_model=StepResult, responses=stream_responses("the whole step"))
+async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Response:
+    """Imagine one action or several; return the observations selected by `decode`, whole or as server-sent events."""
     if not body.stream:
-        return JSONResponse(await _step_once(name, body, worlds, caller))
-    asked = body.request
-    if (known := worlds.answered(caller, name, asked)) is not None:
-        return EventStream(_once(known), lambda: None)
-    taken = await worlds.begin_step(caller, name, asked)
-    return EventStream(_step_chunks(taken, body, worlds), taken.close)
+        return JSONResponse(await _step_once(name, body, worlds, ctx))
+    if (saved := worlds.saved_reply(ctx, name, body.request)) is not None:
+        return EventStream(_once(saved), lambda: None)
+    pending = await worlds.begin_step(ctx, name, body.request)
+    return EventStream(_step_chunks(pending, body, worlds), pending.close)
 
 
-async def _step_once(name: str, body: StepBody, worlds: Sessions, caller: Caller) -> Json:
-    return await worlds.step(caller, name, body.request, _answer(body, worlds))
+async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestContext) -> Json:
+    return await worlds.step(ctx, name, body.request, _render(body, worlds))
 
 
-@router.post("/{name}/observe", response_model=WorldTold)
-async def observe(name: str, body: ObserveBody, worlds: Worlds, caller: Entered) -> Json:
-    """What really happened. Imagined steps since the last real observation are dropped."""
-    return await _observe(name, body, worlds, caller)
+@router.post("/{name}/observe", response_model=WorldInfo)
+async def observe(name: str, body: ObserveBody, worlds: Worlds, ctx: Admitted) -> Json:
+    """Add a real step. Imagined steps since the last real observation are dropped."""
+    return await _observe(name, body, worlds, ctx)
 
 
-async def _observe(name: str, body: ObserveBody, worlds: Sessions, caller: Caller) -> Json:
-    return _world(await worlds.observe(caller, name, body.action, body.observation), worlds)
+async def _observe(name: str, body: ObserveBody, worlds: Sessions, ctx: RequestContext) -> Json:
+    return _world(await worlds.observe(ctx, name, body.action, body.observation), worlds)
 
 
 @router.post("/{name}/fork", status_code=201, response_model=WorldList)
-async def fork(name: str, worlds: Worlds, caller: Entered, body: ForkBody | None = None) -> Json:
-    """Copies that go their own ways."""
-    return _list(await worlds.fork(caller, name, 1 if body is None else body.count), worlds)
+async def fork(name: str, worlds: Worlds, ctx: Admitted, body: ForkBody | None = None) -> Json:
+    """Copy a world; the copies change independently."""
+    return _list(await worlds.fork(ctx, name, 1 if body is None else body.count), worlds)
 
 
-@router.post("/{name}/plan", response_model=PlanTold)
-async def plan(name: str, body: PlanBody, worlds: Worlds, caller: Entered) -> Json:
-    """Scores of candidate action sequences, and the observation that the best one ends with. The world stays."""
+@router.post("/{name}/plan", response_model=PlanResult)
+async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json:
+    """Score candidate action sequences and decode the observation after the best one. The world does not change."""
     decode = body.decode is None or body.decode
     most = body.max_tokens or DEFAULT_MAX_TOKENS
-    candidates, best, observation = await worlds.plan(caller, name, body.candidates, decode, most)
-    told = [
-        {"score": found.score, "rewards": found.rewards, "continuations": found.continuations} for found in candidates
-    ]
-    return {"id": name, "object": "world.plan", "candidates": told, "best": best, "observation": observation}
+    candidates, best, observation = await worlds.plan(ctx, name, body.candidates, decode, most)
+    scores = [{"score": one.score, "rewards": one.rewards, "continuations": one.continuations} for one in candidates]
+    return {"id": name, "object": "world.plan", "candidates": scores, "best": best, "observation": observation}
 
 
-batch_router = APIRouter(route_class=CancelledWithClient)
+batch_router = APIRouter(route_class=CancellableRoute)
 
 
-@batch_router.post("/v1/worlds:batch", response_model=BatchTold)
-async def batch(body: BatchBody, worlds: Worlds, caller: Entered) -> Response:
-    """Worlds are created, stepped, observed and deleted side by side. Each request has an answer of its own: a status,
-    and the body that it would have had alone."""
-    answers = await together([_one(item, worlds, caller) for item in body.requests])
-    return JSONResponse({"object": "world.batch", "data": answers})
+@batch_router.post("/v1/worlds:batch", response_model=BatchResult)
+async def batch(body: BatchBody, worlds: Worlds, ctx: Admitted) -> Response:
+    """Create, step, observe and delete worlds concurrently. Returns a status and a body for each request."""
+    responses = await together([_one(item, worlds, ctx) for item in body.requests])
+    return JSONResponse({"object": "world.batch", "data": responses})
 
 
-async def _one(item: BatchItem, worlds: Sessions, caller: Caller) -> Json:
+async def _one(item: BatchItem, worlds: Sessions, ctx: RequestContext) -> Json:
     try:
         if isinstance(item, BatchCreate):
-            return {"status": 201, "body": await _create(item, worlds, caller)}
+            return {"status": 201, "body": await _create(item, worlds, ctx)}
         if isinstance(item, BatchStep):
-            return {"status": 200, "body": await _step_once(item.world, item, worlds, caller)}
+            return {"status": 200, "body": await _step_once(item.world, item, worlds, ctx)}
         if isinstance(item, BatchObserve):
-            return {"status": 200, "body": await _observe(item.world, item, worlds, caller)}
-        return {"status": 200, "body": await delete(item.world, worlds, caller.key)}
-    except Exception as error:  # the other requests have been done and their answers must not be lost
+            return {"status": 200, "body": await _observe(item.world, item, worlds, ctx)}
+        return {"status": 200, "body": await delete(item.world, worlds, ctx.key)}
+    except Exception as error:  # the other requests have taken effect: their responses must not be lost
         problem = problem_of(error)
         if not isinstance(error, EXPECTED):
             log.exception("a request of a batch failed")
@@ -288,78 +289,78 @@ def _world(session: Session, worlds: Sessions) -> Json:
     }
 
 
-async def _once(known: Json) -> AsyncIterator[Json]:
-    yield known
+async def _once(data: Json) -> AsyncIterator[Json]:
+    yield data
 
 
-async def _step_chunks(taken: Stepping, body: StepBody, worlds: Sessions) -> AsyncIterator[Json]:
-    """First what is known of each step, then observations as they come, at last the whole reply."""
-    base = {"id": taken.session.id, "object": "world.step.chunk"}
-    for index, (action, told) in enumerate(zip(taken.asked.actions, taken.steps, strict=True)):
-        yield {**base, "index": index, "delta": _transition(action, told)}
-    async for index, piece in taken.pieces():
-        if isinstance(piece, Finish):
-            yield {**base, "index": index, "delta": {"finish_reason": piece}}
-        elif piece.tokens:
-            yield {**base, "index": index, "delta": _observed(piece.text, [piece], bool(body.logprobs))}
-    yield await taken.finish(_answer(body, worlds))
+async def _step_chunks(pending: PendingStep, body: StepBody, worlds: Sessions) -> AsyncIterator[Json]:
+    """Yield the transition of each step, then observations as they are decoded, then the whole reply."""
+    base = {"id": pending.session.id, "object": "world.step.chunk"}
+    for index, (action, transition) in enumerate(zip(pending.request.actions, pending.steps, strict=True)):
+        yield {**base, "index": index, "delta": _transition(action, transition)}
+    async for index, delta in pending.deltas():
+        if isinstance(delta, Finish):
+            yield {**base, "index": index, "delta": {"finish_reason": delta}}
+        elif delta.tokens:
+            yield {**base, "index": index, "delta": _observed(delta.text, [delta], bool(body.logprobs))}
+    yield await pending.finish(_render(body, worlds))
 
 
-def _answer(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Imagined]], Json]:
-    def answer(session: Session, steps: Sequence[Imagined]) -> Json:
-        told = [_step(action, imagined, body) for action, imagined in zip(body.request.actions, steps, strict=True)]
+def _render(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Imagined]], Json]:
+    def render(session: Session, steps: Sequence[Imagined]) -> Json:
+        rendered = [_step(action, step, body) for action, step in zip(body.request.actions, steps, strict=True)]
         world = _world(session, worlds)
-        return {"id": session.id, "object": "world.step", "steps": told, "usage": _usage(steps), "world": world}
+        return {"id": session.id, "object": "world.step", "steps": rendered, "usage": _usage(steps), "world": world}
 
-    return answer
+    return render
 
 
 def _step(action: str, imagined: Imagined, body: StepBody) -> Json:
-    observed = _observed(imagined.observation, imagined.pieces, bool(body.logprobs))
-    unsure = {"uncertainty": _uncertainty(imagined)} if body.uncertainty else {}
-    return {**_transition(action, imagined.step), **observed, **unsure, "finish_reason": imagined.finish}
+    observed = _observed(imagined.observation, imagined.deltas, bool(body.logprobs))
+    uncertainty = {"uncertainty": _uncertainty(imagined)} if body.uncertainty else {}
+    return {**_transition(action, imagined.step), **observed, **uncertainty, "finish_reason": imagined.finish}
 
 
 def _uncertainty(imagined: Imagined) -> Json | None:
-    """Nats: the mean of an observation's tokens and its end, and the end's own; None where nothing was decoded."""
+    """Return negative log-probabilities in nats (observation, end token); None if nothing was decoded."""
     if imagined.finish is None:
         return None
-    scores = [token.scores.chosen for piece in imagined.pieces for token in piece.tokens if token.scores is not None]
+    scores = [token.scores.chosen for delta in imagined.deltas for token in delta.tokens if token.scores is not None]
     ends = [] if imagined.end_score is None else [imagined.end_score]
     return {"observation": -mean([*scores, *ends]), "end": -ends[0] if ends else None}
 
 
-def _transition(action: str, told: Step) -> Json:
+def _transition(action: str, step: Step) -> Json:
     return {
         "action": action,
-        "reward": told.reward,
-        "continuation": told.continuation,
-        "loops": told.loops,
-        "summary": told.summary,
+        "reward": step.reward,
+        "continuation": step.continuation,
+        "loops": step.loops,
+        "summary": step.summary,
     }
 
 
-def _observed(text: str | None, pieces: Sequence[Piece], scored: bool) -> Json:
-    tokens = {"tokens": [told for piece in pieces for told in _tokens(piece)]} if scored else {}
+def _observed(text: str | None, deltas: Sequence[TextDelta], scored: bool) -> Json:
+    tokens = {"tokens": [token for delta in deltas for token in _tokens(delta)]} if scored else {}
     return {"observation": text, **tokens}
 
 
-def _tokens(piece: Piece) -> list[Json]:
-    """A piece's tokens, whose texts joined are its text: a character of several tokens comes with its last one."""
-    if not piece.tokens:
+def _tokens(delta: TextDelta) -> list[Json]:
+    """Return a delta's tokens; their texts join to its text. A character of several tokens comes with its last one."""
+    if not delta.tokens:
         return []
-    starts = [token.start - piece.tokens[0].start for token in piece.tokens]
-    texts = [piece.text[start:end] for start, end in pairwise([*starts, len(piece.text)])]
+    starts = [token.start - delta.tokens[0].start for token in delta.tokens]
+    texts = [delta.text[start:end] for start, end in pairwise([*starts, len(delta.text)])]
     return [
         {"token": text, "logprob": token.scores and token.scores.chosen, "loops": token.loops}
-        for text, token in zip(texts, piece.tokens, strict=True)
+        for text, token in zip(texts, delta.tokens, strict=True)
     ]
 
 
 def _usage(steps: Sequence[Imagined]) -> Json:
-    """Tokens decoded, and loops: mean of the transitions, and of decoded tokens with the end marks."""
+    """Return decoded tokens, and mean loops of transitions and of decoded tokens with their ends."""
     advance = [imagined.step.loops for imagined in steps]
     decode = [loops for imagined in steps for loops in imagined.loops]
-    tokens = sum(len(piece.tokens) for imagined in steps for piece in imagined.pieces)
+    tokens = sum(len(delta.tokens) for imagined in steps for delta in imagined.deltas)
     means = {"advance": mean(advance), "decode": mean(decode) if decode else None}
     return {"completion_tokens": tokens, "loops": means}

@@ -1,7 +1,6 @@
-"""The service's pages: the playground at `/` with the examples that it and `python -m serve play` start from, and the
-description of the API at `/docs`.
+"""Web pages: the playground at `/` and the API description at `/docs`; examples, also for `python -m serve play`.
 
-They know nothing that the API does not say. They may load files of this folder and call this service, nothing else.
+The pages use only the public API. Their policy allows files of this folder and calls of this service, nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FILES = {
     "/playground/page.js": ("page.js", "text/javascript"),
     "/playground/examples.json": (EXAMPLES.name, "application/json"),
 }
-"""Paths that need no API key, and what is there."""
+"""File and media type by path. These paths need no API key."""
 POLICY = "; ".join(
     [
         "default-src 'none'",

@@ -1,4 +1,4 @@
-"""What a kept world is: its text. Keys and values are made of it, and are no more than its cache."""
+"""World log: the text of a world session. KV caches are derived from it and may be evicted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class WorldLog:
-    """context: what was really seen, cut to the context limit; steps_cut: steps it has lost. actions: imagined since.
-    depth: the rule of every pass."""
+    """Text and settings of a world.
+
+    context: real observations, cut to the context limit.
+    depth: exit rule of every forward.
+    actions: imagined actions since the last real observation.
+    steps_cut: oldest steps, dropped from the context.
+    """
 
     context: Context
     depth: ExitRule
@@ -25,33 +30,34 @@ class WorldLog:
 
     @property
     def size(self) -> int:
-        """Bytes of its text."""
+        """Bytes of text."""
         context = self.context
-        told = (context.goal, context.observation, context.look, context.inventory, context.hidden_state)
+        parts = (context.goal, context.observation, context.look, context.inventory, context.hidden_state)
         steps = (text for step in context.history for text in (step.action, step.observation))
-        return sum(len(text.encode()) for text in (*told, *steps, *self.actions) if text is not None)
+        return sum(len(text.encode()) for text in (*parts, *steps, *self.actions) if text is not None)
 
-    def taken(self, actions: Sequence[str]) -> WorldLog:
-        """After actions that are imagined."""
+    def with_actions(self, actions: Sequence[str]) -> WorldLog:
+        """Return the log after imagined actions."""
         return replace(self, actions=(*self.actions, *actions))
 
-    def seen(self, action: str, observation: str) -> WorldLog:
-        """After what really happened: what was imagined is dropped. It may be too long now."""
+    def with_observation(self, action: str, observation: str) -> WorldLog:
+        """Return the log after a real step, without imagined actions. It may exceed the context limit."""
         return replace(self, context=longer(self.context, action, observation), actions=())
 
     def json(self) -> Json:
-        """As a request for such a world has it."""
+        """Return the fields of a request that creates the world."""
         context = asdict(self.context)
         rule = {"rule": name_of(self.depth), **vars(self.depth)}
         depth = self.depth.limit if rule["rule"] == "fixed" else rule
-        told = {**context, "history": list(context["history"]), "depth": depth, "actions": list(self.actions)}
-        return {**told, "steps_cut": self.steps_cut}
+        fields = {**context, "history": list(context["history"]), "depth": depth, "actions": list(self.actions)}
+        return {**fields, "steps_cut": self.steps_cut}
 
 
-def read_log(told: Mapping[str, Any]) -> WorldLog:
-    """Of what `WorldLog.json` made."""
-    history = tuple(Transition(**step) for step in told["history"])
-    context = Context(told["goal"], told["observation"], history, told["look"], told["inventory"], told["hidden_state"])
-    depth = told["depth"]
+def read_log(fields: Mapping[str, Any]) -> WorldLog:
+    """Parse the result of `WorldLog.json`."""
+    history = tuple(Transition(**step) for step in fields["history"])
+    texts = {name: fields[name] for name in ("goal", "observation", "look", "inventory", "hidden_state")}
+    context = Context(history=history, **texts)
+    depth = fields["depth"]
     rule: Json = {"rule": "fixed", "loops": depth} if isinstance(depth, int) else dict(depth)
-    return WorldLog(context, make_rule(rule.pop("rule"), rule), tuple(told["actions"]), told["steps_cut"])
+    return WorldLog(context, make_rule(rule.pop("rule"), rule), tuple(fields["actions"]), fields["steps_cut"])

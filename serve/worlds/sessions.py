@@ -1,23 +1,24 @@
-"""World sessions in terms of asyncio: kept worlds that are stepped, observed, forked and planned in."""
+"""World sessions on asyncio: create, step, observe, fork and plan."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from loopwm.core import SharedState
+from loopwm.core import SharedPrefixCache
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
-from serve.engine.requests import Caller, Finish, Request
-from serve.engine.sampling import Sampling
+from serve.engine.requests import Finish, Request, RequestContext
+from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptTooLongError
 from serve.generation.service import Depth, Service
-from serve.generation.streams import Piece, TextStream, interleaved
+from serve.generation.streams import TextDelta, TextStream, interleaved
 from serve.worlds.log import WorldLog
 from serve.worlds.steps import Candidate, Path, Planned, Step, advance, build, explore, length_of
 from serve.worlds.store import Session, WorldStore
@@ -30,19 +31,25 @@ MAX_ACTIONS = 64
 MAX_CANDIDATES = 256
 """Most candidates of one plan."""
 MAX_PLANNED = 32_768
-"""Most tokens of all candidates of a plan together: their keys and values are in memory at once."""
+"""Most tokens of all candidates of a plan: their KV caches are in memory at once."""
 MAX_IMAGINED = 4096
-"""Most imagined actions of a world that is made from its log."""
+"""Most imagined actions of a world created from an export."""
 
 
 class UnsupportedError(FormatError):
-    """The checkpoint cannot answer this."""
+    """The checkpoint does not support the request."""
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """max_tokens: of each observation. monitor: with a summary of each state. scored: with log-probabilities.
-    step_id: a client's name for the step, which is taken once however often it is asked for."""
+    """Options of a step.
+
+    decode: observations to decode.
+    max_tokens: per observation.
+    monitor: return a summary of each state.
+    scored: return log-probabilities.
+    step_id: client's id of the step; a repeated request returns the saved reply.
+    """
 
     actions: Sequence[str]
     decode: Decode
@@ -54,36 +61,45 @@ class StepRequest:
     seed: int | None = None
     step_id: str | None = None
 
-    def sampling(self, index: int) -> Sampling:
-        """Of the observation after the action with this number."""
-        return Sampling(self.temperature, self.top_p, None if self.seed is None else self.seed + index)
+    def params(self, index: int, room: int) -> SamplingParams:
+        """Return the sampling parameters of the observation after action `index`, of at most `room` tokens."""
+        return SamplingParams(
+            self.temperature,
+            self.top_p,
+            None if self.seed is None else self.seed + index,
+            max_tokens=min(self.max_tokens, room),
+            logprobs=0 if self.scored else None,
+        )
 
 
 @dataclass(frozen=True)
 class Imagined:
-    """A step; and of a decoded one the observation in pieces, why it ended, the loops behind its tokens and end, and
-    the log-probability of its end, if it came and was asked for."""
+    """Imagined step with its observation, if decoded.
+
+    loops: of each token and of the end.
+    end_score: log-probability of the end token, if requested and generated.
+    """
 
     step: Step
-    pieces: tuple[Piece, ...] = ()
+    deltas: tuple[TextDelta, ...] = ()
     finish: Finish | None = None
     loops: tuple[int, ...] = ()
     end_score: float | None = None
 
     @property
     def observation(self) -> str | None:
-        return None if self.finish is None else "".join(piece.text for piece in self.pieces)
+        return None if self.finish is None else "".join(delta.text for delta in self.deltas)
 
 
-class Kept(NamedTuple):
-    """A world in the cache, and the log that it is of: a session may have gone on to another one meanwhile."""
+class CachedWorld(NamedTuple):
+    """World in the prefix cache with its log: the session may have changed in the meantime."""
 
     log: WorldLog
     world: World
 
 
-class Stepping:
-    """Steps of a kept world while they are decoded. Nobody else may change the world before `close`.
+class PendingStep:
+    """ForwardGenerator of a kept world while they are decoded. Nobody else may change the world before `close`.
 
     steps: all of them; the last ones have a stream each.
     """
@@ -92,57 +108,62 @@ class Stepping:
         self,
         sessions: Sessions,
         session: Session,
-        asked: StepRequest,
+        request: StepRequest,
         steps: Sequence[Step],
         streams: Sequence[TextStream],
-        leave: ExitStack,
+        exit_stack: ExitStack,
     ) -> None:
-        self.session, self.asked, self.steps = session, asked, steps
+        """Create pending steps.
+
+        streams: observations of the last steps.
+        exit_stack: unlocks the session and cancels the streams.
+        """
+        self.session, self.request, self.steps = session, request, steps
         self._sessions = sessions
         self._streams = streams
-        self._heard: list[list[Piece]] = [[] for _ in streams]
-        self._leave = leave
+        self._deltas: list[list[TextDelta]] = [[] for _ in streams]
+        self._exit_stack = exit_stack
 
     @property
     def _first(self) -> int:
-        """Number of the first step that is decoded."""
+        """Index of the first decoded step."""
         return len(self.steps) - len(self._streams)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Finish]]:
-        """What is decoded, with the numbers of its steps, as it comes; and at the end of each why it ends.
+    async def deltas(self) -> AsyncIterator[tuple[int, TextDelta | Finish]]:
+        """Yield (step index, delta) in order of arrival, and the finish reason at the end of each observation.
 
-        Raises what the engine raised.
+        Raises errors of the engine.
         """
-        async for index, piece in interleaved(self._streams):
-            if piece is None:
+        async for index, delta in interleaved(self._streams):
+            if delta is None:
                 yield self._first + index, self._streams[index].finish
             else:
-                self._heard[index].append(piece)
-                yield self._first + index, piece
+                self._deltas[index].append(delta)
+                yield self._first + index, delta
 
     async def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
-        """After all pieces: the world moves on. Returns what `render` makes of it, which is kept for a repetition."""
+        """Commit the steps, after all deltas; return the reply by `render`, saved for repeated requests."""
         imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
-        world, asked = self.steps[-1].world, self.asked
-        log = self.session.log.taken(asked.actions)
-        moved = replace(self.session, log=log, tokens=length_of(world))
-        answer = render(moved, imagined)
-        answered = None if asked.step_id is None else (asked.step_id, json.dumps(answer))
-        await self._sessions.change(self.session, moved.log, world, answered)
-        return answer
+        world, step_id = self.steps[-1].world, self.request.step_id
+        log = self.session.log.with_actions(self.request.actions)
+        # Rendered from a copy: the session itself changes only when the reply is saved.
+        reply = render(replace(self.session, log=log, tokens=length_of(world)), imagined)
+        last_reply = None if step_id is None else (step_id, json.dumps(reply))
+        await self._sessions.change(self.session, log, world, last_reply)
+        return reply
 
     def _imagined(self, index: int) -> Imagined:
         stream = self._streams[index]
-        step, pieces = self.steps[self._first + index], tuple(self._heard[index])
-        return Imagined(step, pieces, stream.finish, tuple(stream.loops), stream.end_score)
+        step, deltas = self.steps[self._first + index], tuple(self._deltas[index])
+        return Imagined(step, deltas, stream.finish, tuple(stream.loops), stream.end_score)
 
     def close(self) -> None:
-        """Frees the world and what is still decoding."""
-        self._leave.close()
+        """Unlock the session and cancel decoding."""
+        self._exit_stack.close()
 
 
 class Sessions:
-    """Kept worlds of one model behind its engine."""
+    """World sessions of one model."""
 
     def __init__(self, service: Service, model: WorldModel, store: WorldStore) -> None:
         self.service = service
@@ -157,130 +178,138 @@ class Sessions:
 
     async def create(
         self,
-        caller: Caller,
+        ctx: RequestContext,
         context: Context,
         depth: Depth | None,
         actions: Sequence[str] = (),
         steps_cut: int = 0,
     ) -> Session:
-        """actions: imagined since. Raises FormatError for a context that cannot be encoded, TooManyWorldsError or
-        TooMuchTextError."""
-        self.store.check_room(caller.key)
+        """Create a session.
+
+        actions: imagined after the context.
+
+        Raises:
+            FormatError, TooManyWorldsError, TooMuchTextError
+        """
+        self.store.check_room(ctx.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
-        made = await self._build(caller, log, charged=True)
-        (session,) = await self.store.add(caller.key, made.log, length_of(made.world))
-        self._cache.put(session.id, made)
+        cached = await self._build(ctx, log, charged=True)
+        (session,) = await self.store.add(ctx.key, cached.log, length_of(cached.world))
+        self._cache.put(session.id, cached)
         return session
 
     async def step(
         self,
-        caller: Caller,
+        ctx: RequestContext,
         name: str,
-        asked: StepRequest,
+        request: StepRequest,
         render: Callable[[Session, Sequence[Imagined]], Json],
     ) -> Json:
-        """The world moves on by these actions, all of them or none."""
-        known = self.answered(caller, name, asked)
-        if known is not None:
-            return known
-        with closing(await self.begin_step(caller, name, asked)) as taken:
-            async for _ in taken.pieces():
+        """Imagine actions, all of them or none, and return the reply."""
+        saved = self.saved_reply(ctx, name, request)
+        if saved is not None:
+            return saved
+        with closing(await self.begin_step(ctx, name, request)) as pending:
+            async for _ in pending.deltas():
                 pass
-            return await taken.finish(render)
+            return await pending.finish(render)
 
-    def answered(self, caller: Caller, name: str, asked: StepRequest) -> Json | None:
-        """What was answered when the step was taken, if it was the last one. Raises as `WorldStore.get` does."""
-        last = self.store.get(name, caller.key).answered
-        return json.loads(last[1]) if last is not None and asked.step_id == last[0] else None
+    def saved_reply(self, ctx: RequestContext, name: str, request: StepRequest) -> Json | None:
+        """Return the reply of the last step if it has the request's id. Raises like `WorldStore.get`."""
+        last = self.store.get(name, ctx.key).last_reply
+        return json.loads(last[1]) if last is not None and request.step_id == last[0] else None
 
-    async def begin_step(self, caller: Caller, name: str, asked: StepRequest) -> Stepping:
-        """Takes the actions and begins to decode; the world stays until that is finished. Close what this returns."""
-        self._check_monitor(asked.monitor)
-        with ExitStack() as leave:
-            session = leave.enter_context(self.store.changing(name, caller.key))
-            self.store.check_growth(session, session.log.taken(asked.actions))
-            world = await self._world(caller, session)
-            fields = [f"actions[{i}]" for i in range(len(asked.actions))]
-            work = advance(self._model, world, asked.actions, fields, asked.monitor)
-            size = await self._size(asked.actions)
-            self.service.charge(caller, size)
-            steps = await self.service.work(caller, work, size, world.depth.limit)
-            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[asked.decode]
+    async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
+        """Imagine actions and start decoding. The world changes in `PendingStep.finish`; close the result."""
+        self._check_monitor(request.monitor)
+        with ExitStack() as exit_stack:
+            session = exit_stack.enter_context(self.store.changing(name, ctx.key))
+            self.store.check_growth(session, session.log.with_actions(request.actions))
+            world = await self._world(ctx, session)
+            fields = [f"actions[{i}]" for i in range(len(request.actions))]
+            work = advance(self._model, world, request.actions, fields, request.monitor)
+            size = await self._count_tokens(request.actions)
+            self.service.charge(ctx, size)
+            steps = await self.service.work(ctx, work, size, world.depth.limit)
+            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
             streams = []
             for index in range(first, len(steps)):
-                streams.append(self._stream(caller, steps[index].world, asked, index))
-                leave.callback(streams[-1].cancel)
-            return Stepping(self, session, asked, steps, streams, leave.pop_all())
+                streams.append(self._stream(ctx, steps[index].world, request, index))
+                exit_stack.callback(streams[-1].cancel)
+            return PendingStep(self, session, request, steps, streams, exit_stack.pop_all())
 
     async def change(
-        self, session: Session, log: WorldLog, world: World, answered: tuple[str, str] | None = None
+        self, session: Session, log: WorldLog, world: World, last_reply: tuple[str, str] | None = None
     ) -> None:
-        """The session goes on with another log, of which this is the world."""
-        await self.store.change(session, log, length_of(world), answered)
-        self._cache.put(session.id, Kept(log, world))
+        """Replace a session's log and world."""
+        await self.store.change(session, log, length_of(world), last_reply)
+        self._cache.put(session.id, CachedWorld(log, world))
 
-    async def observe(self, caller: Caller, name: str, action: str, observation: str) -> Session:
-        """What really happened after the last real observation. Imagined steps since then are dropped, and the oldest
-        real ones where the context grows too long."""
-        with self.store.changing(name, caller.key) as session:
-            seen = session.log.seen(action, observation)
-            await self.change(session, *await self._build(caller, seen, charged=True))
+    async def observe(self, ctx: RequestContext, name: str, action: str, observation: str) -> Session:
+        """Add a real step. Drops imagined steps, and the oldest real ones if the context grows too long."""
+        with self.store.changing(name, ctx.key) as session:
+            log = session.log.with_observation(action, observation)
+            await self.change(session, *await self._build(ctx, log, charged=True))
         return session
 
-    async def fork(self, caller: Caller, name: str, count: int) -> list[Session]:
-        """Raises TooManyWorldsError or TooMuchTextError."""
-        session = self.store.get(name, caller.key)
-        kept = self._kept(session)
-        made = await self.store.add(caller.key, session.log, session.tokens, count)
-        for fork in made if kept is not None else ():
-            self._cache.put(fork.id, kept)
-        return made
+    async def fork(self, ctx: RequestContext, name: str, count: int) -> list[Session]:
+        """Copy a session. Raises TooManyWorldsError or TooMuchTextError."""
+        session = self.store.get(name, ctx.key)
+        cached = self._cached_world(session)
+        forks = await self.store.add(ctx.key, session.log, session.tokens, count)
+        for fork in forks if cached is not None else ():
+            self._cache.put(fork.id, cached)
+        return forks
 
     async def remove(self, owner: str, name: str) -> None:
         await self.store.remove(name, owner)
         self._cache.drop(name)
 
     async def plan(
-        self, caller: Caller, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
+        self, ctx: RequestContext, name: str, candidates: Sequence[Sequence[str]], decode: bool, max_tokens: int
     ) -> tuple[list[Candidate], int, str | None]:
-        """Scores of the candidates, the best one's number, and the observation it ends with. The world stays."""
+        """Return scores of the candidates, the best one's index, and its last observation. Changes no world."""
         if not self._model.model.config.prediction_heads:
             raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
         paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
-        planned = await self._size([path[-1] for path in paths])
+        planned = await self._count_tokens([path[-1] for path in paths])
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
-        session = self.store.get(name, caller.key)
-        self.service.charge(caller, planned)
-        world = await self._world(caller, session)
-        reached = await self.service.work(caller, explore(self._model, world, paths))
-        found = [_candidate(reached, tuple(actions)) for actions in candidates]
-        best = max(range(len(found)), key=lambda i: found[i].score)
+        session = self.store.get(name, ctx.key)
+        self.service.charge(ctx, planned)
+        world = await self._world(ctx, session)
+        reached = await self.service.work(ctx, explore(self._model, world, paths))
+        scores = [_candidate(reached, tuple(actions)) for actions in candidates]
+        best = max(range(len(scores)), key=lambda i: scores[i].score)
         text = None
         if decode:
             end = reached[tuple(candidates[best])]
-            asked = StepRequest((), "last", max_tokens)
-            text = await self._stream(caller, end.world.select([end.row]), asked, 0).text()
-        return found, best, text
+            request = StepRequest((), "last", max_tokens)
+            text = await self._stream(ctx, end.world.select([end.row]), request, 0).text()
+        return scores, best, text
 
-    async def _world(self, caller: Caller, session: Session) -> World:
-        """As it is now; computed again where its keys and values had to go."""
-        kept = self._kept(session)
-        if kept is None:
+    async def _world(self, ctx: RequestContext, session: Session) -> World:
+        """Return the session's world, rebuilt if it was evicted."""
+        cached = self._cached_world(session)
+        if cached is None:
             log = session.log
-            kept = Kept(log, (await self._build(caller, log)).world)
-            self._cache.put(session.id, kept)
-        return kept.world
+            cached = CachedWorld(log, (await self._build(ctx, log)).world)
+            self._cache.put(session.id, cached)
+        return cached.world
 
-    def _kept(self, session: Session) -> Kept | None:
-        """What the cache has of a session as it is now. Who reads a world does not hold up who changes it, so that an
-        older one may come to the cache late."""
-        kept: Kept | None = self._cache.get(session.id)
-        return kept if kept is not None and kept.log is session.log else None
+    def _cached_world(self, session: Session) -> CachedWorld | None:
+        """Return the cached world of the session's current log.
 
-    async def _build(self, caller: Caller, log: WorldLog, charged: bool = False) -> Kept:
-        """The world of a log, and the log cut to fit. charged: the key pays for its tokens, before the model reads
-        them; what the service had let go is built at its own cost."""
+        Readers do not lock a session, so one that started earlier may cache an older world late.
+        """
+        cached: CachedWorld | None = self._cache.get(session.id)
+        return cached if cached is not None and cached.log is session.log else None
+
+    async def _build(self, ctx: RequestContext, log: WorldLog, charged: bool = False) -> CachedWorld:
+        """Build the world of a log, cut to the context limit.
+
+        charged: charge the tokens to the key. Rebuilding an evicted world is free.
+        """
 
         def read() -> tuple[WorldLog, tuple[int, ...], int]:
             context, cut = self._model.fit(log.context)
@@ -288,34 +317,32 @@ class Sessions:
             fitted = replace(log, context=context, steps_cut=log.steps_cut + cut)
             return fitted, self._model.context_ids(context), size
 
-        log, ids, size = await self.service.read(read)
+        log, ids, size = await asyncio.to_thread(read)
         limit = self._model.model.config.max_position_embeddings
         if len(ids) + size > limit:
             raise PromptTooLongError("actions", len(ids) + size, limit)
         if charged:
-            self.service.charge(caller, len(ids) + size)
+            self.service.charge(ctx, len(ids) + size)
         work = build(self.service.engine, self._model, log, ids)
-        return Kept(log, await self.service.work(caller, work, len(ids) + size, log.depth.limit))
+        return CachedWorld(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
 
-    async def _size(self, actions: Sequence[str]) -> int:
-        """Tokens of these actions. Raises FormatError for one that is empty."""
+    async def _count_tokens(self, actions: Sequence[str]) -> int:
+        """Count the tokens of actions. Raises FormatError for an empty one."""
         texts = [template.render_step(action, self._model.slots) for action in actions]
-        return await self.service.read(lambda: sum(map(self._model.count, texts)))
+        return await asyncio.to_thread(lambda: sum(map(self._model.count, texts)))
 
     def _check_monitor(self, monitor: bool) -> None:
         if monitor and not self._model.model.config.monitor_head:
             raise UnsupportedError("monitor", "this checkpoint has no monitor head")
 
-    def _stream(self, caller: Caller, world: World, asked: StepRequest, index: int) -> TextStream:
-        """The observation of a world, as it is decoded. Raises ContextTooLongError if there is no room for one."""
+    def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int) -> TextStream:
+        """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
         start = self._model.before_decoding(world)
         room = self.service.card.max_length - start.length - 1
         if room < 1:
-            raise ContextTooLongError("actions", f"no room is left to decode in {self.service.card.max_length} tokens")
-        assert isinstance(start, SharedState)  # as `build` made it
-        most, top = min(asked.max_tokens, room), 0 if asked.scored else None
-        request = Request((self._obs,), most, asked.sampling(index), world.depth, start, top=top)
-        (stream,) = self.service.streams(caller, [request])
+            raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
+        assert isinstance(start, SharedPrefixCache)  # by `build`
+        (stream,) = self.service.streams(ctx, [Request((self._obs,), request.params(index, room), world.depth, start)])
         return stream
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a world, as work for the engine."""
+"""Steps and plans of worlds, as engine work items."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from loopwm.core import SharedState
+from loopwm.core import SharedPrefixCache
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
-from serve.engine.passes import PADDING, Appended, Chunk, Steps
+from serve.engine.forward import PADDING, ForwardGenerator, PrefillChunk, PrefillResult
 from serve.engine.prefill import prefill
 from serve.generation.prompts import PromptTooLongError
 from serve.worlds.log import WorldLog
 
 Path = tuple[str, ...]
-"""Actions, one after another."""
+"""Sequence of actions."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an imagined step came to, before anything is decoded. reward in points, the likeliest and the expected one,
-    and continuation, the chance that the world goes on, are None without such heads; summary is g_omega where it was
-    asked for."""
+    """Imagined step, before its observation is decoded.
+
+    reward: most likely reward in points; None without prediction heads, like the next two.
+    expected_reward: mean reward in points.
+    continuation: probability that the episode continues.
+    summary: g_omega, if requested.
+    """
 
     world: World
     loops: int
@@ -36,14 +40,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Expected rewards in points and chances that the world goes on, after each action."""
+    """Expected rewards in points and continuation probabilities, after each action of a plan."""
 
     rewards: list[float]
     continuations: list[float]
 
     @property
     def score(self) -> float:
-        """Expected sum of rewards: each counts as far as the world has gone on until then."""
+        """Expected sum of rewards, each weighted by the probability that the episode has continued until then."""
         total, alive = 0.0, 1.0
         for reward, continuation in zip(self.rewards, self.continuations, strict=True):
             total += alive * reward
@@ -53,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advance:
-    """One imagined step as a pass that worlds of the same depth take together."""
+    """Forward of one imagined step, batched with worlds of the same depth."""
 
     model: WorldModel
     world: World
@@ -61,24 +65,24 @@ class Advance:
 
     @cached_property
     def key(self) -> Hashable:
-        """Actions of much the same length go together: a long one would pad the others."""
-        return Advance, self.world.depth.for_pass(self.world.steps, range(1)), -(-self.tokens // PADDING)
+        """Batch only actions of similar length: a long one would pad the others."""
+        return Advance, self.world.depth.for_pass(self.world.steps, range(1)), -(-self.num_tokens // PADDING)
 
     @cached_property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return self.model.count(template.render_step(self.action, self.model.slots))
 
-    def within(self, tokens: int) -> Advance:
+    def split(self, max_tokens: int) -> Advance:
         return self
 
     def run(self, others: Sequence[Advance]) -> list[World]:
-        every = (self, *others)
-        return self.model.advance_each([each.world for each in every], [each.action for each in every])
+        steps = (self, *others)
+        return self.model.advance_each([step.world for step in steps], [step.action for step in steps])
 
 
 @dataclass(frozen=True, eq=False)
 class AdvanceRows:
-    """One imagined step of the first rows of a batch, as many as fit. Its result is the world of those."""
+    """Forward of one imagined step of each row, or of the first rows that fit; returns their world."""
 
     model: WorldModel
     world: World
@@ -93,11 +97,11 @@ class AdvanceRows:
         return tuple(self.model.count(template.render_step(action, self.model.slots)) for action in self.actions)
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return sum(self._tokens)
 
-    def within(self, tokens: int) -> AdvanceRows:
-        fitting = sum(total <= tokens for total in accumulate(self._tokens))
+    def split(self, max_tokens: int) -> AdvanceRows:
+        fitting = sum(total <= max_tokens for total in accumulate(self._tokens))
         return self if fitting == len(self.actions) else replace(self, actions=self.actions[: max(fitting, 1)])
 
     def run(self, others: Sequence[AdvanceRows]) -> list[World]:
@@ -106,17 +110,20 @@ class AdvanceRows:
         return [self.model.advance(world, self.actions)]
 
 
-def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> Steps[World]:
-    """The world of a log. ids: of its context. Worlds of one context share what they have seen."""
-    begun = ids, log.depth
-    world: World | None = engine.cache.get(begun)
+def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> ForwardGenerator[World]:
+    """Build the world of a log. Worlds of one context share its KV cache.
+
+    ids: tokens of the context.
+    """
+    key = ids, log.depth
+    world: World | None = engine.cache.get(key)
     if world is None:
         loops = log.depth.limit
-        state = yield from prefill(engine.forward, engine.cache, ids, loops)
-        history = SharedState(state, 1)
-        slots: Appended = yield Chunk(engine.forward, history, model.slot_ids, loops)
+        state = yield from prefill(engine.runner, engine.cache, ids, loops)
+        history = SharedPrefixCache(state, 1)
+        slots: PrefillResult = yield PrefillChunk(engine.runner, history, model.slot_ids, loops)
         world = model.start_world(history, (slots.state, slots.latent), log.depth, 0)
-        engine.cache.put(begun, world)
+        engine.cache.put(key, world)
     for action in log.actions:
         world = yield Advance(model, world, action)
     return world
@@ -124,9 +131,15 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
 
 def advance(
     model: WorldModel, world: World, actions: Sequence[str], fields: Sequence[str], monitor: bool = False
-) -> Steps[list[Step]]:
-    """fields: of the request, where the actions are from. Raises PromptTooLongError where the world grows too long,
-    ValueError for a summary the checkpoint cannot give."""
+) -> ForwardGenerator[list[Step]]:
+    """Imagine actions one after another.
+
+    fields: request field of each action, for error messages.
+    monitor: compute summaries.
+
+    Raises:
+        PromptTooLongError: the world exceeds the model's context.
+    """
     steps = []
     for action, field in zip(actions, fields, strict=True):
         world = yield Advance(model, world, action)
@@ -137,8 +150,7 @@ def advance(
 
 @dataclass(frozen=True)
 class Planned:
-    """What a path of actions came to: a row of a world, the expected reward in points of its last step, and the chance
-    that the world goes on."""
+    """End of a path of actions: a row of a world, with the expected reward and continuation of its last step."""
 
     world: World
     row: int
@@ -146,33 +158,37 @@ class Planned:
     continuation: float
 
 
-def explore(model: WorldModel, world: World, paths: Sequence[Path]) -> Steps[dict[Path, Planned]]:
-    """Paths of actions from a world of one row, each of which comes after the one that it goes on from; what several
-    begin with is given once. Raises PromptTooLongError where the world grows too long, ValueError without prediction
-    heads."""
-    found: dict[Path, Planned] = {}
+def explore(model: WorldModel, world: World, paths: Sequence[Path]) -> ForwardGenerator[dict[Path, Planned]]:
+    """Imagine paths of actions from a world of one row, level by level of their prefix tree.
+
+    paths: without duplicates, each after its own prefixes.
+
+    Raises:
+        PromptTooLongError: the world exceeds the model's context.
+    """
+    results: dict[Path, Planned] = {}
     level: list[tuple[World, Sequence[Path]]] = [(world, [()])]
     while level:
-        reached: list[tuple[World, Sequence[Path]]] = []
+        next_level: list[tuple[World, Sequence[Path]]] = []
         for before, ends in level:
             row_of = {path: row for row, path in enumerate(ends)}
-            left = [path for path in paths if path and path[:-1] in row_of]
-            rows = [row_of[path[:-1]] for path in left]
+            remaining = [path for path in paths if path and path[:-1] in row_of]
+            rows = [row_of[path[:-1]] for path in remaining]
             batch = before if rows == list(range(len(before))) or not rows else before.select(rows)
-            while left:
-                after: World = yield AdvanceRows(model, batch, tuple(path[-1] for path in left))
+            while remaining:
+                after: World = yield AdvanceRows(model, batch, tuple(path[-1] for path in remaining))
                 check_length(model, after, "candidates")
-                done, left = left[: len(after)], left[len(after) :]
-                found |= _planned(model, after, done)
-                reached.append((after, done))
-                batch = batch.select(range(len(after), len(batch))) if left else batch
-        level = reached
-    return found
+                done, remaining = remaining[: len(after)], remaining[len(after) :]
+                results |= _planned(model, after, done)
+                next_level.append((after, done))
+                batch = batch.select(range(len(after), len(batch))) if remaining else batch
+        level = next_level
+    return results
 
 
 def _planned(model: WorldModel, world: World, paths: Sequence[Path]) -> dict[Path, Planned]:
-    told = model.predictions(world)
-    rewards, continuations = told.expected_reward.tolist(), told.continuation.tolist()
+    predictions = model.predictions(world)
+    rewards, continuations = predictions.expected_reward.tolist(), predictions.continuation.tolist()
     return {path: Planned(world, row, rewards[row], continuations[row]) for row, path in enumerate(paths)}
 
 
@@ -187,7 +203,7 @@ def _step(model: WorldModel, world: World, monitor: bool) -> Step:
 
 
 def length_of(world: World) -> int:
-    """Its tokens."""
+    """Return the number of tokens of a world."""
     return int(world.state.next_position.max())
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwm.core import CoreState, Fixed
+from loopwm.core import Fixed, KVCache
 from loopwm.core.kv_cache import SLACK
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Engine, Limits
 from serve.engine.requests import Request
-from serve.engine.sampling import Sampling
+from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptReader
-from serve.generation.rate_limits import Allowances
+from serve.generation.rate_limits import RateLimiter
 from serve.generation.service import ModelCard, Service
 from serve.http.app import create_app
 from serve.http.auth import KeyRing
@@ -54,15 +54,15 @@ def serving(tokenizer) -> Serving:
     ) -> Iterator[httpx.Client]:
         with listen("127.0.0.1", 0) as listener, Engine(model, end_token, limits) as engine:
             card = ModelCard("tiny", 0, model.config.max_position_embeddings, Fixed(model.config.default_depth))
-            allowances = Allowances(keys and keys.allowances)
+            rate_limiter = RateLimiter(keys and keys.quotas)
             service = Service(
                 card,
                 engine,
                 tokenizer,
                 PromptReader(tokenizer, model.config.slots, context_tokens=model.config.context_tokens),
-                allowances,
+                rate_limiter,
             )
-            store = WorldStore(worlds or WorldLimits(), file=file, allowances=allowances)
+            store = WorldStore(worlds or WorldLimits(), file=file, rate_limiter=rate_limiter)
             sessions = Sessions(service, WorldModel(model, tokenizer), store)
             server = Server(create_app(sessions, keys, hosts, log_json), service, grace)
             thread = threading.Thread(target=server.run, args=([listener],))
@@ -99,7 +99,7 @@ def chat() -> dict[str, Any]:
 
 def live_states() -> int:
     """States that somebody holds, or nobody but the garbage collector has to find out."""
-    return sum(issubclass(type(thing), CoreState) for thing in gc.get_objects())
+    return sum(issubclass(type(thing), KVCache) for thing in gc.get_objects())
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
@@ -133,9 +133,9 @@ def requests() -> list[Request]:
     """Greedy and sampled ones of different lengths; two share their first 20 tokens."""
     shared = random_prompt(20, 9)
     return [
-        Request(shared + random_prompt(5, 1), 9, Sampling(), DEPTH),
-        Request(shared + random_prompt(12, 2), 14, Sampling(1.0, 0.9, 3), DEPTH),
-        Request(random_prompt(30, 3), 5, Sampling(0.7, 1.0, 4), DEPTH),
-        Request(random_prompt(3, 4), SLACK + 9, Sampling(), DEPTH),
-        Request(random_prompt(3, 4), 12, Sampling(1.5, 0.95, 5), DEPTH),
+        Request(shared + random_prompt(5, 1), SamplingParams(max_tokens=9), DEPTH),
+        Request(shared + random_prompt(12, 2), SamplingParams(1.0, 0.9, 3, max_tokens=14), DEPTH),
+        Request(random_prompt(30, 3), SamplingParams(0.7, 1.0, 4, max_tokens=5), DEPTH),
+        Request(random_prompt(3, 4), SamplingParams(max_tokens=SLACK + 9), DEPTH),
+        Request(random_prompt(3, 4), SamplingParams(1.5, 0.95, 5, max_tokens=12), DEPTH),
     ]

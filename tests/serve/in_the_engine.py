@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,10 @@ import torch
 from loopwm.core import Fixed
 from loopwm.text.model.tokenizer import load_tokenizer
 from serve.engine.batch import RunningBatch
-from serve.engine.passes import Forward, Steps, results
+from serve.engine.forward import ForwardGenerator, ModelRunner, run_batch
 from serve.engine.prefill import prefill
-from serve.engine.prefix_cache import KVCache
+from serve.engine.prefix_cache import PrefixCache
 from serve.engine.requests import Event, Request
-from serve.engine.requests import Sequence as Row
 
 NEVER = -1
 DEPTH = Fixed(2)
@@ -29,7 +29,7 @@ class Collector:
         self.loops: list[int] = []
         self.last = Event()
         self.over = threading.Event()
-        self.row = Row(request, self)
+        self.request = replace(request, deliver=self)
 
     def __call__(self, event: Event) -> None:
         self.last = event
@@ -45,12 +45,12 @@ def random_prompt(length: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(9, len(load_tokenizer()), (length,), generator=generator).tolist())
 
 
-def run(steps: Steps[Any], most: int = 1 << 20) -> Any:
+def run(steps: ForwardGenerator[Any], most: int = 1 << 20) -> Any:
     """What work comes to, its passes cut to `most` tokens."""
     try:
         asked = next(steps)
         while True:
-            (result,) = results([asked.within(most)])
+            (result,) = run_batch([asked.split(most)])
             asked = steps.throw(result) if isinstance(result, Exception) else steps.send(result)
     except StopIteration as end:
         return end.value
@@ -60,14 +60,14 @@ class Model:
     """A running batch, and prompts that are run for it."""
 
     def __init__(self, model: Any, end_token: int = NEVER, most: int = 1 << 20) -> None:
-        self.forward, self.cache, self.most = Forward(model), KVCache(1 << 40), most
+        self.forward, self.cache, self.most = ModelRunner(model), PrefixCache(1 << 40), most
         self.batch = RunningBatch(self.forward, end_token)
 
     def add(self, *collectors: Collector) -> None:
         for collector in collectors:
-            request = collector.row.request
+            request = collector.request
             work = prefill(self.forward, self.cache, request.prompt[:-1], request.depth.limit)
-            self.batch.add(collector.row, run(work, self.most))
+            self.batch.add(collector.request, run(work, self.most))
 
     def finish(self) -> None:
         while len(self.batch):

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from loopwm.core import CoreState
+from loopwm.core import KVCache
 from loopwm.records import template
 from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
 from serve.engine.beams import search
 from serve.engine.engine import Engine
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.requests import Finish, Request
-from serve.engine.sampling import Sampling
+from serve.engine.sampling import SamplingParams
 from tests.serve.http.test_generation import CHAT, COMPLETIONS, choices_of
 from tests.serve.http.test_http import check_error, completion, events
 from tests.serve.in_the_engine import DEPTH, NEVER, Collector, fail, random_prompt, run
@@ -23,7 +23,7 @@ PROMPTS = (random_prompt(1, 1), random_prompt(20, 2), random_prompt(33, 3))
 
 
 def request(prompt: tuple[int, ...], max_tokens: int) -> Request:
-    return Request(prompt, max_tokens, Sampling(), DEPTH, beam_search=True)
+    return Request(prompt, SamplingParams(max_tokens=max_tokens, beam_search=True), DEPTH)
 
 
 def submitted(engine: Engine, asked: Request, beams: int) -> list[Collector]:
@@ -34,8 +34,8 @@ def submitted(engine: Engine, asked: Request, beams: int) -> list[Collector]:
 
 def searched_alone(model: Any, asked: Request, beams: int, end_token: int = NEVER) -> list[tuple[int, ...]]:
     """Texts, best first, of a search whose prompt runs in one pass and shares nothing."""
-    forward = Forward(model)
-    state = CoreState(1, forward.device)
+    forward = ModelRunner(model)
+    state = KVCache(1, forward.device)
     if asked.prompt[:-1]:
         forward.run(state, [asked.prompt[:-1]], DEPTH)
     return [one.tokens for one in run(search(forward, state, asked, beams, end_token))]

@@ -64,7 +64,7 @@ def test_a_depth_the_checkpoint_does_not_have_is_one_line(capsys, checkpoint, ti
     limit = tiny_model.config.max_loops
     assert f"max_loops = {limit}" in refusal(capsys, "--model", str(checkpoint), "--depth", str(limit + 1))
     random = "random:probability=0.5,limit=1,seed=0"
-    assert "depend on who else asks" in refusal(capsys, "--model", str(checkpoint), "--depth", random)
+    assert "must not depend on other requests" in refusal(capsys, "--model", str(checkpoint), "--depth", random)
     assert "needs an exit gate" in refusal(capsys, "--model", str(checkpoint), "--depth", "gate:tau=0.5,limit=1")
 
 
@@ -111,11 +111,11 @@ def test_help_has_an_example(capsys):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("requests", "requests: '' is not a whole number of at least 1"),
-        ("speed=3", "'speed=3' is no limit, or is told twice: there are requests, tokens, worlds, bytes"),
-        ("worlds=1 worlds=2", "'worlds=2' is no limit, or is told twice"),
-        ("tokens=0", "tokens: '0' is not a whole number of at least 1"),
-        ("bytes=1e6", "bytes: '1e6' is not a whole number of at least 1"),
+        ("requests", "requests: must be a whole number of at least 1, got ''"),
+        ("speed=3", "speed: must be one of requests, tokens, worlds, bytes"),
+        ("worlds=1 worlds=2", "worlds: given twice"),
+        ("tokens=0", "tokens: must be a whole number of at least 1, got '0'"),
+        ("bytes=1e6", "bytes: must be a whole number of at least 1, got '1e6'"),
     ],
 )
 def test_limits_of_a_key_that_are_none_are_one_line(capsys, checkpoint, tmp_path, line, told):
@@ -162,11 +162,11 @@ def test_the_key_file_is_read_again_when_told_and_nothing_that_runs_is_dropped(c
             lines = stream.iter_lines()
             next(lines)
             keys.write_text(key_line("new") + "# and\nnonsense\n")
-            wrong = "expected NAME and a SHA-256 of 64 hexadecimal digits; the keys stay as they were"
+            wrong = "must be NAME and a SHA-256 of 64 hexadecimal digits; keeping the previous keys"
             assert read_again() == f"error: {keys}, line 3: {wrong}\n"
             assert (ask("old").status_code, ask("new").status_code) == (200, 401)
             keys.write_text(key_line("new", "requests=2"))
-            assert read_again() == f"{keys}: 1 keys, read again\n"
+            assert read_again() == f"{keys}: reloaded 1 keys\n"
             assert (ask("old").status_code, ask("new").status_code) == (401, 200)
             assert ask("new").headers["x-ratelimit-remaining-requests"] == "0"
             assert ask("new").status_code == 429

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from serve.engine import engine as engine_module
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.passes import Pass, results
+from serve.engine.forward import ForwardBatch, run_batch
 from serve.worlds.sessions import MAX_ACTIONS
 from tests.serve import conftest
 from tests.serve.conftest import assert_alike, wait_until
@@ -68,7 +68,7 @@ class Player:
             self._world = response.json()["id"]
         return True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         if self._world != WORLD:
             assert self._client.delete(f"/v1/worlds/{self._world}").status_code == 200
 
@@ -108,9 +108,9 @@ class Watch:
             self.engine = Engine(*args)
             return self.engine
 
-        def take(passes: Sequence[Pass]) -> list[Any]:
+        def take(passes: Sequence[ForwardBatch]) -> list[Any]:
             self._kind = type(passes[0]).__name__
-            return results(passes)
+            return run_batch(passes)
 
         def decode(batch: RunningBatch) -> None:
             self.gaps.append(self._beside)
@@ -124,7 +124,7 @@ class Watch:
             return out
 
         patch.setattr(conftest, "Engine", start)
-        patch.setattr(engine_module, "results", take)
+        patch.setattr(engine_module, "run_batch", take)
         patch.setattr(RunningBatch, "step", decode)
         patch.setattr(model.model, "forward", poisoned)
 
@@ -142,7 +142,7 @@ class Watch:
         """Nothing is begun meanwhile."""
         come = threading.Event()
 
-        def wait() -> Iterator[Pass]:
+        def wait() -> Iterator[ForwardBatch]:
             come.wait(60)
             yield from ()
 
@@ -167,7 +167,7 @@ def client(serving, watch) -> Iterator[httpx.Client]:
     model = random_model(prediction_heads=True, monitor_head=True, exit_gate=True)
     with pytest.MonkeyPatch.context() as patch:
         watch.install(model, patch)
-        with serving(model, Limits(tokens_beside=BUDGET, tokens_alone=BUDGET)) as client:
+        with serving(model, Limits(prefill_tokens_with_decodes=BUDGET, max_num_batched_tokens=BUDGET)) as client:
             yield client
 
 
@@ -178,7 +178,7 @@ def alone(client) -> Any:
         player = Player(client, script)
         while player.play():
             pass
-        player.leave()
+        player.release()
         return player.told
 
     return told
@@ -314,7 +314,7 @@ def test_in_any_mix_everybody_hears_what_they_would_hear_alone(client, watch, al
                 connection.close()
             going = bool(sum(one.result() for one in played))
     for script, player, answer in zip(some, players, expected, strict=True):
-        player.leave()
+        player.release()
         STATUSES.update(status for status, _ in player.told)
         try:
             assert_alike(player.told, answer)
@@ -324,6 +324,6 @@ def test_in_any_mix_everybody_hears_what_they_would_hear_alone(client, watch, al
 
 def test_the_mixes_had_all_that_they_should_have_and_nobody_waited_long(client, watch):
     assert {200, 201, 400, 404, 500} <= STATUSES
-    assert min(watch.failed[kind] for kind in ("Chunk", "Advance", "decode")) >= 1, watch.failed
+    assert min(watch.failed[kind] for kind in ("PrefillChunk", "Advance", "decode")) >= 1, watch.failed
     assert max(watch.gaps) <= 2 * (BUDGET + LONGEST_STEP), "who fails is repeated once"
     assert wait_until(lambda: client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}, 5)

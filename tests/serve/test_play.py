@@ -101,7 +101,7 @@ def test_an_observation_that_breaks_off_is_told_and_changes_nothing(terminal, mo
         with pytest.raises(WorldError, match="The service failed"):
             terminal("open door")
     assert terminal.written[-1] in ("", "\n")
-    assert terminal("worlds") == "* 1  (nothing done yet)\n"
+    assert terminal("worlds") == "* 1  (no actions)\n"
 
 
 def test_a_fork_goes_its_own_way_and_worlds_lists_both(terminal, library):
@@ -125,7 +125,7 @@ def test_a_plan_marks_the_best_and_leaves_the_world(terminal):
     scores = [float(row[2:].split()[0]) for row in rows]
     assert [row[0] for row in rows] == ["*" if score == max(scores) else " " for score in scores]
     assert rows[0].endswith("open door; wait")
-    assert terminal("worlds") == "* 1  (nothing done yet)\n"
+    assert terminal("worlds") == "* 1  (no actions)\n"
 
 
 def test_truth_is_told_only_for_the_recorded_actions(terminal):
@@ -138,10 +138,10 @@ def test_truth_is_told_only_for_the_recorded_actions(terminal):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("world 9", "not a number from 1 to 1"),
-        ("act ;", "an action is missing"),
-        ("plan open door | ", "an action is missing"),
-        ("observe", "name the action"),
+        ("world 9", "must be a number from 1 to 1"),
+        ("act ;", "action: must not be empty"),
+        ("plan open door | ", "action: must not be empty"),
+        ("observe", "must be followed by an action"),
         ("x" * 3000, "status 400"),
         ("; ".join(["wait"] * 65), "status 400"),
     ],
@@ -149,7 +149,7 @@ def test_truth_is_told_only_for_the_recorded_actions(terminal):
 def test_a_wrong_command_is_told_and_changes_nothing(terminal, command, message):
     with pytest.raises((PlayError, WorldError), match=message):
         terminal(command)
-    assert terminal("worlds") == "* 1  (nothing done yet)\n"
+    assert terminal("worlds") == "* 1  (no actions)\n"
 
 
 def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path):
@@ -159,7 +159,7 @@ def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path
     assert main(["play", "--url", f"{client.base_url}/v1", "--world", str(tmp_path / "world.json")]) == 0
     said = capsys.readouterr().out
     assert "> wait\nNothing.\n" in said
-    assert "error: world: '5'" in said
+    assert "error: world: must be a number from 1 to 1, got '5'" in said
     assert said.endswith("* 1  worlds\n")
 
 
@@ -168,7 +168,7 @@ def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path
     [
         (["--url", "http://127.0.0.1:1"], "does not answer: "),
         (["--url", "127.0.0.1"], "does not begin with http"),
-        (["--example", "none/1"], "expected one of melt/"),
+        (["--example", "none/1"], "must be one of melt/"),
         (["--world", "missing.json"], "--world: "),
         (["--url", "http://127.0.0.1:1", "--api-key-file", "missing"], "--api-key-file: "),
         pytest.param(["--model", "missing"], "the service did not start", marks=pytest.mark.slow),

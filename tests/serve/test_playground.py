@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from serve import playground
-from serve.playground import make_examples
-
-ROOT = Path(__file__).parents[2]
-SUITES = [str(ROOT / f"eval/suites/{name}-500.jsonl.gz") for name in ("scienceworld", "alfworld")]
 
 
 @pytest.mark.parametrize("path", playground.FILES)
@@ -57,11 +52,6 @@ def test_a_missing_file_has_the_envelope(client):
     response = client.get("/playground/none.js")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "unknown_url"
-
-
-def test_the_examples_are_the_suites(tmp_path):
-    assert make_examples.main([*SUITES, "--out", str(tmp_path / "made.json")]) == 0
-    assert (tmp_path / "made.json").read_bytes() == playground.EXAMPLES.read_bytes()
 
 
 def test_every_example_starts_a_world(client):

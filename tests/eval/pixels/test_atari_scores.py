@@ -45,9 +45,9 @@ def test_the_command_tells_games_and_overall(tmp_path: Path, capsys: pytest.Capt
 def test_what_cannot_be_scored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pong, again = (played(tmp_path, name, "atari/Pong", 1.0) for name in ("a", "b"))
     cases = {
-        "is not one of Atari": [played(tmp_path, "c", "catch", 1.0)],
-        "Tetris: not one of the 26": [played(tmp_path, "d", "atari/Tetris", 1.0)],
-        "games need as many each": [pong, again, played(tmp_path, "e", "atari/Freeway", 1.0)],
+        "environment: must begin with atari/": [played(tmp_path, "c", "catch", 1.0)],
+        "game: must be one of the 26 games of Atari 100k, got Tetris": [played(tmp_path, "d", "atari/Tetris", 1.0)],
+        "must be the same number for each game": [pong, again, played(tmp_path, "e", "atari/Freeway", 1.0)],
         "no-such.json": [str(tmp_path / "no-such.json")],
     }
     if importlib.util.find_spec("rliable") is None:

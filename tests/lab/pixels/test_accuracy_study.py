@@ -13,7 +13,7 @@ from lab.__main__ import main as evaluate
 from lab.pixels import accuracy_study
 from lab.pixels.accuracy import Hits, accuracy, held_out, permuted_actions, score
 from lab.pixels.accuracy_protocol import AccuracyProtocol
-from lab.pixels.accuracy_study import Asked, _differences
+from lab.pixels.accuracy_study import HeldOutFacts, _differences
 from lab.studies.study_protocol import Arm
 from lab.studies.training_runs import make_run
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
@@ -77,7 +77,7 @@ def test_bounds_of_a_difference_are_over_episodes_whose_transitions_are_alike():
     """Forty transitions of one outcome each, in four episodes: drawn one by one they would look like forty facts."""
     episode = np.repeat(np.arange(4), 10)
     ours, theirs = (np.isin(episode, better) for better in ((0, 1, 2), (3,)))
-    asked = Asked(creature=np.zeros(40, dtype=bool), episode=episode)
+    asked = HeldOutFacts(creature=np.zeros(40, dtype=bool), episode=episode)
     sides = ([Hits(side, side)] for side in (ours, theirs))
     difference = _differences(("ours", "theirs"), *sides, asked)[0]
     assert (difference.difference, difference.creatures) == (0.5, "all")
@@ -94,7 +94,7 @@ def test_permuted_actions_are_the_same_ones_elsewhere(frames, checkpoint):
 
 
 def test_too_little_play_and_play_of_another_environment_are_refused(frames, checkpoint):
-    with pytest.raises(InputError, match="transitions in runs of 5, 5000 are asked for"):
+    with pytest.raises(InputError, match="must have 5000 transitions in runs of 5"):
         held_out(frames / "test", checkpoint, 5, 5000)
     other = make_system("twisted", CONFIG, TwistedCoefficients(), FrameSpace("other", "1", SPACE.frame_shape, 4))
     with pytest.raises(InputError, match="env is 'blocks', expected 'other'"):

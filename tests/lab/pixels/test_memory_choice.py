@@ -49,10 +49,10 @@ def test_those_count_that_saw_the_cue_and_lost_sight_of_it(played):
     never, late = (np.array(episode.extras["cue"]) for _ in range(2))
     never[:] = -1
     late[len(episode) - 2] = 0
-    assert not memory_choice.counts(replace(episode, extras={**episode.extras, "cue": never}))
-    assert not memory_choice.counts(replace(episode, extras={**episode.extras, "cue": late}))
+    assert not memory_choice.is_valid(replace(episode, extras={**episode.extras, "cue": never}))
+    assert not memory_choice.is_valid(replace(episode, extras={**episode.extras, "cue": late}))
     ended = np.zeros(len(episode), bool)
-    assert not memory_choice.counts(replace(episode, terminated=ended, truncated=episode.terminated))
+    assert not memory_choice.is_valid(replace(episode, terminated=ended, truncated=episode.terminated))
 
 
 class Knows:

@@ -24,7 +24,7 @@ TINY = MemoryConfig(kind="gru", dim=16, heads=2, mlp_dim=16)
 
 
 def test_a_question_is_a_cue_other_symbols_and_the_mark():
-    symbols, cue = cue_memory.asked(50, 6, np.random.default_rng(0))
+    symbols, cue = cue_memory.make_rows(50, 6, np.random.default_rng(0))
     assert symbols.shape == (50, 8)
     assert torch.equal(symbols[:, 0], cue)
     assert set(cue.tolist()) == set(range(cue_memory.CUES))
@@ -52,9 +52,9 @@ def real():
 
 
 def test_mazes_are_those_whose_cue_goes_out_of_sight_and_comes_back(real):
-    assert real.seen.shape == (12, 5, 32, 32, 3)
-    assert np.array_equal(real.seen[:, 0], real.seen[:, 4])  # four turns are a whole one
-    assert np.array_equal(real.last, real.seen[:, 2])
+    assert real.context.shape == (12, 5, 32, 32, 3)
+    assert np.array_equal(real.context[:, 0], real.context[:, 4])  # four turns are a whole one
+    assert np.array_equal(real.last, real.context[:, 2])
     assert 12 < real.tried < 24
     assert set(real.kind.tolist()) == {0, 1}
 
@@ -123,7 +123,7 @@ class Remembering:
 
 
 def test_each_wait_is_followed_by_two_turns_of_its_own(real):
-    found = memory_recall.imagined(Remembering(real, 16), real.seen, memory_recall.WAITS, 0)
+    found = memory_recall.imagined(Remembering(real, 16), real.context, memory_recall.WAITS, 0)
     assert [np.array_equal(found[wait], real.last) for wait in memory_recall.WAITS] == [True, True, False, False]
 
 
@@ -145,4 +145,4 @@ def test_the_command_measures_checkpoints(real, tmp_path, capsys):
     assert main([*command, "--sampling", "{stairs: 1}"]) == 2
     assert "stairs" in capsys.readouterr().err
     assert main([*command, "--environment", "minigrid/MemoryS7"]) == 2
-    assert "imagines frames of (32, 32, 3), not (64, 64, 3)" in capsys.readouterr().err
+    assert "frames must be (64, 64, 3), got (32, 32, 3)" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lab.__main__ import main
-from lab.pixels.paper_claims import Found, Play, held_out_play, measure
+from lab.pixels.paper_claims import ClaimFigures, Play, held_out_play, measure
 from lab.pixels.paper_claims_study import CLAIMS, worst_of_copy
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.storm.model import StormConfig
@@ -66,7 +66,7 @@ class Slides:
         return state
 
 
-def measured(world, folder, monkeypatch) -> tuple[Found, Play]:
+def measured(world, folder, monkeypatch) -> tuple[ClaimFigures, Play]:
     torch.manual_seed(0)
     system = StormSystem(TINY, StormObjective(), SPACE).eval()
     play = held_out_play(folder, system, 30, CONTEXT + STEPS, seed=0)
@@ -103,8 +103,8 @@ def test_latents_that_tell_nothing_use_no_group_and_those_of_a_code_use_their_bi
     assert measure(told, play, CONTEXT, range(8), seed=0).used_groups == 1
 
 
-def found_of(**changes) -> Found:
-    whole = Found(1.0, 4.0, 3.0, 1.0, 9.0, 4.0, 8, (0.1,) * 6, (0.05, 0.1, 0.1, 0.2, 0.2, 0.4), 1.0, 1.5)
+def found_of(**changes) -> ClaimFigures:
+    whole = ClaimFigures(1.0, 4.0, 3.0, 1.0, 9.0, 4.0, 8, (0.1,) * 6, (0.05, 0.1, 0.1, 0.2, 0.2, 0.4), 1.0, 1.5)
     return replace(whole, **changes)
 
 
@@ -161,17 +161,17 @@ def test_the_study_trains_measures_and_goes_on_where_it_was(protocol, tmp_path, 
 def test_bad_protocols_and_play_are_named(protocol, folder, tmp_path, capsys):
     out = ["--out", str(tmp_path / "study")]
     told = {
-        "columns=[3, 1]": "columns: 3 to 1 are none",
-        "steps=3": "steps: claims are about horizons from 4 on",
+        "columns=[3, 1]": "columns: must be an ascending range, got 3 to 1",
+        "steps=3": "steps: must be at least 4, got 3",
         "steps=14": "steps: with the context must be at most model.positions (16), got 17",
-        "sequences=1": "sequences: actions of another sequence need two",
+        "sequences=1": "sequences: must be at least 2, got 1",
     }
     for change, message in told.items():
         assert main(["pixels", "paper-claims", "--protocol", str(protocol), *out, change]) == 2
         assert message in capsys.readouterr().err
     torch.manual_seed(0)
     system = StormSystem(TINY, StormObjective(), SPACE)
-    with pytest.raises(InputError, match="holds 60 sequences of 7 frames, 61 are asked for"):
+    with pytest.raises(InputError, match="must have 61 sequences of 7 frames, got 60"):
         held_out_play(folder, system, 61, 7, seed=0)
     other = StormSystem(TINY, StormObjective(), replace(SPACE, actions=4))
     with pytest.raises(InputError, match="actions is 3, expected 4"):

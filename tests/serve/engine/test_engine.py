@@ -8,22 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import CoreState, Fixed, allocated_bytes
+from loopwm.core import Fixed, KVCache, allocated_bytes
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.passes import Forward, Task
+from serve.engine.forward import ModelRunner, WorkItem
 from serve.engine.prefill import score
 from serve.engine.prefix_cache import BLOCK
 from serve.engine.requests import Finish, Request
-from serve.engine.requests import Sequence as Row
-from serve.engine.sampling import Sampling
+from serve.engine.sampling import SamplingParams
 from tests.serve.in_the_engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
 
 
 def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):
     request = requests[0]
     ids = list(request.prompt)
-    for _ in range(request.max_tokens):
+    for _ in range(request.params.max_tokens):
         ids.append(int(tiny_model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert alone(tiny_model, request).tokens == ids[len(request.prompt) :]
 
@@ -38,13 +37,13 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch_nor_on_the_pieces_of_
     made.finish()
     for collector, request in zip(together, requests, strict=True):
         assert collector.tokens == alone(tiny_model, request).tokens
-        assert len(collector.tokens) == request.max_tokens
+        assert len(collector.tokens) == request.params.max_tokens
         assert collector.last.finish == Finish.LENGTH
 
 
 def test_scores_do_not_depend_on_the_pieces_of_the_prompt(tiny_model):
     prompt = random_prompt(50, 1)
-    whole, pieces = (run(score(Forward(tiny_model), prompt, DEPTH, 2), most) for most in (99, 9))
+    whole, pieces = (run(score(ModelRunner(tiny_model), prompt, DEPTH, 2), most) for most in (99, 9))
     assert len(whole.chosen) == len(prompt) - 1
     assert pieces.chosen == pytest.approx(whole.chosen, abs=1e-4)
     assert [[token for token, _ in top] for top in pieces.tops] == [[token for token, _ in top] for top in whole.tops]
@@ -62,7 +61,7 @@ def test_a_cancelled_row_leaves_and_the_others_are_untouched(tiny_model, request
     one, two, made = Collector(requests[0]), Collector(requests[1]), Model(tiny_model)
     made.add(one, two)
     made.batch.step()
-    one.row.cancelled = True
+    one.request.cancelled = True
     made.batch.step()
     assert (len(made.batch), len(one.tokens)) == (1, 1)
     made.finish()
@@ -82,7 +81,7 @@ def test_a_row_thatfails_is_alone_with_it(tiny_model, requests, monkeypatch):
     expected = [alone(tiny_model, request).tokens for request in others]
     monkeypatch.setattr(type(tiny_model.model), "forward", fails_with_poison)
     heard, broken, made = [Collector(request) for request in others], Collector(poison), Model(tiny_model)
-    unluckily = Collector(replace(requests[4], sampling=Sampling(temperature=float("nan"))))
+    unluckily = Collector(replace(requests[4], params=SamplingParams(temperature=float("nan"), max_tokens=12)))
     made.add(*heard, broken, unluckily)
     made.finish()
     assert isinstance(broken.last.error, MemoryError)
@@ -94,7 +93,7 @@ def test_who_can_neither_run_together_nor_be_copied_apart_hears_it(tiny_model, r
     heard, made = [Collector(request) for request in requests[:3]], Model(tiny_model)
     made.add(*heard)
     monkeypatch.setattr(type(tiny_model.model), "forward", fail)
-    monkeypatch.setattr(CoreState, "row", fail)
+    monkeypatch.setattr(KVCache, "row", fail)
     made.finish()
     assert all(isinstance(collector.last.error, MemoryError) for collector in heard)
 
@@ -102,32 +101,32 @@ def test_who_can_neither_run_together_nor_be_copied_apart_hears_it(tiny_model, r
 def test_a_row_that_cannot_join_is_alone_with_it(tiny_model, requests, monkeypatch):
     add = RunningBatch.add
 
-    def adds_but_one(self: RunningBatch, row: Row, state: CoreState) -> None:
-        return fail() if row.request is requests[1] else add(self, row, state)
+    def adds_but_one(self: RunningBatch, row: Request, state: KVCache) -> None:
+        return fail() if row.prompt == requests[1].prompt else add(self, row, state)
 
     monkeypatch.setattr(RunningBatch, "add", adds_but_one)
     heard = [Collector(request) for request in requests[:3]]
     with Engine(tiny_model, NEVER) as engine:
         for collector in heard:
-            engine.submit(collector.row.request, collector)
+            engine.submit(collector.request, collector)
         assert all(collector.over.wait(30) for collector in heard)
     assert [isinstance(collector.last.error, MemoryError) for collector in heard] == [False, True, False]
 
 
 def test_what_has_begun_has_its_memory_before_others_begin(tiny_model, monkeypatch):
     """Two long prompts, each at more loops than usual, of which memory holds one."""
-    asked = [Request(random_prompt(300, seed), 2, Sampling(), Fixed(4)) for seed in range(2)]
-    token = Forward(tiny_model).token_bytes(4)
-    assert token > Forward(tiny_model).token_bytes(2)
+    asked = [Request(random_prompt(300, seed), SamplingParams(max_tokens=2), Fixed(4)) for seed in range(2)]
+    token = ModelRunner(tiny_model).token_bytes(4)
+    assert token > ModelRunner(tiny_model).token_bytes(2)
     heard, begun = [Collector(request) for request in asked], []
-    advance = Task.advance
+    advance = WorkItem.advance
 
-    def watched(self: Task, result: Any) -> bool:
-        if not self.begun:
+    def watched(self: WorkItem, result: Any) -> bool:
+        if not self.started:
             begun.append(sum(collector.over.is_set() for collector in heard))
         return advance(self, result)
 
-    monkeypatch.setattr(Task, "advance", watched)
+    monkeypatch.setattr(WorkItem, "advance", watched)
     with Engine(tiny_model, NEVER, Limits(cache_bytes=allocated_bytes() + 500 * token)) as engine:
         for request, collector in zip(asked, heard, strict=True):
             engine.submit(request, collector)
@@ -137,7 +136,7 @@ def test_what_has_begun_has_its_memory_before_others_begin(tiny_model, monkeypat
 
 def test_depth_is_the_number_of_loops(tiny_model, requests):
     for loops in (1, 3):
-        request = replace(requests[0], depth=Fixed(loops), max_tokens=1)
+        request = replace(requests[0], depth=Fixed(loops), params=SamplingParams(max_tokens=1))
         expected = tiny_model(torch.tensor([request.prompt]), depth=loops).logits[0, -1].argmax()
         collector = alone(tiny_model, request)
         assert collector.tokens == [expected]
@@ -146,7 +145,7 @@ def test_depth_is_the_number_of_loops(tiny_model, requests):
 
 def test_a_prompt_that_begins_like_a_former_one_runs_its_own_part_alone(tiny_model, monkeypatch):
     head = random_prompt(3 * BLOCK + 3, 8)
-    asked = [Request(head + random_prompt(5, seed), 3, Sampling(), DEPTH) for seed in range(3)]
+    asked = [Request(head + random_prompt(5, seed), SamplingParams(max_tokens=3), DEPTH) for seed in range(3)]
     expected = [alone(tiny_model, request).tokens for request in asked]
     made, collectors = Model(tiny_model), [Collector(request) for request in (*asked, asked[0])]
     sizes = counted(tiny_model, monkeypatch)
@@ -157,8 +156,8 @@ def test_a_prompt_that_begins_like_a_former_one_runs_its_own_part_alone(tiny_mod
 
 
 def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):
-    request = Request(random_prompt(200, 8), 4, Sampling(1.0, 1.0, 3), DEPTH)
-    requests = [replace(request, sampling=Sampling(1.0, 1.0, seed)) for seed in range(3)]
+    request = Request(random_prompt(200, 8), SamplingParams(1.0, 1.0, 3, max_tokens=4), DEPTH)
+    requests = [replace(request, params=SamplingParams(1.0, 1.0, seed, max_tokens=4)) for seed in range(3)]
     expected = [alone(tiny_model, request).tokens for request in requests]
     heard = [Collector(request) for request in requests]
     with Engine(tiny_model, NEVER) as engine:

@@ -13,43 +13,43 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import CoreState, SharedState
+from loopwm.core import KVCache, SharedPrefixCache
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.prefill import score
-from serve.engine.requests import Caller, Request
-from serve.engine.sampling import Sampling
+from serve.engine.requests import Request, RequestContext
+from serve.engine.sampling import SamplingParams
 from tests.serve.in_the_engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
 
 
 def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):
     with Engine(tiny_model, NEVER, Limits(max_batch=1, max_queue=1)) as engine:
-        one, two = engine.enter(), engine.enter()
+        one, two = engine.admit(), engine.admit()
         with pytest.raises(QueueFullError) as refused:
-            engine.enter()
+            engine.admit()
         assert refused.value.retry_after >= 1
         heard = [Collector(requests[0]) for _ in range(5)]
         for collector in heard:
             engine.submit(requests[0], collector, one)
         assert all(collector.over.wait(30) for collector in heard)
-        assert all(len(collector.tokens) == requests[0].max_tokens for collector in heard)
-        engine.leave(two)
-        engine.leave(engine.enter())
+        assert all(len(collector.tokens) == requests[0].params.max_tokens for collector in heard)
+        engine.release(two)
+        engine.release(engine.admit())
 
 
 def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
-    request = Request(requests[3].prompt, 3000, Sampling(), DEPTH)
+    request = Request(requests[3].prompt, SamplingParams(max_tokens=3000), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         running, waiting, after = (Collector(request) for _ in range(3))
-        engine.submit(request, running, engine.enter(seconds=0.5))
-        engine.submit(request, waiting, engine.enter(seconds=0.1))
-        engine.submit(requests[0], after, engine.enter())
+        engine.submit(request, running, engine.admit(seconds=0.5))
+        engine.submit(request, waiting, engine.admit(seconds=0.1))
+        engine.submit(requests[0], after, engine.admit())
         assert all(collector.over.wait(30) for collector in (running, waiting, after))
     assert isinstance(running.last.error, DeadlineError)
     assert isinstance(waiting.last.error, DeadlineError)
     assert running.tokens
     assert not waiting.tokens
-    assert len(after.tokens) == requests[0].max_tokens
+    assert len(after.tokens) == requests[0].params.max_tokens
 
 
 def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
@@ -60,14 +60,14 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
         over = threading.Event()
         for i, prompt in enumerate([*prompts, random_prompt(300, 99)]):
             name = "much" if i < len(prompts) else "little"
-            work = score(engine.forward, prompt, DEPTH, 1)
+            work = score(engine.runner, prompt, DEPTH, 1)
 
             def deliver(_: Any, name: str = name) -> None:
                 order.append(name)
                 if len(order) > len(prompts):
                     over.set()
 
-            engine.work(work, deliver, Caller(name))
+            engine.work(work, deliver, RequestContext(name))
         assert over.wait(60)
     assert order.index("little") <= 4
 
@@ -75,15 +75,15 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
 def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
     """Between two tokens of a row there are never more tokens of others than the budget."""
     sizes = counted(tiny_model, monkeypatch)
-    with Engine(tiny_model, NEVER, Limits(tokens_beside=32)) as engine:
+    with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32)) as engine:
         row, long = (
-            Collector(Request((9, 9), 60, Sampling(), DEPTH)),
-            Collector(Request(random_prompt(1000, 1), 1, Sampling(), DEPTH)),
+            Collector(Request((9, 9), SamplingParams(max_tokens=60), DEPTH)),
+            Collector(Request(random_prompt(1000, 1), SamplingParams(max_tokens=1), DEPTH)),
         )
-        engine.submit(row.row.request, row)
+        engine.submit(row.request, row)
         while not row.tokens:
             time.sleep(0.001)
-        engine.submit(long.row.request, long)
+        engine.submit(long.request, long)
         assert row.over.wait(60)
         assert long.over.wait(60)
     assert sum(sizes) >= 1059
@@ -93,33 +93,35 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
 def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch):
     """Twice the tokens between two of theirs where two wait for each; never more than where nobody decodes."""
     sizes = counted(tiny_model, monkeypatch)
-    with Engine(tiny_model, NEVER, Limits(tokens_beside=32, tokens_alone=80)) as engine:
-        row = Collector(Request((9, 9), 90, Sampling(), DEPTH))
-        engine.submit(row.row.request, row)
+    with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32, max_num_batched_tokens=80)) as engine:
+        row = Collector(Request((9, 9), SamplingParams(max_tokens=90), DEPTH))
+        engine.submit(row.request, row)
         while not row.tokens:
             time.sleep(0.001)
-        prompts = [Collector(Request(random_prompt(1000, seed), 1, Sampling(), DEPTH)) for seed in range(4)]
+        prompts = [
+            Collector(Request(random_prompt(1000, seed), SamplingParams(max_tokens=1), DEPTH)) for seed in range(4)
+        ]
         with engine._changed:
             for one in prompts[:2]:
-                engine.submit(one.row.request, one)
+                engine.submit(one.request, one)
         assert all(one.over.wait(60) for one in prompts[:2])
         assert 32 < max(sizes) <= 64
         assert 64 in sizes
         with engine._changed:
             for one in prompts:
-                engine.submit(one.row.request, one)
+                engine.submit(one.request, one)
         assert all(one.over.wait(60) for one in prompts)
         assert max(sizes) == 80
-        row.row.cancelled = True
+        row.request.cancelled = True
 
 
 @pytest.mark.parametrize("goes_on_from_a_world", [False, True])
 def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
     tiny_model, requests, monkeypatch, goes_on_from_a_world
 ):
-    seen = CoreState(1, torch.device("cpu"))
-    Forward(tiny_model).tokens(seen, [requests[1].prompt], DEPTH)
-    request = replace(requests[0], start=SharedState(seen, 1)) if goes_on_from_a_world else requests[0]
+    seen = KVCache(1, torch.device("cpu"))
+    ModelRunner(tiny_model).decode(seen, [requests[1].prompt], DEPTH)
+    request = replace(requests[0], start=SharedPrefixCache(seen, 1)) if goes_on_from_a_world else requests[0]
     with Engine(tiny_model, NEVER) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(type(tiny_model.model), "forward", fail)
@@ -134,10 +136,10 @@ def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
 
 
 def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests):
-    collectors = [Collector(Request(requests[3].prompt, 3000, Sampling(), DEPTH)) for _ in range(3)]
+    collectors = [Collector(Request(requests[3].prompt, SamplingParams(max_tokens=3000), DEPTH)) for _ in range(3)]
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         for collector in collectors:
-            engine.submit(collector.row.request, collector)
+            engine.submit(collector.request, collector)
     assert all(isinstance(collector.last.error, EngineStoppedError) for collector in collectors)
     with pytest.raises(EngineStoppedError):
         engine.submit(requests[0], collectors[0])
@@ -150,9 +152,9 @@ class Sum:
     key: str
     number: int
     taken: list[int]
-    tokens: int = 1
+    num_tokens: int = 1
 
-    def within(self, tokens: int) -> Sum:
+    def split(self, max_tokens: int) -> Sum:
         return self
 
     def run(self, others: Sequence[Sum]) -> list[int]:
@@ -201,7 +203,7 @@ def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_erro
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, and only glibc keeps it")
 def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
-    monkeypatch.setattr("serve.engine.engine.IDLE", 0.05)
+    monkeypatch.setattr("serve.engine.engine.IDLE_SECONDS", 0.05)
 
     def resident() -> int:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from loopwm.core import CoreState, allocated_bytes
+from loopwm.core import KVCache, allocated_bytes
 from loopwm.core.kv_cache import SLACK
-from serve.engine.prefix_cache import BLOCK, KVCache
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 from tests.serve.in_the_engine import random_prompt
 
 
-def state_of(length: int) -> CoreState:
-    made = CoreState(1, torch.device("cpu"))
+def state_of(length: int) -> KVCache:
+    made = KVCache(1, torch.device("cpu"))
     made.extend(torch.ones(1, length, dtype=torch.bool))
     made.update(torch.zeros(1, 1, length, 256), torch.zeros(1, 1, length, 256), 0)
     return made
 
 
 def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
-    cache = KVCache(1 << 40)
+    cache = PrefixCache(1 << 40)
     prompt = random_prompt(2 * BLOCK + 5, 1)
     cache.put_prompt(prompt, 2, state_of(len(prompt)))
     cache.put_prompt(random_prompt(BLOCK - 1, 3), 2, state_of(BLOCK - 1))
-    assert cache.prompt((*prompt, 1), 2).length == len(prompt)
-    assert cache.prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
-    assert cache.prompt(prompt[:20], 2).length == 20
-    assert cache.prompt(prompt[: BLOCK - 1], 2) is None
-    assert cache.prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
+    assert cache.get_prompt((*prompt, 1), 2).length == len(prompt)
+    assert cache.get_prompt((*prompt[:-2], 1, 1, 1), 2).length == len(prompt) - 2
+    assert cache.get_prompt(prompt[:20], 2).length == 20
+    assert cache.get_prompt(prompt[: BLOCK - 1], 2) is None
+    assert cache.get_prompt((*prompt, 1), 3) is None, "keys and values of another depth are other ones"
     assert len(cache) == 1, "what is too short is not worth it"
 
 
@@ -37,16 +37,16 @@ def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
     first = state_of(1024)
     size = allocated_bytes() - size
     assert size == 2 * 1024 * 256 * 4
-    cache = KVCache(allocated_bytes() + size + size // 2)
+    cache = PrefixCache(allocated_bytes() + size + size // 2)
     cache.put_prompt(prompts[0], 2, first)
     del first
     cache.put_prompt(prompts[1], 2, state_of(1024))
-    assert cache.prompt(prompts[0], 2) is not None
+    assert cache.get_prompt(prompts[0], 2) is not None
     cache.put_prompt(prompts[2], 2, state_of(1024))
-    assert cache.prompt(prompts[1], 2) is None
-    assert cache.prompt(prompts[0], 2) is not None
-    assert cache.prompt(prompts[2], 2) is not None
-    assert not cache.make_room(cache.most_bytes)
+    assert cache.get_prompt(prompts[1], 2) is None
+    assert cache.get_prompt(prompts[0], 2) is not None
+    assert cache.get_prompt(prompts[2], 2) is not None
+    assert not cache.make_room(cache.max_bytes)
     assert len(cache) == 0
     del held
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from loopwm.core import CoreState, ExitRule, Fixed, Gate
+from loopwm.core import ExitRule, Fixed, Gate, KVCache
 from loopwm.records.template import OBS, Context
 from loopwm.text.model.tokenizer import special_ids
 from loopwm.text.world import World, WorldModel
 from serve.engine.batch import RunningBatch
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 from serve.engine.prefill import prefill
-from serve.engine.prefix_cache import BLOCK, KVCache
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Event, Request
-from serve.engine.requests import Sequence as Row
-from serve.engine.sampling import Sampling, choose
+from serve.engine.sampling import SamplingParams, sample
 from tests.serve.conftest import live_states
 from tests.serve.in_the_engine import run
 from tests.text.conftest import random_model
@@ -42,40 +42,40 @@ class Reference:
     """Every request by itself: a plain state of one row, nothing shared, nothing kept. Answers are remembered."""
 
     def __init__(self, library: WorldModel) -> None:
-        self._library, self._forward = library, Forward(library.model)
+        self._library, self._forward = library, ModelRunner(library.model)
         self._known: dict[Any, Heard] = {}
 
     def completion(self, request: Request) -> Heard:
-        key = (request.prompt, request.max_tokens, request.sampling, request.depth)
+        key = (request.prompt, request.params, request.depth)
         if key not in self._known:
-            state = CoreState(1, torch.device("cpu"))
+            state = KVCache(1, torch.device("cpu"))
             if len(request.prompt) > 1:
-                self._forward.tokens(state, [request.prompt[:-1]], Fixed(request.depth.limit))
-            first = self._forward.tokens(state, [request.prompt[-1:]], request.depth)
+                self._forward.decode(state, [request.prompt[:-1]], Fixed(request.depth.limit))
+            first = self._forward.decode(state, [request.prompt[-1:]], request.depth)
             self._known[key] = self._generate(state, first, request)
         return self._known[key]
 
     def observation(self, goal: str, actions: tuple[str, ...], request: Request) -> Heard:
-        key = (goal, actions, request.max_tokens, request.depth)
+        key = (goal, actions, request.params.max_tokens, request.depth)
         if key not in self._known:
             pair = self._library.encode([Context(goal, "a room")] * 2, request.depth)  # two rows share nothing
             for action in actions:
                 pair = self._library.advance(pair, [action] * 2)
             state = pair.state.select(torch.tensor([0]))
             self._known[key] = self._generate(
-                state, self._forward.tokens(state, [request.prompt], request.depth), request
+                state, self._forward.decode(state, [request.prompt], request.depth), request
             )
         return self._known[key]
 
-    def _generate(self, state: CoreState, first: tuple[torch.Tensor, torch.Tensor], request: Request) -> Heard:
-        (logits, loops), generator = first, request.sampling.generator()
+    def _generate(self, state: KVCache, first: tuple[torch.Tensor, torch.Tensor], request: Request) -> Heard:
+        (logits, loops), generator = first, request.params.generator()
         heard: Heard = []
         while True:
-            token = choose(logits[0], request.sampling, generator)
+            token = sample(logits[0], request.params, generator)
             heard.append((token, int(loops)))
-            if len(heard) == request.max_tokens:
+            if len(heard) == request.params.max_tokens:
                 return heard
-            logits, loops = self._forward.tokens(state, [[token]], request.depth)
+            logits, loops = self._forward.decode(state, [[token]], request.depth)
 
 
 class Asked:
@@ -84,7 +84,7 @@ class Asked:
     def __init__(self, request: Request, expected: Callable[[], Heard]) -> None:
         self.heard: Heard = []
         self.expected = expected
-        self.row = Row(request, self)
+        self.request = replace(request, deliver=self)
 
     def __call__(self, event: Event) -> None:
         assert event.error is None
@@ -98,7 +98,7 @@ class Schedule:
     def __init__(self, seed: int, library: WorldModel, reference: Reference) -> None:
         self.rng = random.Random(seed)
         self.library, self.reference = library, reference
-        self.forward, self.cache = Forward(library.model), KVCache(1 << 40)
+        self.forward, self.cache = ModelRunner(library.model), PrefixCache(1 << 40)
         self.batch = RunningBatch(self.forward, end_token=-1)
         self.worlds: list[tuple[World, str, tuple[str, ...]]] = []
         self.asked: list[Asked] = []
@@ -112,16 +112,18 @@ class Schedule:
             self.batch.step()
         for asked in self.asked:
             expected = asked.expected()
-            assert asked.heard == (expected[: len(asked.heard)] if asked.row.cancelled else expected)
+            assert asked.heard == (expected[: len(asked.heard)] if asked.request.cancelled else expected)
 
     def complete(self) -> None:
         """Some prompts of one depth, which may begin like each other and like former ones."""
         depth, numbers = self.rng.choice(DEPTHS), self.rng.sample(range(6), self.rng.randint(1, 3))
         for number in numbers:
             head = tuple(range(20, 20 + BLOCK * (number % 3)))
-            sampling = Sampling() if number % 2 else Sampling(1.0, 0.9, number)
+            max_tokens = 2 + number % 4
+            sampled = {} if number % 2 else {"temperature": 1.0, "top_p": 0.9, "seed": number}
+            params = SamplingParams(**sampled, max_tokens=max_tokens)
             prompt = (*head, 300 + number, *range(400, 400 + 3 * number))
-            request = Request(prompt, 2 + number % 4, sampling, depth)
+            request = Request(prompt, params, depth)
             work = prefill(self.forward, self.cache, prompt[:-1], depth.limit)
             expected = lambda request=request: self.reference.completion(request)  # noqa: E731
             self._add(Asked(request, expected), run(work, self.rng.choice((5, 99))))
@@ -146,21 +148,21 @@ class Schedule:
         if not self.worlds:
             return
         world, goal, actions = self.rng.choice(self.worlds)
-        request = Request((self.obs,), self.rng.randint(1, 5), Sampling(), world.depth, world.state)
+        request = Request((self.obs,), SamplingParams(max_tokens=self.rng.randint(1, 5)), world.depth, world.state)
         expected = lambda: self.reference.observation(goal, actions, request)  # noqa: E731
         for _ in range(self.rng.randint(1, 3)):
             self._add(Asked(request, expected), request.start.fork())
 
     def cancel(self) -> None:
         if self.asked:
-            self.rng.choice(self.asked).row.cancelled = True
+            self.rng.choice(self.asked).request.cancelled = True
 
     def forget(self) -> None:
         self.cache.make_room(1 << 50)
 
-    def _add(self, asked: Asked, state: CoreState) -> None:
+    def _add(self, asked: Asked, state: KVCache) -> None:
         self.asked.append(asked)
-        self.batch.add(asked.row, state)
+        self.batch.add(asked.request, state)
 
 
 @pytest.mark.slow
@@ -173,10 +175,8 @@ def test_every_random_schedule_answers_as_single_requests_do_and_leaves_no_state
         for seed in range(SCHEDULES):
             schedule = Schedule(seed, library, reference)
             schedule.run()
-            left_early += sum(
-                loops < asked.row.request.depth.limit for asked in schedule.asked for _, loops in asked.heard
-            )
-            shared += sum(asked.row.request.start is not None for asked in schedule.asked)
+            left_early += sum(loops < asked.request.depth.limit for asked in schedule.asked for _, loops in asked.heard)
+            shared += sum(asked.request.start is not None for asked in schedule.asked)
             if seed % 50 == 0:
                 del schedule
                 gc.collect()  # what was asked and its row hold each other here

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from serve.generation.rate_limits import Allowance, Allowances, RateLimitError
+from serve.generation.rate_limits import KeyQuota, RateLimiter, RateLimitError
 from serve.http.auth import KeyRing
 from tests.serve.http.test_faults import bearer
 from tests.serve.http.test_http import check_error, events
@@ -18,11 +18,11 @@ from tests.serve.worlds.test_store import Clock
 from tests.serve.worlds.test_worlds import GOAL, SEEN
 
 GIVEN = {
-    "asks": Allowance(requests=3),
-    "reads": Allowance(tokens=60),
-    "keeps": Allowance(worlds=2),
-    "writes": Allowance(bytes=len(GOAL + SEEN) + 10),
-    "free": Allowance(),
+    "asks": KeyQuota(requests=3),
+    "reads": KeyQuota(tokens=60),
+    "keeps": KeyQuota(worlds=2),
+    "writes": KeyQuota(bytes=len(GOAL + SEEN) + 10),
+    "free": KeyQuota(),
 }
 WORLD = {"model": "tiny", "goal": GOAL, "observation": SEEN}
 PROMPT = {"model": "tiny", "prompt": "boil", "max_tokens": 30}
@@ -50,7 +50,7 @@ def test_a_key_that_has_had_its_requests_hears_when_there_are_more(service):
     assert [one["remaining-requests"] for one in told] == ["2", "1", "0"]
     assert (told[-1]["limit-requests"], told[-1]["reset-requests"]) == ("3", "60s")
     refused = service.get("/v1/worlds", headers=bearer("asks"))
-    check_error(refused, 429, None, "3 requests a minute")
+    check_error(refused, 429, None, "3 requests per minute")
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
     assert 18 <= int(refused.headers["Retry-After"]) <= 20  # a third of a minute
@@ -70,7 +70,7 @@ def test_tokens_count_when_they_are_read_and_written(service, tokenizer):
     assert int(left(first)["remaining-tokens"]) in (30 - prompt, 31 - prompt)  # a token comes back every second
     assert events(authorized(service, "reads"), "/v1/completions", PROMPT)
     refused = post(service, "reads", "completions", PROMPT)
-    check_error(refused, 429, None, "60 tokens a minute")
+    check_error(refused, 429, None, "60 tokens per minute")
     assert refused.json()["error"]["type"] == "tokens"
     assert int(refused.headers["Retry-After"]) >= 1
     assert service.get("/v1/worlds", headers=bearer("reads")).status_code == 200  # needs no tokens
@@ -82,7 +82,7 @@ def authorized(service: httpx.Client, key: str) -> httpx.Client:
 
 def test_worlds_cost_the_tokens_that_are_read_and_decoded(serving, tiny_model, monkeypatch):
     monkeypatch.setattr("serve.generation.rate_limits.MINUTE", 1e12)  # nothing comes back while it looks
-    ring = KeyRing({"me": hashlib.sha256(b"me").hexdigest()}, {"me": Allowance(tokens=6000)})
+    ring = KeyRing({"me": hashlib.sha256(b"me").hexdigest()}, {"me": KeyQuota(tokens=6000)})
     with serving(tiny_model, keys=ring) as service, authorized(service, "me") as client:
         client.post("/v1/worlds", json=WORLD, headers={"X-Request-Timeout": "0.000001"})
         had = int(left(client.get("/v1/models"))["remaining-tokens"])
@@ -107,21 +107,21 @@ def test_worlds_cost_the_tokens_that_are_read_and_decoded(serving, tiny_model, m
 def test_a_key_has_so_many_worlds_and_so_much_text(service):
     names = [post(service, "keeps", "worlds", WORLD).json()["id"] for _ in range(2)]
     refused = post(service, "keeps", "worlds", WORLD)
-    check_error(refused, 429, None, "at most 2", "delete some")
+    check_error(refused, 429, None, "2 + 1 > 2", "delete a world")
     assert refused.json()["error"]["code"] == "too_many_worlds"
     check_error(post(service, "keeps", f"worlds/{names[0]}/fork", {}), 429, None)
     name = post(service, "writes", "worlds", WORLD).json()["id"]
-    check_error(post(service, "writes", "worlds", WORLD), 429, None, str(GIVEN["writes"].bytes), "delete some")
+    check_error(post(service, "writes", "worlds", WORLD), 429, None, str(GIVEN["writes"].bytes), "delete a world")
     short = post(service, "writes", f"worlds/{name}/step", {"actions": "12345", "decode": "none"})
     assert short.status_code == 200
     before = service.get(f"/v1/worlds/{name}", headers=bearer("writes")).json()
     more = {"step": {"actions": "123456", "decode": "none"}, "observe": {"action": "wait", "observation": "1234567"}}
     for path, body in more.items():
         refused = post(service, "writes", f"worlds/{name}/{path}", body)
-        check_error(refused, 429, None, "bytes of text")
+        check_error(refused, 429, None, "world text quota")
         assert refused.json()["error"]["code"] == "too_much_text"
     streamed = post(service, "writes", f"worlds/{name}/step", {"actions": "123456", "stream": True})
-    check_error(streamed, 429, None, "bytes of text")  # before anything is decoded
+    check_error(streamed, 429, None, "world text quota")  # before anything is decoded
     assert service.get(f"/v1/worlds/{name}", headers=bearer("writes")).json() == before
     assert service.delete(f"/v1/worlds/{name}", headers=bearer("writes")).status_code == 200
     assert post(service, "writes", "worlds", WORLD).status_code == 201
@@ -129,27 +129,27 @@ def test_a_key_has_so_many_worlds_and_so_much_text(service):
 
 def test_a_rate_fills_again_within_a_minute_and_debts_are_paid_first():
     clock = Clock()
-    allowances = Allowances({"me": Allowance(tokens=60)}, clock)
-    allowances.charge("me", "tokens", 150)
+    rate_limiter = RateLimiter({"me": KeyQuota(tokens=60)}, clock)
+    rate_limiter.charge("me", "tokens", 150)
     with pytest.raises(RateLimitError, match="60 tokens") as caught:
-        allowances.check("me", "tokens")
+        rate_limiter.check("me", "tokens")
     assert caught.value.retry_after == 91
     clock.now += 90
     with pytest.raises(RateLimitError):
-        allowances.check("me", "tokens")
+        rate_limiter.check("me", "tokens")
     clock.now += 1
-    allowances.check("me", "tokens")
+    rate_limiter.check("me", "tokens")
     clock.now += 1000
-    assert allowances.bucket("me", "tokens").level == 60
+    assert rate_limiter.bucket("me", "tokens").level == 60
 
 
 def test_other_allowances_leave_a_rate_that_stays_where_it_was():
-    allowances = Allowances({"one": Allowance(requests=9), "two": Allowance(requests=9)}, Clock())
+    rate_limiter = RateLimiter({"one": KeyQuota(requests=9), "two": KeyQuota(requests=9)}, Clock())
     for key in ("one", "two"):
-        allowances.charge(key, "requests", 9)
-    allowances.replace({"one": Allowance(requests=9, tokens=5), "two": Allowance(requests=8)})
+        rate_limiter.charge(key, "requests", 9)
+    rate_limiter.replace({"one": KeyQuota(requests=9, tokens=5), "two": KeyQuota(requests=8)})
     with pytest.raises(RateLimitError):
-        allowances.check("one", "requests")
-    allowances.check("two", "requests")
-    allowances.replace({})
-    allowances.check("one", "requests")
+        rate_limiter.check("one", "requests")
+    rate_limiter.check("two", "requests")
+    rate_limiter.replace({})
+    rate_limiter.check("one", "requests")

@@ -14,16 +14,16 @@ import pytest
 
 from serve.http import openai, routes
 from serve.http.bodies import ChatBody
-from serve.http.routes import MAX_ITEMS, MAX_OBJECTS, SHORT, CancelledWithClient, ParsedRequest
+from serve.http.routes import MAX_ITEMS, MAX_OBJECTS, SHORT, CancellableRoute, ParsedRequest
 from tests.serve.http.test_http import check_error
 from tests.serve.worlds.test_worlds import GOAL, SEEN
 
 MESSAGE = {"role": "user", "content": "wait and look around"}
 
 
-def chats() -> CancelledWithClient:
+def chats() -> CancellableRoute:
     (route,) = [r for r in openai.router.routes if r.path.endswith("/chat/completions")]
-    assert isinstance(route, CancelledWithClient)
+    assert isinstance(route, CancellableRoute)
     return route
 
 

@@ -193,7 +193,7 @@ def test_a_dead_engine_is_unhealthy(serving, tiny_model, monkeypatch):
 def guarded(serving, tiny_model) -> Any:
     names = {"alice": "a-long-key", "bob": "another-key", "zoë": "her-key"}
     ring = KeyRing({name: hashlib.sha256(key.encode()).hexdigest() for name, key in names.items()})
-    with serving(tiny_model, keys=ring, worlds=WorldLimits(most_worlds=600)) as client:
+    with serving(tiny_model, keys=ring, worlds=WorldLimits(max_worlds=600)) as client:
         yield client
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from serve.engine.sampling import GREEDY_BELOW, Sampling, choose
+from serve.engine.sampling import GREEDY_BELOW, SamplingParams, sample
 from tests.serve.http.test_http import completion, events, text_of
 from tests.text.conftest import random_model
 
@@ -134,21 +134,21 @@ def test_depth_is_the_callers_and_usage_tells_the_loops(serving, chat):
         assert scored["usage"]["loops"] == 2
 
 
-def draws(sampling: Sampling, logits: list[float]) -> set[int]:
+def draws(sampling: SamplingParams, logits: list[float]) -> set[int]:
     generator = torch.Generator().manual_seed(0)
-    return {choose(torch.tensor(logits), sampling, generator) for _ in range(400)}
+    return {sample(torch.tensor(logits), sampling, generator) for _ in range(400)}
 
 
 def test_only_likely_tokens_are_drawn():
     logits = [0.0, 1.0, 2.0, 2.1]
-    assert draws(Sampling(1.0), logits) == {0, 1, 2, 3}
-    assert draws(Sampling(1.0, top_k=2), logits) == {2, 3}
-    assert draws(Sampling(1.0, top_k=9), logits) == {0, 1, 2, 3}
-    assert draws(Sampling(1.0, min_p=0.3), logits) == {1, 2, 3}
-    assert draws(Sampling(1.0, top_k=3, top_p=0.5), logits) == {2, 3}
-    assert draws(Sampling(1.0, min_p=1.0), logits) == {3}
+    assert draws(SamplingParams(1.0), logits) == {0, 1, 2, 3}
+    assert draws(SamplingParams(1.0, top_k=2), logits) == {2, 3}
+    assert draws(SamplingParams(1.0, top_k=9), logits) == {0, 1, 2, 3}
+    assert draws(SamplingParams(1.0, min_p=0.3), logits) == {1, 2, 3}
+    assert draws(SamplingParams(1.0, top_k=3, top_p=0.5), logits) == {2, 3}
+    assert draws(SamplingParams(1.0, min_p=1.0), logits) == {3}
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy():
-    assert draws(Sampling(GREEDY_BELOW / 2), [0.0, 1.0, 1.001]) == {2}
-    assert draws(Sampling(GREEDY_BELOW), [-300.0, 300.0, 299.0]) == {1}
+    assert draws(SamplingParams(GREEDY_BELOW / 2), [0.0, 1.0, 1.001]) == {2}
+    assert draws(SamplingParams(GREEDY_BELOW), [-300.0, 300.0, 299.0]) == {1}

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from serve.engine.engine import Limits
-from serve.http.app import BODY_LIMIT
+from serve.http.middleware import BODY_LIMIT
 from tests.serve.conftest import wait_until
 
 

@@ -134,7 +134,7 @@ def test_an_answer_may_take_longer_than_a_request(client, monkeypatch):
 
 def test_of_too_many_connections_the_longest_silent_one_gives_way(client, monkeypatch):
     monkeypatch.setattr(server, "_most_connections", lambda: 3)
-    monkeypatch.setattr(server.Connection, "silent", {})  # those that other tests left open would go first
+    monkeypatch.setattr(server.Connection, "idle", {})  # those that other tests left open would go first
     silent = [connect(client) for _ in range(6)]
     try:
         assert httpx.get(f"{client.base_url}/health", timeout=5, trust_env=False).status_code == 200

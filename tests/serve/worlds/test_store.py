@@ -16,7 +16,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import WorldModel
 from serve.engine.engine import Limits
-from serve.generation.rate_limits import Allowance, Allowances
+from serve.generation.rate_limits import KeyQuota, RateLimiter
 from serve.worlds.log import WorldLog, read_log
 from serve.worlds.sqlite import WorldFile
 from serve.worlds.store import (
@@ -102,7 +102,7 @@ def test_who_leaves_while_worlds_are_written_has_none(tmp_path, monkeypatch):
 
 
 def test_an_answer_that_is_kept_for_a_repetition_counts_as_text():
-    store = WorldStore(WorldLimits(), allowances=Allowances({"me": Allowance(bytes=LOG.size + 50)}))
+    store = WorldStore(WorldLimits(), rate_limiter=RateLimiter({"me": KeyQuota(bytes=LOG.size + 50)}))
     session = store.get(*add(store), "me")
     asyncio.run(store.change(session, LOG, 9, ("first", "x" * 100)))
     with pytest.raises(TooMuchTextError, match=str(LOG.size + 100)):
@@ -124,7 +124,7 @@ def test_unused_worlds_expire():
 
 
 def test_one_key_has_so_many_worlds_and_takes_none_from_another():
-    store = WorldStore(WorldLimits(most_worlds=3))
+    store = WorldStore(WorldLimits(max_worlds=3))
     (theirs,) = add(store, "you")
     mine = add(store, count=3)
     with pytest.raises(TooManyWorldsError, match="3"):

@@ -238,8 +238,8 @@ def test_who_reads_a_world_that_is_changed_meanwhile_brings_nothing_old_back(ser
         begin(self, *arguments)
         made.append(self)
 
-    async def slow(self: Sessions, caller: Any, log: Any, charged: bool = False) -> Any:
-        kept = await build(self, caller, log, charged)
+    async def slow(self: Sessions, ctx: Any, log: Any, charged: bool = False) -> Any:
+        kept = await build(self, ctx, log, charged)
         if not charged:
             reading.set()
             assert await asyncio.to_thread(changed.wait, 30)
@@ -336,8 +336,8 @@ def test_what_is_wrong_with_a_body_is_said_in_the_words_of_the_request(client):
     name, world = create(client), {"model": "tiny", "goal": GOAL, "observation": SEEN}
     messages = {
         "decod: unknown field": client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "decod": "each"}),
-        "depth: 'rule' 'gat' is not one of": client.post("/v1/worlds", json={**world, "depth": {"rule": "gat"}}),
-        "body: expected a JSON object, sent with Content-Type: application/json": client.post(
+        "depth: 'rule' must be one of": client.post("/v1/worlds", json={**world, "depth": {"rule": "gat"}}),
+        "body: must be a JSON object, sent with Content-Type: application/json": client.post(
             "/v1/worlds", content=json.dumps(world), headers={"Content-Type": "application/x-www-form-urlencoded"}
         ),
     }

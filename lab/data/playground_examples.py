@@ -1,6 +1,6 @@
-"""Writes examples.json: of some families of a suite the shortest window, as an agent saw it, and what really came.
+"""Write examples.json: the shortest window of some families of a suite, with the recorded observations.
 
-example: python -m serve.playground.make_examples eval/suites/{scienceworld,alfworld}-500.jsonl.gz
+example: python -m lab.data.playground_examples eval/suites/{scienceworld,alfworld}-500.jsonl.gz
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAMILIES = ("Melt", "Freeze", "Thermometer", "Lifespan", "Find", "Genetics", "co
 
 
 def example(window: Json) -> Json:
-    """The fields of a world under the context `observed`, and the recorded actions with what they led to."""
+    """Return the fields of a world in the context `observed`, and the recorded actions and observations."""
     first, *later = window["history"]
     return {
         "name": window["id"].partition("/")[2],
@@ -35,12 +35,12 @@ def example(window: Json) -> Json:
 
 
 def make(windows: Iterable[Json]) -> list[Json]:
-    """One example a family, in the order of FAMILIES; of equally short ones the first."""
+    """Return one example per family, in the order of FAMILIES; ties go to the first window."""
     shortest: dict[str, Json] = {}
     for window in windows:
-        found, best = example(window), shortest.get(window["family"])
-        if best is None or len(json.dumps(found)) < len(json.dumps(best)):
-            shortest[window["family"]] = found
+        candidate, best = example(window), shortest.get(window["family"])
+        if best is None or len(json.dumps(candidate)) < len(json.dumps(best)):
+            shortest[window["family"]] = candidate
     return [shortest[family] for family in FAMILIES if family in shortest]
 
 
@@ -50,7 +50,7 @@ def read(path: Path) -> list[Json]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m serve.playground.make_examples", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.data.playground_examples", description=__doc__)
     parser.add_argument("suites", nargs="+", type=Path, help="suite files, .jsonl.gz")
     parser.add_argument("--out", type=Path, default=EXAMPLES)
     args = parser.parse_args(arguments)

@@ -1,0 +1,181 @@
+"""Forward batches of the model, and work items made of them.
+
+Everything but decode steps of running requests is a work item: a generator that yields the forward it needs and is
+sent the result. Forwards with equal keys run as one batch.
+
+Shape suffixes: B rows, L positions, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
+from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMOutput, States
+from loopwm.text.world_batch import row_of
+from serve.engine.requests import Request, RequestContext
+
+T = TypeVar("T")
+
+PADDING = 16
+"""Chunks whose lengths round up to the same multiple run as one batch; bounds the padding of the shorter ones."""
+
+
+class ForwardBatch(Protocol):
+    """Forward that a work item needs. Inputs must survive `run`, which is repeated after a failed batch."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def split(self, max_tokens: int) -> Self:
+        """Return the first part, of at most `max_tokens` if it can be cut."""
+
+    def run(self, others: Sequence[Any]) -> list[Any]:
+        """Run as a batch with `others` of the same type and key; return a result for each."""
+
+
+ForwardGenerator = Generator[ForwardBatch, Any, T]
+"""Generator that yields forwards, is sent their results, and returns T."""
+
+
+class WorkItem:
+    """Generator of forwards with the callback for its result.
+
+    requests: start to decode when the item is done.
+    num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
+    """
+
+    def __init__(
+        self,
+        steps: ForwardGenerator[Any],
+        deliver: Callable[[Any], None],
+        ctx: RequestContext,
+        requests: Sequence[Request] = (),
+        num_tokens: int = 0,
+        loops: int = 1,
+    ) -> None:
+        self.steps, self.deliver, self.ctx, self.requests = steps, deliver, ctx, requests
+        self.num_tokens, self.loops = num_tokens, loops
+        self.pending: ForwardBatch | None = None
+        self.started = self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled or (bool(self.requests) and all(request.cancelled for request in self.requests))
+
+    def advance(self, result: Any) -> bool:
+        """Send the last result (or exception) into the generator. Return False when it is done."""
+        self.started = True
+        if self.cancelled:
+            return False
+        try:
+            self.pending = self.steps.throw(result) if isinstance(result, Exception) else self.steps.send(result)
+        except StopIteration as end:
+            self.deliver(end.value)
+            return False
+        except Exception as error:
+            self.deliver(error)
+            return False
+        return True
+
+
+def run_batch(batch: Sequence[ForwardBatch]) -> list[Any]:
+    """Run forwards as a batch; if that fails, one by one, so that an error reaches only its own work item."""
+    first, *others = batch
+    try:
+        return first.run(others)
+    except Exception as error:
+        return [error] if not others else [result for one in batch for result in run_batch([one])]
+
+
+class ModelRunner:
+    """Model that appends tokens to KV caches."""
+
+    def __init__(self, model: LoopWMForCausalLM) -> None:
+        self.model = model.eval()
+        self.device = model.device
+        self._token_bytes: dict[int, int] = {}
+
+    def decode(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> tuple[Tensor, Tensor]:
+        """Append tokens to each row; return the logits (B, V) after the last one, and loops (B,)."""
+        out = self.run(state, rows, depth)
+        assert out.last_hidden_state is not None
+        assert out.loops is not None
+        with quick_products(len(rows)):
+            return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
+
+    def run(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
+        """Append tokens to each row, left-padded."""
+        length = max(map(len, rows))
+        tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
+        valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
+        positions, mask = state.extend(valid_BL.to(self.device))
+        with quick_products(tokens_BL.numel()):
+            out: LoopWMOutput = self.model.model(tokens_BL, mask, positions, past_key_values=state, depth=depth)
+        return out
+
+    @torch.inference_mode()
+    def token_bytes(self, loops: int) -> int:
+        """Return the KV-cache bytes per token for `loops` loops."""
+        if loops not in self._token_bytes:
+            state = KVCache(1, self.device)
+            self.run(state, [[0]], Fixed(loops))
+            self._token_bytes[loops] = state.nbytes()
+        return self._token_bytes[loops]
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """State of one row after a chunk, and the outputs of its tokens, (L, D) each."""
+
+    state: KVCache
+    hidden: Tensor
+    latent: Tensor
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Forward of prompt tokens of one row, or of the first of them; returns a `PrefillResult`."""
+
+    runner: ModelRunner
+    state: KVCache
+    ids: Sequence[int]
+    loops: int
+
+    @cached_property
+    def key(self) -> Hashable:
+        return PrefillChunk, self.loops, -(-len(self.ids) // PADDING)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    def split(self, max_tokens: int) -> PrefillChunk:
+        return self if len(self.ids) <= max_tokens else replace(self, ids=self.ids[: max(max_tokens, 1)])
+
+    @torch.inference_mode()
+    def run(self, others: Sequence[PrefillChunk]) -> list[PrefillResult]:
+        chunks = (self, *others)
+        # Forks, so that a failed batch leaves the states as they were.
+        states = [chunk.state.fork() for chunk in chunks]
+        batch = RaggedBatch(states) if others else states[0]
+        out = self.runner.run(batch, [chunk.ids for chunk in chunks], Fixed(self.loops))
+        assert out.last_hidden_state is not None
+        assert out.latent is not None
+        outputs = (out.last_hidden_state, out.latent)
+        return [
+            PrefillResult(row_of(states[i], 0), *(output[i, -len(chunk.ids) :] for output in outputs))
+            for i, chunk in enumerate(chunks)
+        ]
