@@ -113,11 +113,13 @@ def prefix_attention(
 
     # Fold the query heads that share a key head into the query dimension: n runs over heads and columns.
     q_BGnE = (q * width**-0.5).reshape(rows, groups, -1, width)
+    # Two products instead of one over repeated keys: the prefix is stored and read once for all rows.
     own_BGnS = q_BGnE @ k.mT
     if length > 1 or mask is not None:
         own_BGnS = _hide(own_BGnS.unflatten(2, (-1, length)), mask).flatten(2, 3)
     with quick_products(rows * length):
         shared_GNP = by_group(q_BGnE) @ prefix_k[0].mT
+    # One softmax over prefix and own columns, in float32 at least: half precision loses small weights.
     scores_GNK = torch.cat((shared_GNP, by_group(own_BGnS)), -1)
     weights_GNK = scores_GNK.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype)
     with quick_products(rows * length):
@@ -131,6 +133,7 @@ def _hide(scores_BGRLS: Tensor, mask: Tensor | None) -> Tensor:
     """Mask scores by `mask` (B, 1, L, S), None for causal."""
     if mask is None:
         length, columns = scores_BGRLS.shape[-2:]
+        # The queries are the last `length` columns, so the diagonal is shifted to the right.
         visible = torch.ones(length, columns, dtype=torch.bool, device=scores_BGRLS.device).tril(columns - length)
     else:
         visible = mask[:, :, None]
@@ -171,6 +174,7 @@ class Attention(nn.Module):
         q = rotate(self.q_norm(split_heads(self.q_proj(x_BLD), self.head_dim)), cos, sin)
         k = rotate(self.k_norm(split_heads(self.k_proj(x_BLD), self.head_dim)), cos, sin)
         v = split_heads(self.v_proj(x_BLD), self.head_dim)
+        # Norms and rotation may have promoted q and k to float32 under autocast; kernels need one dtype.
         return q.to(v.dtype), k.to(v.dtype), v
 
 
@@ -212,6 +216,7 @@ class Block(nn.Module):
         """Draw matrices with variance 1 / fan-in; zero the two output projections, so that a fresh layer is the
         identity.
         """
+        # The variance 1 / fan-in keeps activations at unit scale.
         for linear in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj, self.mlp.up_proj):
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         for linear, norm in ((self.attention.o_proj, self.attention_out_norm), (self.mlp.down_proj, self.mlp_out_norm)):
@@ -249,4 +254,5 @@ def compile_blocks(model: nn.Module) -> None:
     after = torch.compile(after_attention, dynamic=True)
     for module in model.modules():
         if isinstance(module, Block):
+            # One compiled function for all layers: a graph per layer would recompile for each.
             module.before, module.after = before, after

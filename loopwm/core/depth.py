@@ -31,6 +31,7 @@ def backward_loops(mu_rec: float) -> int:
 
 def _draw(seed: int, step: int, row: int, mu_rec: float, max_loops: int) -> tuple[int, int]:
     """Draw the depth and the noise seed of a row."""
+    # Philox, a counter-based generator: streams of neighbouring seeds are independent.
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, step, row))))
     return min(max(1, int(rng.poisson(mu_rec))), max_loops), int(rng.integers(2**63))
 
@@ -69,6 +70,7 @@ class DepthPlan:
             max_loops: upper limit.
             places: see `DepthPlan`.
         """
+        # Drawn per row and not for the batch, so that the cut into micro-batches changes nothing.
         loops, noise_seeds = zip(*(_draw(seed, step, row, mu_rec, max_loops) for row in rows), strict=True)
         return cls(loops, backward_loops(mu_rec), noise_seeds, places)
 

@@ -110,6 +110,7 @@ class Fixed(SameInEveryPass):
 
     def exits(self, view: LoopView) -> Tensor:
         state = view.states[-1]
+        # A tensor, although it is the same for all rows: the loop combines it with rows that exited.
         return torch.full((len(state),), view.loop >= self.loops, device=state.device)
 
 
@@ -167,6 +168,7 @@ class Convergence(SameInEveryPass):
         h = view.states
         if view.loop < 2:
             return torch.zeros(len(h[-1]), dtype=torch.bool, device=h[-1].device)
+        # Three states are needed, so the earliest exit is after loop 2.
         second_difference = h[-1] - 2 * h[-2] + h[-3]
         return second_difference.norm(dim=-1) < self.eps * h[-1].norm(dim=-1)
 
@@ -203,6 +205,7 @@ class Trace:
         """Compare with the recorded depths. Raises ValueError if the batch and the trace differ in rows."""
         if len(self.loops) != len(view.states[-1]):
             raise ValueError(f"loops: must be {len(view.states[-1])} rows as the batch, got {len(self.loops)}")
+        # `for_pass` has cut the trace to this pass.
         first = [row[0] for row in self.loops]
         return torch.tensor(first, device=view.states[-1].device) <= view.loop
 
@@ -249,6 +252,7 @@ def as_rule(depth: int | ExitRule) -> ExitRule:
 def numbers_of(name: str) -> dict[str, type]:
     """Return the fields of a rule and their types, int or float; empty if a field has another type."""
     hints = get_type_hints(RULES[name])
+    # `get_type_hints`, since annotations are strings under `from __future__ import annotations`.
     kinds = {field.name: hints[field.name] for field in fields(RULES[name])}
     return kinds if set(kinds.values()) <= {int, float} else {}
 

@@ -47,6 +47,7 @@ class StateInjection(nn.Module):
         b = self.b.float()
         # softplus(b) underflows to 0 in float32 below about -17 (half precision earlier); its logarithm is b there.
         log_dt = torch.where(b < -15, b, F.softplus(b.clamp(min=-15)).log())
+        # Clamped in the log domain, before exp can overflow; the bounds keep A_bar inside (0, 1) in float32.
         return (self.a.float() + log_dt).clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
 
     def retention(self) -> Tensor:

@@ -148,10 +148,8 @@ class LoopedCore(nn.Module):
         """Loop each row until the rule ends it; then run the coda.
 
         A row exits with all its columns, by one decision over its last `exit_columns`. Its state is fixed from then on,
-        but
-        it is computed until the last row exits: a pass costs as much as its deepest row. Its keys and values in deeper
-        slots
-        are void; `KVCache.finish` replaces them.
+        but it is computed until the last row exits: a pass costs as much as its deepest row. Its keys and values in
+        deeper slots are void; `KVCache.finish` replaces them.
 
         Args:
             x_BLD: input of the prelude.
@@ -206,6 +204,7 @@ class LoopedCore(nn.Module):
 
     def read_out(self, h_BLD: Tensor, shared: AttentionInputs, attend: Attend, dtype: torch.dtype) -> Tensor:
         """Return coda(C h), (B, L, D) in `dtype` (LoopWM, equation 8)."""
+        # The second cast undoes autocast, which may return another dtype than the coda runs in.
         out = self.C(h_BLD.to(dtype)).to(dtype)
         for index, layer in enumerate(self.coda):
             out = layer(out, shared, attend, self.config.coda_slot(index))
@@ -222,8 +221,7 @@ class LoopedCore(nn.Module):
         """Run a training pass: a depth per row, gradients through the last min(T_i, mu_bwd) loops only.
 
         All rows end together. The loops without gradients come first and hold only the rows deep enough to need them,
-        so the
-        cost follows the mean depth. LoopWM, section 3.3; Parcae, algorithm 2.
+        so the cost follows the mean depth. LoopWM, section 3.3; Parcae, algorithm 2.
 
         Args:
             x_BLD: input of the prelude.
@@ -250,6 +248,7 @@ class LoopedCore(nn.Module):
         """Run the loops of `forward_sampled` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,)."""
         # Detached: back-propagation is truncated to mu_bwd loops, so no gradient may pass h^(0).
         h = previous = initial_BLD.detach()
+        # Count down: rows are aligned at their last loop, so the gradient-carrying loops are the last for every row.
         for remaining in range(plan.longest, 0, -1):
             rows = plan.rows_at(remaining, drive.device)
             loop = plan.longest - remaining
@@ -294,6 +293,7 @@ class LoopedCore(nn.Module):
     ) -> Tensor:
         if len(rows) == len(h):  # the common case: spares three gathers
             return self._loop(h, drive, retention, shared, attend, loop)
+        # Only rows that still loop are computed, so the cost follows the mean depth.
         updated = self._loop(h[rows], drive[rows], retention, shared.select(rows), attend, loop)
         return h.index_copy(0, rows, updated)
 

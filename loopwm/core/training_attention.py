@@ -47,6 +47,7 @@ class _Blockwise(Function):
 
     @staticmethod
     def forward(ctx: Any, q_BHLE: Tensor, k_BGSE: Tensor, v_BGSE: Tensor, visible: Tensor | None) -> Tensor:
+        # Scale the queries: one product less than scaling all scores.
         q_BGRLE = (q_BHLE * q_BHLE.shape[-1] ** -0.5).unflatten(1, (k_BGSE.shape[1], -1))
         out_BGRLE, weights = torch.empty_like(q_BGRLE), []
         for start, end, keys in _blocks(q_BGRLE.shape[3], None if visible is None else visible.shape[1]):
@@ -64,6 +65,7 @@ class _Blockwise(Function):
     def backward(ctx: FunctionCtx, grad_BHLE: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q_BGRLE, k_BGSE, v_BGSE, *weights = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_BGRLE, grad_q = grad_BHLE.unflatten(1, q_BGRLE.shape[1:3]), torch.empty_like(q_BGRLE)
+        # Sums over blocks in float32: bfloat16 would lose small contributions.
         grad_k, grad_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k_BGSE, v_BGSE))
         start = 0
         for weight in weights:

@@ -29,6 +29,7 @@ def two_hot(x: Tensor) -> Tensor:
     """Encode values of any shape (...) as distributions over the bins, (..., BINS) float32."""
     places = (symlog(x.float()).clamp(-LIMIT, LIMIT) + LIMIT) * (BINS - 1) / (2 * LIMIT)
     bins = torch.arange(BINS, device=x.device)
+    # A hat function around each bin: the two neighbours share the mass linearly, all others get 0.
     return (1 - (places[..., None] - bins).abs()).clamp(min=0)
 
 

@@ -51,10 +51,8 @@ class FrameEpisode:
     """Consecutive steps of one environment; may be open, with the last step neither terminated nor truncated.
 
     obs: uint8 (T + 1, H, W, C); action: int64 (T,); reward: float32 (T,); terminated, truncated: bool (T,), True at
-    most in
-    the last step; seed: of the environment's reset; extras: further arrays of each frame (T + 1, ...). Raises
-    InputError for
-    anything else.
+    most in the last step; seed: of the environment's reset; extras: further arrays of each frame (T + 1, ...). Raises
+    InputError for anything else.
     """
 
     space: FrameSpace

@@ -166,9 +166,8 @@ def fit_context(
     """Drop the oldest steps after the first observation until the context fits.
 
     It fits with at most `limit` tokens, and no step beyond `filled`. Goal, first observation and the texts of its
-    moment
-    always stay. Returns the shortened context and the number of dropped steps. Raises ContextTooLongError if the head
-    exceeds the limit by itself.
+    moment always stay. Returns the shortened context and the number of dropped steps. Raises ContextTooLongError if the
+    head exceeds the limit by itself.
     """
     head, steps = context_parts(context, slots)
     total = count_tokens(head)
@@ -189,8 +188,7 @@ def window_context(window: Mapping[str, Any], context_kind: ContextKind) -> Cont
 
     observed: goal and history, as an agent sees. snapshot: goal, look, inventory and the last observation now. full:
     snapshot and the hidden state now. briefed: observed and the hidden state at the start of the episode, the setting
-    of
-    Word2World (arXiv:2512.18832). Raises FormatError naming a required field that the window lacks.
+    of Word2World (arXiv:2512.18832). Raises FormatError naming a required field that the window lacks.
     """
     if context_kind not in CONTEXT_KINDS:
         raise FormatError("context", f"unknown context {context_kind!r}, expected one of {', '.join(CONTEXT_KINDS)}")

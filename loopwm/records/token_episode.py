@@ -4,9 +4,8 @@ A text is a span: tokens[start : start + length] of the step `step`, of the kind
 within an episode share their tokens, so that texts are equal if their starts and lengths are.
 
 A fact is a number whose meaning is the environment's, such as "contents of drawer 2". A row of facts with length 0
-means
-that the text that starts there shows the fact; with another length, that tokens[start : start + length] are determined
-for a reader who has it. Tokens with several facts are determined by each of them.
+means that the text that starts there shows the fact; with another length, that tokens[start : start + length] are
+determined for a reader who has it. Tokens with several facts are determined by each of them.
 """
 
 from __future__ import annotations

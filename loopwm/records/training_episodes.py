@@ -1,9 +1,8 @@
 """Hashes of the episodes that a checkpoint was trained on, from which evaluations derive unseen and seen windows.
 
 `training_episodes.npz` has two arrays of sorted uint64 for each environment: `episodes/ENV`, the hashes of episodes,
-and
-`games/ENV`, those of their games. An episode is hashed as it was recorded, so one that was renamed for training counts
-as its original.
+and `games/ENV`, those of their games. An episode is hashed as it was recorded, so one that was renamed for training
+counts as its original.
 """
 
 from __future__ import annotations

@@ -377,6 +377,7 @@ class WorldModel:
         tokens = torch.full((len(ids), length), self._pad)
         valid = torch.zeros(len(ids), length, dtype=torch.bool)
         for i, row in enumerate(ids):
+            # Later texts end in one column, so that slots and exits are the last columns of every row.
             place = slice(length - len(row), None) if state.length else slice(len(row))
             tokens[i, place], valid[i, place] = torch.tensor(row), True
         carried = None if before is None else self._carried(before, length)
@@ -393,6 +394,7 @@ class WorldModel:
     ) -> _Pass:
         """Run (B, L) new tokens; exits are decided by the state slots, or by the last token if there are fewer."""
         positions, mask = state.extend(valid)
+        # A decoded token is one column; a transition ends with the state slots.
         columns = min(tokens.shape[1], self.state_slots)
         with quick_products(tokens.numel()):
             out = self.model.model(

@@ -13,8 +13,7 @@ from loopwm.trainer.muon import Muon
 
 LAYERS = {"prelude", "block", "coda", "copy", "two_layers"}
 """Modules, of any system, whose matrices use Muon and decay. All others keep their size: embeddings, heads, the
-monitor,
-the projection of the latent, the injection's B and C, and any matrix not listed.
+monitor, the projection of the latent, the injection's B and C, and any matrix not listed.
 """
 
 

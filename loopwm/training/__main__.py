@@ -71,8 +71,7 @@ SYSTEMS = {"text": _text} | dict.fromkeys(PIXEL_SYSTEMS, _pixels) | dict.fromkey
 
 PRODUCTS = {"text": quick_products}
 """Systems with a matrix product library other than torch's default. The pixel systems would train at half their rate:
-they
-are mostly short attention, whose backward pass `attention_products` does not cover.
+they are mostly short attention, whose backward pass `attention_products` does not cover.
 """
 
 

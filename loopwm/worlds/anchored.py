@@ -19,8 +19,7 @@ class AnchoredWorlds:
     """Rows that step their real environments every `every` steps, and when one is imagined to end or is full.
 
     The real environments then take the actions since the last such step, and each world observes the results. `real` is
-    True
-    if the last step was one: its results are real, and a continuation of 0 is the end, which stays.
+    True if the last step was one: its results are real, and a continuation of 0 is the end, which stays.
     """
 
     def __init__(self, worlds: Worlds, reals: Sequence[Real], every: int) -> None:

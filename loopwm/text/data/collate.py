@@ -32,8 +32,7 @@ class TreeBatch:
 
     place: index of a token in its row. stage_ends: end columns of the stages that run one after another if a latent is
     carried; one with the layout for one pass. steps: latents of the branches. trunk_steps: latents of trunk steps that
-    are
-    targets, with branch numbers that mean nothing. row_ids: indices of the rows in the global batch.
+    are targets, with branch numbers that mean nothing. row_ids: indices of the rows in the global batch.
     """
 
     tokens: Tensor
@@ -104,10 +103,12 @@ class TreeBatch:
         """Let a branch position attend to its row's trunk up to its limit, its spine, and its own side branch."""
         t, length = self.trunk, self.tokens.shape[1]
         index = torch.arange(length, device=self.tokens.device)
+        # limit counts the trunk tokens up to the step that the branch leaves after.
         in_trunk = index[None, None, :] < self.limit[:, t:, None]
         causal = index[None, :] <= index[t:, None]
         same_branch = self.branch[:, t:, None] == self.branch[:, None, :]
         decode_k = self.decode[:, None, :]
+        # Side branches of other horizons stay hidden: a served decode never sees them either.
         spine_or_own = (decode_k == 0) | (decode_k == self.decode[:, t:, None])
         own = same_branch & spine_or_own & causal & (index >= t)
         return TreeMask(t, (in_trunk | own)[:, None])
@@ -119,6 +120,7 @@ class TreeBatch:
         t = self.trunk
         slots = torch.zeros_like(self.tokens, dtype=torch.bool)
         slots[self.steps.row[:, None], self.steps.columns] = True
+        # Slots of one's own stage are those of h_k; earlier stages hold h_0 .. h_{k-1}.
         newest = slots[:, None, :] & (self.stage[:, None, :] == self.stage[:, t:, None])
         decode = self.decode[:, t:, None]
         allowed = (decode <= 0) | newest | (decode == self.decode[:, None, :])
@@ -134,6 +136,7 @@ def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
         for number, columns in itertools.groupby(branch):
             end = start + len(list(columns))
             if number > 0:
+                # Round up to the multiple; the mask still hides the surplus columns.
                 limit = min(-(-int(batch.limit[row, t + start]) // KEYS_MULTIPLE) * KEYS_MULTIPLE, t)
                 visible = mask.branches[row, 0, start:end]
                 visible = torch.cat((visible[:, :limit], visible[:, t + start : t + end]), dim=1)
@@ -145,6 +148,7 @@ def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
 
 def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the column of each token, given its block and the starts of the blocks."""
+    # Stable: tokens keep their row's order within a block, on which causality relies.
     order = blocks.argsort(kind="stable")
     rank = np.empty(len(blocks), dtype=np.int64)
     rank[order] = np.arange(len(blocks))
@@ -201,10 +205,12 @@ class BranchSteps:
         weight = np.zeros(observation.shape, dtype=np.float32)
         for line, weights, (_, step) in zip(observation, weight, steps, strict=True):
             line[: len(step.observation)] = step.observation
+            # The first and the last are marks, which say nothing of what happened.
             weights[1 : 1 + len(step.weights[1:-1])] = step.weights[1:-1]
         return cls(
             row=torch.tensor([i for i, _ in steps], dtype=torch.long),
             columns=torch.from_numpy(at.reshape(len(steps), slots)),
+            # Every branch starts with its h_0, so a horizon of 0 opens a new one.
             branch=(horizon == 0).long().cumsum(0) - 1,
             horizon=horizon,
             deepest=torch.tensor([step.deepest for _, step in steps], dtype=torch.long),

@@ -1,8 +1,7 @@
 """Data loader of text runs: rows and their order are a pure function of the seed, so that a run resumes exactly.
 
 A source is the episodes of one world and policy, and of one task if tasks have shares. An epoch of a source cuts each
-of
-its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; contexts and
+of its episodes into windows, one row each, so that every transition is a target of a trunk exactly once; contexts and
 deferred horizons are assigned to windows by weighted round robin. So are the sources to rows; each has its own epochs.
 An optimiser step takes rows until it has enough rows and tokens, and sorts them by length into micro-batches.
 """

@@ -205,10 +205,8 @@ class EpochPlanner:
         """Return the head of a row whose first target is step start + 1, and its first and last trunk step.
 
         The trunk's length is drawn log-uniformly, except after a hidden state: that is long, so the trunk is as long as
-        allowed
-        and many steps share it. A row with a history keeps the episode's first observation and drops the oldest steps
-        after it,
-        as contexts over the limit do; the last step before the first target always stays.
+        allowed and many steps share it. A row with a history keeps the episode's first observation and drops the oldest
+        steps after it, as contexts over the limit do; the last step before the first target always stays.
         """
         low, high = math.log(self.config.trunk_tokens_min), math.log(self.config.trunk_tokens_max)
         length = math.exp(rng.uniform(low, high))

@@ -1,10 +1,9 @@
 """Training rows: a teacher-forced trunk with deferred branches, all in one masked pass.
 
 The trunk is a context as `loopwm.records.template` renders it, and each of its steps is one served prediction at
-horizon
-1. A branch leaves it after a step: action and state slots for each horizon k. The observation of horizon k is a side
-branch of its own off the branch's spine, so that no later action attends to it, and so are the slots of h_0. Branches
-attend to the trunk up to the step they leave after, and never to each other.
+horizon 1. A branch leaves it after a step: action and state slots for each horizon k. The observation of horizon k is a
+side branch of its own off the branch's spine, so that no later action attends to it, and so are the slots of h_0.
+Branches attend to the trunk up to the step they leave after, and never to each other.
 
     trunk    <|goal|>g .. <|obs|>o0<|end|> <|act|>a1<|state|> <|obs|>o1<|end|> <|act|>a2<|state|> <|obs|>o2<|end|> ..
     branch        at step 1: <|act|>a2<|state|> <|act|>a3<|state|> ..
@@ -99,10 +98,8 @@ class BranchStep:
     """A latent h_k of a branch: places of its slots in the row, and the outcome of the step.
 
     deepest: K of its branch. supervised: its observation is decoded in the row. observation: o_k with its marks, empty
-    at
-    horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded. state: look and inventory after
-    it,
-    None if not recorded.
+    at horizon 0; weights: of its tokens in the loss. reward: points, NaN if not recorded. state: look and inventory
+    after it, None if not recorded.
     """
 
     places: range
@@ -122,9 +119,8 @@ class TreeRow:
 
     limit: trunk tokens that a position attends to; branch: 0 trunk, else its number; decode: 0 spine, else the horizon
     decoded there, or START; stage: horizon that a token belongs to, 0 for the trunk and the slots of h_0; label: the
-    next
-    token if it is a target; horizon: that target's horizon, 0 in the trunk; undetermined: True if no text of the row
-    determines that target; weight: of that target in the loss.
+    next token if it is a target; horizon: that target's horizon, 0 in the trunk; undetermined: True if no text of the
+    row determines that target; weight: of that target in the loss.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -164,6 +160,7 @@ class TreeRow:
     def supervise_last(self, undetermined: Sequence[bool], horizon: int) -> None:
         """Make the last tokens targets of the positions before them. undetermined: one a target."""
         end = len(self.tokens)
+        # Labels are shifted by one: position i predicts token i + 1.
         for i, unknown in enumerate(undetermined, start=end - len(undetermined) - 1):
             self.label[i] = self.tokens[i + 1]
             self.horizon[i] = horizon
@@ -251,6 +248,7 @@ class RowBuilder:
 
     def _trunk_part(self, row: TreeRow, tokens: list[int], position: int) -> int:
         end = row.append(tokens, position, 0, 0, 0, 0)
+        # Causal in the trunk: token i sees the i + 1 tokens up to itself.
         row.limit[position:end] = range(position + 1, end + 1)
         return end
 
@@ -258,6 +256,7 @@ class RowBuilder:
         self, row: TreeRow, episode: TokenEpisode, end: int, number: int, branch: Branch, facts: RowFacts
     ) -> None:
         """Append the slots of h_0, the spine of a branch from position `end` on, and its side branches."""
+        # h_0 is a side branch if the trunk has slots: no later token attends to it there, as in serving.
         position = row.append(self._state, end, end, number, START if self.slots.in_trunk else 0, 0)
         state = self._state_after(episode, branch.step)
         row.steps.append(BranchStep(self._slots_at_end(row), 0, branch.deepest, False, (), (), math.nan, False, state))
@@ -279,6 +278,7 @@ class RowBuilder:
             state = self._state_after(episode, step - is_query)
             row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
             if decoded:
+                # `position` is not advanced: the next action continues the spine as if nothing were decoded.
                 row.append(observation, position, end, number, k, k)
                 row.supervise_last(undetermined, QUERY_HORIZON if is_query else k)
 

@@ -29,6 +29,7 @@ class TreeMask:
 
     def stage(self, start: int, end: int) -> TreeMask:
         """Cut the mask to queries start .. end and keys before `end`. `start` is 0 or at least the trunk's end."""
+        # Stage 0 contains the trunk, for which there are no mask rows.
         skipped = max(0, start - self.trunk)
         return TreeMask(0 if start else self.trunk, self.branches[:, :, skipped : end - self.trunk, :end])
 
@@ -37,6 +38,7 @@ class TreeMask:
         k, v = for_queries(k, q.shape[1]), for_queries(v, q.shape[1])
         t, parts = self.trunk, []
         if t:
+            # The trunk apart and causal: a mask would make the kernel compute its upper triangle.
             parts.append(F.scaled_dot_product_attention(q[:, :, :t], k[:, :, :t], v[:, :, :t], is_causal=True))
         if t < q.shape[2]:
             parts.append(F.scaled_dot_product_attention(q[:, :, t:], k, v, attn_mask=self.branches))
@@ -90,6 +92,7 @@ def _attend_branches(
     """Attend for a row's branch columns (H, L, E), one call a branch; their k, v (G, L, E), the trunk's (G, P, E)."""
     padding = q.shape[1] - (spans[-1].end if spans else 0)
     sizes = [span.end - span.start for span in spans] + [padding]
+    # Cut the trunk at every limit once; a branch then concatenates the pieces up to its own.
     limits = sorted({span.limit for span in spans})
     pieces = [b - a for a, b in itertools.pairwise((0, *limits, trunk_k.shape[1]))]
     own = zip(spans, *(x.split(sizes, dim=1) for x in (q, k, v)), strict=False)

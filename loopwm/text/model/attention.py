@@ -37,6 +37,7 @@ class AttentionSlot(nn.Module):
         """Attend with q (B, H, L, E), k and v (B, G, L, E). Returns (B, L, H * E)."""
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
+        # Exactly one call of the attention interface per slot: vLLM maps each to a layer of its cache.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
         out, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling, **kwargs)
         # Backends return (B, L, H, E) or, over packed sequences, (L, H * E).
@@ -58,8 +59,8 @@ class CopyAttention(nn.Module):
     """Copy input embeddings by attention (a pointer network in the form of attention).
 
     Returns sigmoid(gate) * scale * attention(values = token embeddings): (B, L, D). With grouped keys and values a
-    value is
-    narrower than an embedding: `pack` projects it, orthogonally at first, and `unpack` projects the heads back.
+    value is narrower than an embedding: `pack` projects it, orthogonally at first, and `unpack` projects the heads
+    back.
     """
 
     def __init__(self, config: LoopWMConfig) -> None:
@@ -85,6 +86,7 @@ class CopyAttention(nn.Module):
         for norm in (self.q_norm, self.k_norm):
             nn.init.ones_(norm.weight)
         if self.pack is not None and self.unpack is not None:
+            # Orthogonal, with the transpose behind it: the best reconstruction of an embedding before training.
             nn.init.orthogonal_(self.pack.weight)
             heads = self.unpack.in_features // self.head_dim
             back_1HDE = for_queries(split_heads(self.pack.weight.T[None], self.head_dim), heads)

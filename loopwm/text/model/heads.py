@@ -113,6 +113,7 @@ class StateHead(nn.Module):
         """Return logits (N, STATE_TEXTS, V); `embedding_VD` is the tied output embedding."""
         pooled_ND = _pooled(h_NMD)
         query_NSD = self.query(pooled_ND).unflatten(-1, (STATE_TEXTS, pooled_ND.shape[-1]))
+        # Tied to the output embedding: a head of its own would add V * D parameters.
         return query_NSD @ embedding_VD.T + self.bias_SV
 
 

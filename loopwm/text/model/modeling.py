@@ -162,6 +162,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         inputs = self._inputs(inputs_embeds, attention_mask, position_ids, past_key_values, **kwargs)
+        # Tied embeddings start small (std D^-1/2); the norm brings x to unit scale for the prelude.
         x = self.embed_norm(inputs_embeds)
         initial = None
         if carried is not None and self.propagation is not None:
@@ -171,6 +172,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         else:
             out = self.core(x, inputs.shared, inputs.attend, depth, exit_columns, initial)
         final = self._final(out.h, inputs)
+        # Nothing to fill in training: stages of a row share its depth.
         if isinstance(past_key_values, States) and not isinstance(depth, DepthPlan):
             limit, columns = as_rule(depth).limit, inputs_embeds.shape[1]
             past_key_values.finish(self.config.core.loop_slots, out.loops, limit, columns)
@@ -343,6 +345,7 @@ class LoopWMForCausalLM(LoopWMPreTrainedModel, GenerationMixin):
         out = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, depth, **kwargs
         )
+        # A slice of -0 keeps all positions, transformers' meaning of 0.
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, keep])
         loss = None

@@ -89,6 +89,7 @@ def _carried(batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BL
     here = (steps.horizon == stage).nonzero()[:, 0]
     row, column = steps.row[here, None], steps.columns[here] - starts[stage]
     source = steps.columns[here - 1] - starts[stage - 1]
+    # Out of place, so that gradients flow from this stage to the last one.
     latent = latent.index_put((row, column), outs[-1]["latent"][row, source].float())
     return Carried(latent, first_BLD)
 

@@ -57,8 +57,7 @@ class DataConfig:
     """Shares of the target tokens by context kind."""
     horizon_shares: tuple[float, ...] = (0.5, 0.125, 0.125, 0.125, 0.125)
     """Shares of the target tokens by horizon, from 1 to K_max, if trunks are supervised and have slots: these are
-    horizon 1,
-    branches the others. Otherwise branches decode horizons alike.
+    horizon 1, branches the others. Otherwise branches decode horizons alike.
     """
     envs: dict[str, float] = field(default_factory=dict)
     """Shares of the target tokens by world. Empty: in proportion to the shards."""
@@ -75,13 +74,11 @@ class DataConfig:
     """Most branches of a row."""
     echo_weights: dict[str, float] = field(default_factory=dict)
     """Weight of branches where two of the next K_max observations are equal, by world; default 1. Most are refusals,
-    the second
-    because of the first, and no text tells a deferred plan of that.
+    the second because of the first, and no text tells a deferred plan of that.
     """
     query_share: float = 0.0
     """Share of the target tokens that are answers to state queries: actions that only look, whose answers are recorded
-    at
-    every step. They follow an observed step or up to K_max - 1 deferred actions.
+    at every step. They follow an observed step or up to K_max - 1 deferred actions.
     """
     max_queries: int = 3
     """Most state queries of a row."""

@@ -99,6 +99,7 @@ def _transitions(batch: TreeBatch, states: Sequence[Tensor], loss_NT: Tensor) ->
     wanted = batch.label != IGNORED
     loss_BLT = loss_NT.new_zeros(*wanted.shape, loss_NT.shape[1], dtype=torch.float64)
     loss_BLT[wanted] = loss_NT.double()
+    # Sums over an observation as differences of a cumulative sum, in float64 against cancellation.
     before = F.pad(loss_BLT.cumsum(1), (0, 0, 1, 0))
     parts = []
     for steps in (batch.steps, batch.trunk_steps):
@@ -152,6 +153,7 @@ def fit_gate(
         if step == 0:
             units = (1 / _rms([tokens.states for tokens, _ in kinds_by_batch]), 1.0)
         for group, unit in zip(optimizer.param_groups, units, strict=True):
+            # Linear to zero: Adam's last steps would otherwise jitter around the optimum.
             group["lr"] = rate * unit * (1 - step / steps)
         loss = gate_loss(gate, kinds_by_batch)
         loss.backward()

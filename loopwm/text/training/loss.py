@@ -4,8 +4,8 @@
          + delta sum_k l_state + alpha sum_branches L_consist + beta sum_branches L_contract) / tokens
 
 Every sum runs over the global batch, so that the loss does not depend on the cut into micro-batches. Diagnostics,
-except
-those of the observation loss, are pairs (sum, count), float32 (2,), whose quotient over a global batch is logged.
+except those of the observation loss, are pairs (sum, count), float32 (2,), whose quotient over a global batch is
+logged.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
     """
     later = (steps.horizon > 0).nonzero()[:, 0]
     h = h_NMD.float()
+    # Steps of a branch are adjacent, so the step before is one index back.
     moved = ((h[later] - h[later - 1]).square().mean((1, 2)) + TINY).sqrt()
     excess = moved.new_zeros(steps.branches).index_add(0, steps.branch[later], moved - c_max)
     loss = excess.relu()
@@ -167,10 +168,9 @@ def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) ->
     weights.
 
     Summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss). A deferred plan
-    decodes
-    its last step only, so only that observation would train the latents before. This term trains each latent on its own
-    step, so that a later action can read that an earlier one was refused. Ours, not LoopWM's. Steps without weights are
-    left out. Diagnostics: bag_loss, of a step.
+    decodes its last step only, so only that observation would train the latents before. This term trains each latent on
+    its own step, so that a later action can read that an earlier one was refused. Ours, not LoopWM's. Steps without
+    weights are left out. Diagnostics: bag_loss, of a step.
     """
     target_NV = logits_NV.new_zeros(logits_NV.shape, dtype=torch.float32)
     target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")
@@ -184,8 +184,7 @@ def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
     """Binary cross-entropy of the tokens of look and inventory after each step, summed over all of them.
 
     An observation such as "The door is now open." names no place, so the latent of a deferred action is trained on the
-    state
-    that it leads to. Ours, not LoopWM's. Steps without a recorded state are left out.
+    state that it leads to. Ours, not LoopWM's. Steps without a recorded state are left out.
 
     Args:
         logits_NSV: of each token in each text, from `StateHead`.
@@ -197,6 +196,7 @@ def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
     known = steps.state_known
     logits = logits_NSV[known].float()
     target = torch.zeros_like(logits).scatter(2, steps.state[known], 1.0)
+    # Padding was scattered as a token of its own.
     target[:, :, pad_id] = 0.0
     loss_N = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum((1, 2))
     return loss_N.sum(), {"state_loss": _pair(loss_N)}
@@ -259,6 +259,7 @@ class TextObjective(nn.Module):
         logits = self.model.lm_head(out.last_hidden_state[wanted])
         target_N = batch.label[wanted]
         loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
+        # A target starts an observation if the position before it is none.
         starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
         right_N = logits.argmax(-1) == target_N
         loss, diagnostics = observation_loss(

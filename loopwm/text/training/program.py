@@ -270,6 +270,7 @@ class TextProgram:
     def after_step(self, record: Mapping[str, float]) -> dict[str, float]:
         if "first_step_rms" in record:  # a step may have no branch
             self.objective.remember_first_step(record["first_step_rms"])
+        # Logged after the update: the bound that the next step uses.
         return {"c_max": self.objective.c_max().item()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -307,6 +308,7 @@ def export_model(
     """
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
+    # A copy: `bfloat16()` would round the weights that training continues with.
     published = LoopWMForCausalLM(model.config)
     published.load_state_dict(model.state_dict())
     published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
