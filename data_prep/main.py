@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from data_prep import collect, counterfactual, export, pack, probe_windows, stats, tokenize, tokenizer, windows
+from data_prep import (
+    collect,
+    counterfactual,
+    export,
+    import_logs,
+    pack,
+    probe_windows,
+    stats,
+    tokenize,
+    tokenizer,
+    windows,
+)
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
@@ -16,6 +27,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "collect": (collect, "play a simulator and write episodes"),
+    "import": (import_logs, "import logs of your own environment as episodes"),
     "pack": (pack, "pack collected episodes into one small file, or unpack such files"),
     "tokenizer": (tokenizer, "train the byte-level BPE and freeze it"),
     "tokenize": (tokenize, "turn episodes into token shards"),

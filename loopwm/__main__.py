@@ -37,6 +37,12 @@ COMMANDS = {
         "play real environments",
         "scienceworld --split train --policy gold --out data/episodes/gold",
     ),
+    "import": Command(
+        "data_prep.__main__",
+        ("import",),
+        "import logs of your own environment",
+        "--logs logs.jsonl --env shop --out data/logs",
+    ),
     "tokenize": Command(
         "data_prep.__main__",
         ("tokenize",),

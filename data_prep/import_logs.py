@@ -1,0 +1,181 @@
+"""Import logs of your own environment as episodes, split into train, dev and test by goal.
+
+Two forms of JSON Lines are read, also compressed as .gz or .xz:
+
+    {"goal": "...", "steps": [{"observation": "..."}, {"action": "...", "observation": "...", "reward": 1}, ...]}
+    {"messages": [{"role": "system", "content": GOAL}, {"role": "user", "content": OBSERVATION},
+                  {"role": "assistant", "content": ACTION}, {"role": "user", "content": OBSERVATION}, ...]}
+
+The first step has no action. `reward`, `done` and `task` are optional; a goal that is not given by a system message is
+the first user message. Episodes that cannot be learned from are dropped and counted; a line in another form ends the
+import, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loopwm.records.episodes import Episode, Step, write_episodes
+from loopwm.records.errors import InputError
+from loopwm.records.files import line_files, read_json_lines
+
+EXAMPLE = "python -m data_prep import --logs logs.jsonl --env shop --out data/logs"
+
+SPLITS = ("train", "dev", "test")
+POLICY = "logs"
+
+
+class DroppedError(ValueError):
+    """Reason to drop an episode."""
+
+
+def read_log(record: Mapping[str, Any], env: str) -> Episode:
+    """Return the episode of a line, in the split `train`.
+
+    Args:
+        record: one line of a log.
+        env: name of the environment.
+
+    Raises:
+        InputError: naming the field that is missing or of another type.
+        DroppedError: for an episode without a step, or with a blank or unencodable text.
+    """
+    goal, steps = _of_messages(record) if "messages" in record else _of_steps(record)
+    if len(steps) < 2:
+        raise DroppedError("no step after the first observation")
+    for text in (goal, *(text for step in steps for text in (step.action, step.observation) if text is not None)):
+        _check_text(text)
+    beginning = hashlib.sha256(f"{goal}\0{steps[0].observation}".encode()).hexdigest()[:16]
+    task = _field(record, "task", str, env)
+    return Episode(env, task, beginning, SPLITS[0], POLICY, goal, tuple(steps))
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise DroppedError("blank goal, action or observation")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DroppedError("text that is not valid Unicode (a lone surrogate)") from error
+
+
+def _of_steps(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
+    steps: list[Step] = []
+    score = 0.0
+    for i, step in enumerate(_field(record, "steps", list)):
+        place = f"steps[{i}]."
+        if not isinstance(step, dict):
+            raise InputError(f"{place[:-1]}: must be an object, got {type(step).__name__}")
+        action = _field(step, "action", str, prefix=place) if i else None
+        if i == 0 and step.get("action") is not None:
+            raise InputError(f"{place}action: must be absent or null in the first step, which only observes")
+        score += _field(step, "reward", (int, float), 0.0, place)
+        done = _field(step, "done", bool, False, place)
+        steps.append(Step(action, _field(step, "observation", str, prefix=place), score, done))
+    return _field(record, "goal", str), steps
+
+
+def _of_messages(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
+    messages = []
+    for i, message in enumerate(_field(record, "messages", list)):
+        place = f"messages[{i}]."
+        if not isinstance(message, dict):
+            raise InputError(f"{place[:-1]}: must be an object, got {type(message).__name__}")
+        messages.append((_field(message, "role", str, prefix=place), _field(message, "content", str, prefix=place)))
+    goal = "\n".join(content for role, content in messages if role == "system")
+    turns = [(role, content) for role, content in messages if role != "system"]
+    if not goal and turns:
+        goal = turns.pop(0)[1] if [role for role, _ in turns[:2]] == ["user", "user"] else turns[0][1]
+    for i, (role, _) in enumerate(turns):
+        if role != ("user", "assistant")[i % 2]:
+            raise DroppedError(f"user and assistant do not alternate: {role} at turn {i + 1}")
+    texts = [content for _, content in turns]
+    actions = [None, *texts[1::2]]
+    return goal, [Step(action, text, 0.0, False) for action, text in zip(actions, texts[::2], strict=False)]
+
+
+def _field(record: Mapping[str, Any], name: str, types: Any, default: Any = None, prefix: str = "") -> Any:
+    """Return a field. Raises InputError for one of another type, or a missing one without a default."""
+    value = record.get(name, default)
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+        expected = " or ".join(kind.__name__ for kind in (types if isinstance(types, tuple) else (types,)))
+        found = type(value).__name__ if name in record else "nothing"
+        raise InputError(f"{prefix}{name}: must be {expected}, got {found}")
+    return value
+
+
+def split_of(goal: str, shares: Mapping[str, float], seed: int) -> str:
+    """Return the split of a goal: all its episodes are in one, since steps of one goal resemble each other.
+
+    Args:
+        goal: of the episode.
+        shares: of the held-out splits, by name.
+        seed: that a different assignment follows from.
+    """
+    place = int.from_bytes(hashlib.sha256(f"{seed}/{goal}".encode()).digest()[:8]) / 2**64
+    for name, share in shares.items():
+        if place < share:
+            return name
+        place -= share
+    return SPLITS[0]
+
+
+def import_logs(
+    paths: Iterable[Path], env: str, shares: Mapping[str, float], seed: int
+) -> tuple[dict[str, list[Episode]], Counter[str]]:
+    """Return the episodes of log files by split, and how many were dropped by reason.
+
+    Raises:
+        InputError: naming file, line and field.
+    """
+    episodes: dict[str, list[Episode]] = defaultdict(list)
+    dropped: Counter[str] = Counter()
+    for path, number, record in _lines(paths):
+        try:
+            episode = read_log(record, env)
+        except InputError as error:
+            raise InputError(f"{path}: line {number}: {error}") from error
+        except DroppedError as reason:
+            dropped[str(reason)] += 1
+            continue
+        split = split_of(episode.goal, shares, seed)
+        episodes[split].append(replace(episode, split=split))
+    return dict(episodes), dropped
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+    for path in line_files(paths):
+        for number, record in read_json_lines(path):
+            yield path, number, record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--logs", nargs="+", type=Path, required=True, help="files or folders of logs")
+    parser.add_argument("--env", required=True, help="name of your environment")
+    parser.add_argument("--dev", type=float, default=0.1, metavar="SHARE", help="of goals to tune on")
+    parser.add_argument("--test", type=float, default=0.1, metavar="SHARE", help="of goals to evaluate on once")
+    parser.add_argument("--seed", type=int, default=0, help="of the splits")
+    parser.add_argument("--out", type=Path, required=True, help="folder for train, dev and test .jsonl.xz")
+
+
+def run(args: argparse.Namespace) -> None:
+    shares = {"dev": args.dev, "test": args.test}
+    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+        raise InputError(f"--dev, --test: must be shares of at least 0 with a sum below 1, got {args.dev}, {args.test}")
+    episodes, dropped = import_logs(args.logs, args.env, shares, args.seed)
+    if SPLITS[0] not in episodes:
+        raise InputError(f"--logs: no episode left to train on ({sum(dropped.values())} dropped)")
+    for split in SPLITS:
+        plays = episodes.get(split, [])
+        steps = sum(len(episode.steps) - 1 for episode in plays)
+        if plays:
+            write_episodes(args.out / f"{split}.jsonl.xz", plays)
+        print(f"{split}: {len(plays)} episodes, {steps} steps, {len({play.goal for play in plays})} goals")
+    for reason, count in dropped.most_common():
+        print(f"dropped: {count}, {reason}")

@@ -1,0 +1,115 @@
+"""Logs of a user's own environment become episodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.import_logs import split_of
+from data_prep.main import main
+from loopwm.records.episodes import read_episodes
+
+STEPS = [
+    {"observation": "A shop. You see: a bell."},
+    {"action": "ring bell", "observation": "Ding.", "reward": 1},
+    {"action": "leave", "observation": "You are outside.", "reward": 2.5, "done": True},
+]
+
+
+def log(goal: str = "Ring the bell.", **changed: Any) -> dict[str, Any]:
+    return {"goal": goal, "steps": STEPS, **changed}
+
+
+def chat(*contents: str, system: str | None = "Ring the bell.") -> dict[str, Any]:
+    roles = ("user", "assistant")
+    turns = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return {"messages": ([{"role": "system", "content": system}] if system else []) + turns}
+
+
+def run_import(folder: Path, records: list[Any], *options: str) -> int:
+    folder.mkdir(exist_ok=True)
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    (folder / "logs.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    arguments = ["import", "--logs", str(folder / "logs.jsonl"), "--env", "shop", "--out", str(folder / "out")]
+    return main([*arguments, "--dev", "0", "--test", "0", *options])
+
+
+def test_import_of_steps_keeps_texts_rewards_and_ends(tmp_path, capsys):
+    assert run_import(tmp_path, [log(), log(task="bells")]) == 0
+    episodes = list(read_episodes(tmp_path / "out/train.jsonl.xz"))
+    assert [(e.env, e.task, e.split, e.policy, e.goal) for e in episodes] == [
+        ("shop", task, "train", "logs", "Ring the bell.") for task in ("shop", "bells")
+    ]
+    assert [(s.action, s.observation, s.score, s.done) for s in episodes[0].steps] == [
+        (None, "A shop. You see: a bell.", 0, False),
+        ("ring bell", "Ding.", 1, False),
+        ("leave", "You are outside.", 3.5, True),
+    ]
+    assert "train: 2 episodes, 4 steps, 1 goals" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("system", ["Ring the bell.", None])
+def test_import_of_messages_alternates_observation_and_action(tmp_path, system):
+    assert run_import(tmp_path, [chat("A shop.", "ring bell", "Ding.", "leave", system=system)]) == 0
+    (episode,) = read_episodes(tmp_path / "out/train.jsonl.xz")
+    assert episode.goal == (system or "A shop.")
+    assert [(s.action, s.observation) for s in episode.steps] == [(None, "A shop."), ("ring bell", "Ding.")]
+
+
+def test_import_drops_what_cannot_be_learned_and_says_why(tmp_path, capsys):
+    surrogate = log(steps=[*STEPS[:1], {"action": "ring \ud800", "observation": "Ding."}])
+    blank = log(steps=[*STEPS[:1], {"action": " ", "observation": "Ding."}])
+    turns = {"messages": [{"role": "user", "content": "A shop."}] * 3}
+    assert run_import(tmp_path, [log(), log(steps=STEPS[:1]), surrogate, blank, blank, turns]) == 0
+    assert len(list(read_episodes(tmp_path / "out/train.jsonl.xz"))) == 1
+    text = capsys.readouterr().out
+    assert "dropped: 2, blank goal, action or observation" in text
+    for reason in ("no step after", "lone surrogate", "do not alternate: user at turn 2"):
+        assert f"{reason}" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("{", "line 2: not JSON"),
+        ({"goal": "x"}, "line 2: steps: must be list, got nothing"),
+        (log(goal=3), "line 2: goal: must be str, got int"),
+        (log(steps=[{"observation": "x"}, {"observation": "y"}]), "line 2: steps[1].action: must be str, got nothing"),
+        (log(steps=[{"action": "x", "observation": "x"}]), "line 2: steps[0].action: must be absent"),
+        (log(steps=[*STEPS[:1], STEPS[1] | {"reward": "1"}]), "line 2: steps[1].reward: must be int or float, got str"),
+        (log(steps=[*STEPS[:1], STEPS[1] | {"done": 1}]), "line 2: steps[1].done: must be bool, got int"),
+        ({"messages": ["x"]}, "line 2: messages[0]: must be an object, got str"),
+    ],
+)
+def test_import_of_another_form_names_line_and_field(tmp_path, capsys, line, fault):
+    assert run_import(tmp_path, [log(), line]) == 2
+    error = capsys.readouterr().err
+    assert fault in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_import_keeps_all_episodes_of_a_goal_in_one_split(tmp_path):
+    goals = [f"Ring bell {i}." for i in range(200)]
+    assert run_import(tmp_path, [log(goal) for goal in goals for _ in range(2)], "--dev", "0.2", "--test", "0.1") == 0
+    by_split = {}
+    for split in ("train", "dev", "test"):
+        episodes = list(read_episodes(tmp_path / f"out/{split}.jsonl.xz"))
+        assert {episode.split for episode in episodes} == {split}
+        by_split[split] = {episode.goal for episode in episodes}
+        assert len(episodes) == 2 * len(by_split[split])
+    assert set.union(*by_split.values()) == set(goals)
+    assert sum(map(len, by_split.values())) == 200
+    assert 25 < len(by_split["dev"]) < 60
+    assert split_of("Ring bell 1.", {"dev": 0.5}, 0) in ("train", "dev")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"), [(("--dev", "0.6", "--test", "0.4"), "sum below 1"), (("--dev", "-0.1"), "--dev")]
+)
+def test_import_of_wrong_shares_is_refused(tmp_path, capsys, options, fault):
+    assert run_import(tmp_path, [log()], *options) == 2
+    assert fault in capsys.readouterr().err
