@@ -28,7 +28,7 @@ TOKENS = (10 * BILLION, 100 * BILLION, 1000 * BILLION)
 
 @dataclass(frozen=True)
 class Costs:
-    """What a preset costs.
+    """Cost of a preset.
 
     parameters: of the model, tied embeddings once. training_bytes: of weights, gradients, optimiser state and averaged
     weights, all in float32, without activations. kv_bytes: of keys and values a token in bfloat16 at the default depth.

@@ -158,9 +158,9 @@ def _table(runs: Sequence[Result]) -> str:
     rows = []
     for run in runs:
         row, first = last(run), overall(run, 1)
-        parts = [row.get(name) for name in ("em_novel", "em_seen", "em_decidable", "f1", "entity_recall")]
+        parts = [row.get(name) for name in ("em_novel", "em_seen", "em_decidable", "f1")]
         cells = ["-" if value is None else percent(value) for value in (first["em"] if first else None, *parts)]
         both = [_cell(run["pairs"], "both", "n") if run["pairs"] else "-"] if paired else []
         rows.append([label_of(run), _cell(row, "em", "n"), *cells, *both])
-    header = ["Model, context", "all", "one action", "unseen", "seen", "answerable", "F1", "entities"]
+    header = ["Model, context", "all", "one action", "unseen", "seen", "answerable", "F1"]
     return table([*header, *(["both of a pair"] if paired else [])], rows)

@@ -1,1 +1,1 @@
-"""Timings by hand, each run by `python -m lab.benchmarks.NAME`."""
+"""Benchmarks, each run by `python -m lab.benchmarks.NAME`."""

@@ -1,10 +1,10 @@
-"""CPU seconds of ALFWorld's engine as the collector runs it, against the packages' own environment.
+"""CPU seconds of ALFWorld's engine in the collector, against the packages' own environment.
 
     python -m lab.benchmarks.collect_alfworld --games 6
 
-Both play the same commands in the same built games. The packages' environment yields the observation and the admissible
-commands of each step; the collector's yields look and inventory as well. CPU time is taken, since it hardly depends on
-what else the machine does; what the pipe to the engine's process costs is left out.
+Both play the same commands in the same built games. The packages' environment yields observation and admissible
+commands of each step; the collector's yields look and inventory as well. CPU time hardly depends on other load; the
+cost of the pipe to the engine's process is excluded.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from data_prep.environments.alfworld.simulator import Simulator
 
 
 def commands_for(first_observation: str) -> list[str]:
-    """Goes to the first receptacles of the room and opens them, whether or not they can be opened."""
+    """Return commands that go to the first receptacles of the room and open them, openable or not."""
     receptacles = re.findall(r"a (\w+ \d+)", first_observation.partition("Your task")[0])[:8]
     return [f"{verb} {receptacle}" for receptacle in receptacles for verb in ("go to", "open")]
 
 
 def play_package(game: dict[str, Any]) -> tuple[float, float, int]:
-    """Seconds to load and reset, seconds to play, and steps."""
+    """Return seconds to load and reset, seconds to play, and steps."""
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.envs import PddlEnv
@@ -48,7 +48,7 @@ def play_package(game: dict[str, Any]) -> tuple[float, float, int]:
 
 
 def play_ours(simulator: Simulator, game: dict[str, Any]) -> tuple[float, float, int]:
-    """Seconds to load, seconds to play, and steps."""
+    """Return seconds to load, seconds to play, and steps."""
     start = process_time()
     commands = commands_for(simulator.load(game)["observation"])
     loaded = process_time()

@@ -1,9 +1,9 @@
-"""Transitions a second of one core: the collector against the `scienceworld` package's own `step()` loop.
+"""Transitions per second of one core: the collector against the `scienceworld` package's own `step()` loop.
 
     python -m lab.benchmarks.collect_scienceworld --steps 200
 
 Both play the same actions of gold paths, and both record observation, score, look and inventory of every step. They
-take turns, so that a busy machine slows both alike.
+alternate, so that other load slows both alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TASKS = ("boil", "find-plant", "grow-plant", "inclined-plane-determine-angle", "
 
 
 def play_package(env: ScienceWorldEnv, task: str, actions: list[str]) -> float:
-    """Seconds of the package's loop; loading is not counted."""
+    """Return seconds of the package's loop, loading excluded."""
     env.load(task, 0, "")
     env.reset()
     start = time.perf_counter()
@@ -31,7 +31,7 @@ def play_package(env: ScienceWorldEnv, task: str, actions: list[str]) -> float:
 
 
 def play_ours(env: ScienceWorld, task: str, actions: list[str]) -> float:
-    """Seconds of the collector's steps; loading is not counted."""
+    """Return seconds of the collector's steps, loading excluded."""
     env.reset(task, 0)
     start = time.perf_counter()
     for action in actions:

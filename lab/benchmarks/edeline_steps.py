@@ -1,11 +1,11 @@
-"""What a training step and an imagined frame cost in EDELINE, as ratios to what they stand beside.
+"""Cost of EDELINE's training step and imagined frame, as ratios to references.
 
     python -m lab.benchmarks.edeline_steps
 
-The small configuration of the Memory mazes. A training step with each memory, over the same step with a memory of four
-steps; an imagined frame, of three denoising steps, over one pass of the U-Net, in one world, in 16, and in one of the
-paper's size; frames a second of one imagined world. Weights and frames are made up. Processor time of this process,
-one thread; rounds take turns; medians are shown.
+Uses the small configuration of the Memory mazes. A training step with each memory, over the step with a memory of four
+steps; an imagined frame of three denoising steps over one U-Net pass, in one world, in 16, and in one of the paper's
+size; frames per second of one imagined world. Weights and frames are random. Prints medians of this process's CPU time,
+one thread, rounds alternating.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def space(side: int) -> FrameSpace:
 
 
 def remembering(kind: str, frames: int) -> Edeline:
-    """The small configuration with another memory."""
+    """Return the small configuration with another memory."""
     torch.manual_seed(0)
     memory = replace(SMALL.model.memory, kind=kind, frames=frames)
     return Edeline(replace(SMALL.model, memory=memory), SMALL.objective, space(32))
@@ -95,17 +95,17 @@ def main() -> None:
     batch, work = made_up(SMALL.batch.rows, SMALL.batch.steps), {}
     for name, system in systems.items():
         work[f"training, {name}"] = partial(train, system, batch)
-    for name, (system, seen) in worlds.items():
-        work[f"imagined, {name}"] = partial(imagine, system.world(), seen)
-        work[f"drawn, {name}"] = partial(draw, system, seen)
-    found = medians(work, args.rounds)
+    for name, (system, batch) in worlds.items():
+        work[f"imagined, {name}"] = partial(imagine, system.world(), batch)
+        work[f"drawn, {name}"] = partial(draw, system, batch)
+    times = medians(work, args.rounds)
     for name in systems:
-        spent, four = found[f"training, {name}"], found["training, attention of four"]
+        spent, four = times[f"training, {name}"], times["training, attention of four"]
         print(f"training step, {name}: {1000 * spent:.0f} ms, {spent / four:.2f} of the same with attention of four")
     for name in worlds:
-        ratio = found[f"imagined, {name}"] / found[f"drawn, {name}"]
+        ratio = times[f"imagined, {name}"] / times[f"drawn, {name}"]
         print(f"{name}: an imagined frame takes {ratio:.2f} times a pass of the U-Net")
-    print(f"one world: {FRAMES / found['imagined, one world']:.0f} imagined frames a second")
+    print(f"one world: {FRAMES / times['imagined, one world']:.0f} imagined frames a second")
 
 
 if __name__ == "__main__":

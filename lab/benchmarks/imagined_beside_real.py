@@ -1,11 +1,11 @@
-"""Steps a second of imagined worlds beside the simulator, from one trainer's script.
+"""Steps per second of imagined worlds and of the simulator, from one trainer's script.
 
     python -m serve --model loopwm/pretrained &
     python -m lab.benchmarks.imagined_beside_real --url http://127.0.0.1:8000
 
-All take the same actions: --envs imagined worlds, without --url in this process, one simulator a core through Gymnasium
-(`data_prep/scienceworld-v0`, which leaves out what the package computes beside a step), and the `scienceworld` package
-in one process. All are reset before the clock runs.
+All take the same actions: --envs imagined worlds, without --url in this process, one simulator per core through
+Gymnasium (`data_prep/scienceworld-v0`, which omits the package's extra work per step), and the `scienceworld` package
+in one process. All are reset before timing.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ ACTIONS = (
 
 
 def steps_per_second(envs: VectorEnv[Any, Any, Any], rounds: int) -> float:
-    """Of `rounds` steps in each environment; no two neighbours take the same action."""
+    """Return the steps per second of `rounds` steps in each environment; neighbours take different actions."""
     envs.reset(seed=0, options={"task": "boil"})
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for i in range(rounds):
         envs.step([ACTIONS[(i + number) % len(ACTIONS)] for number in range(envs.num_envs)])
-    return rounds * envs.num_envs / (time.perf_counter() - begun)
+    return rounds * envs.num_envs / (time.perf_counter() - started)
 
 
 def package_steps_per_second(steps: int) -> float:
     env = ScienceWorldEnv()
     env.load("boil", 0, "")
     env.reset()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for i in range(steps):
         env.step(ACTIONS[i % len(ACTIONS)])
-    rate = steps / (time.perf_counter() - begun)
+    rate = steps / (time.perf_counter() - started)
     env.close()
     return rate
 

@@ -1,9 +1,9 @@
-"""Bytes that a training pass keeps for its backward pass, by loops T and by loops with gradients mu_bwd.
+"""Bytes saved for the backward pass, by loops T and by loops with gradients mu_bwd.
 
     python -m lab.benchmarks.memory_by_depth --preset tiny
 
-Counts every tensor that autograd saves in the forward pass once (all of them live until the backward pass begins), and
-leaves out the weights. Memory should follow mu_bwd and not T.
+Counts every tensor that autograd saves in the forward pass once (all live until the backward pass begins), except the
+weights. Memory should follow mu_bwd and not T.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 
 
 def saved_bytes(model: LoopWMForCausalLM, tokens: Tensor, loops: int, mu_bwd: int) -> int:
-    """Bytes of the storages saved for the backward pass, weights aside."""
+    """Return the bytes of storages saved for the backward pass, except weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     saved: dict[int, int] = {}
-    kept: list[Tensor] = []
+    storages: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             saved[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor)  # an address must not be used twice while we count
+            storages.append(tensor)  # an address must not be used twice while we count
         return tensor
 
     plan = DepthPlan((loops,) * len(tokens), mu_bwd, tuple(range(len(tokens))))

@@ -1,9 +1,9 @@
-"""Time of a training step through a memory alone, by module, as a ratio to a GRU's.
+"""Time of a training step through a memory, by module, as a ratio to a GRU's.
 
     python -m lab.benchmarks.memory_modules
 
-A step: 64 rows of 19 vectors of width 64, there and back, with a loss on the last; depths are drawn as in training.
-Rounds take turns, so that a busy machine slows all alike; medians are shown.
+A step: forward and backward of 64 rows of 19 vectors of width 64, with a loss on the last; depths are sampled as in
+training. Rounds alternate, so that other load slows all alike; prints medians.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def main() -> None:
             if step:  # the first pays for what is set up once
                 taken[name].append(spent)
     base = statistics.median(taken["gru"])
-    for name, found in taken.items():
-        print(f"{name:32} {1000 * statistics.median(found):8.1f} ms {statistics.median(found) / base:6.1f} x GRU")
+    for name, times in taken.items():
+        print(f"{name:32} {1000 * statistics.median(times):8.1f} ms {statistics.median(times) / base:6.1f} x GRU")
 
 
 if __name__ == "__main__":

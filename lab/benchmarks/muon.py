@@ -25,7 +25,7 @@ REPEATS = 3
 
 
 def seconds(optimizer: Optimizer) -> float:
-    """The least CPU time of a step; the first one, which makes the momenta, does not count."""
+    """Return the minimum CPU time of a step; the first one, which creates the momenta, does not count."""
     times = []
     for _ in range(1 + REPEATS):
         for parameter in optimizer.param_groups[0]["params"]:

@@ -1,11 +1,11 @@
-"""What a step of imagination and of training costs in STORM, as ratios to what it stands beside.
+"""Cost of STORM's imagination and training steps, as ratios to references.
 
     python -m lab.benchmarks.pixel_imagination
 
-Imagined steps a second at the small MinAtar configurations: STORM in latents, TWISTED in frames, the simulator itself.
-Sixteen imagined steps with cached keys and values, and with the whole sequence run anew at each step. A training step
-with the looped core, and with the paper's two post-norm layers of as many parameters. Weights are fresh: what is
-imagined costs what it costs trained. Processor time of this process on the CPU; rounds take turns; medians are shown.
+Imagined steps per second at the small MinAtar configurations: STORM in latents, TWISTED in frames, the simulator
+itself. Sixteen imagined steps with a KV cache, and with the whole sequence run at each step. A training step with the
+looped core, and with the paper's two post-norm layers of the same number of parameters. Weights are untrained, which
+does not change the cost. Prints medians of this process's CPU time, rounds alternating.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parameters(module: nn.Module) -> int:
 
 
 def equal_two_layers(system: StormSystem) -> TwoLayers:
-    """Of about as many parameters as the system's looped core."""
+    """Return a two-layer system with about the looped core's number of parameters."""
     c, target = system.config, parameters(system.network.dynamics)
     widths = range(8, 40 * c.dim, 8)
     return TwoLayers(c.dim, c.heads, min(widths, key=lambda w: abs(parameters(TwoLayers(c.dim, c.heads, w)) - target)))
@@ -57,18 +57,18 @@ def made(name: str, replay: Replay) -> Any:
 def imagine(world: Any, state: Any, steps: int, show: bool) -> None:
     generator, batch = torch.Generator().manual_seed(0), 128
     for _ in range(steps):
-        found = world.step(state, torch.randint(world.space.actions, (batch,), generator=generator), generator)
-        state = found.state
+        outcome = world.step(state, torch.randint(world.space.actions, (batch,), generator=generator), generator)
+        state = outcome.state
         _ = world.show(state) if show else world.features(state)
 
 
-def imagine_uncached(world: StormWorld, begun: StormState, seen: Any, steps: int) -> None:
-    """The same, every step of which runs all frames anew."""
+def imagine_uncached(world: StormWorld, start: StormState, context: Any, steps: int) -> None:
+    """Imagine without a cache: every step runs all frames again."""
     generator, network = torch.Generator().manual_seed(0), world.network
-    obs, action, first = seen
+    obs, action, first = context
     with torch.no_grad():
         z = world._posterior(obs[:, :-1], generator)
-        e, state = network.mix(z, action), begun
+        e, state = network.mix(z, action), start
         for _ in range(steps):
             chosen = torch.randint(world.space.actions, (len(obs),), generator=generator)
             e = torch.cat((e, network.mix(state.z, chosen)[:, None]), 1)
@@ -92,7 +92,7 @@ def medians(work: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, flo
             start = time.process_time()
             run()
             times[name].append(time.process_time() - start)
-    return {name: statistics.median(found[1:]) for name, found in times.items()}
+    return {name: statistics.median(rounds[1:]) for name, rounds in times.items()}
 
 
 def main() -> None:
@@ -107,10 +107,14 @@ def main() -> None:
     config, storm = made("storm-minatar-small", replay)
     _, twisted = made("twisted-agent-minatar-small", replay)
     storm.eval()
-    drawn = replay.sample(128, 8, rng)
-    seen = torch.from_numpy(drawn.obs), torch.from_numpy(drawn.action[:, :-1]), torch.from_numpy(drawn.first)
+    segments = replay.sample(128, 8, rng)
+    context = (
+        torch.from_numpy(segments.obs),
+        torch.from_numpy(segments.action[:, :-1]),
+        torch.from_numpy(segments.first),
+    )
     worlds = {"storm": storm.world(), "twisted": twisted.eval().world()}
-    begun = {name: world.start(*seen, torch.Generator().manual_seed(0)) for name, world in worlds.items()}
+    start = {name: world.start(*context, torch.Generator().manual_seed(0)) for name, world in worlds.items()}
     simulator = make_frame_environment(GAME)
     simulator.reset(seed=0)
 
@@ -123,12 +127,12 @@ def main() -> None:
     plain.network.dynamics = equal_two_layers(plain)
     batch = FrameBatch.of(replay.sample(config.world.rows, config.world.steps, rng))
     storm_trained = made("storm-minatar-small", replay)[1]
-    found = medians(
+    times = medians(
         {
-            "storm": lambda: imagine(worlds["storm"], begun["storm"], 16, show=False),
-            "storm, frames shown": lambda: imagine(worlds["storm"], begun["storm"], 16, show=True),
-            "storm, no cache": lambda: imagine_uncached(worlds["storm"], begun["storm"], seen, 16),
-            "twisted": lambda: imagine(worlds["twisted"], begun["twisted"], 2, show=True),
+            "storm": lambda: imagine(worlds["storm"], start["storm"], 16, show=False),
+            "storm, frames shown": lambda: imagine(worlds["storm"], start["storm"], 16, show=True),
+            "storm, no cache": lambda: imagine_uncached(worlds["storm"], start["storm"], context, 16),
+            "twisted": lambda: imagine(worlds["twisted"], start["twisted"], 2, show=True),
             "simulator": simulate,
             "training, looped core": lambda: train(storm_trained, batch),
             "training, two layers": lambda: train(plain, batch),
@@ -136,13 +140,13 @@ def main() -> None:
         args.rounds,
     )
     steps = {"storm": 128 * 16, "storm, frames shown": 128 * 16, "twisted": 128 * 2, "simulator": 500}
-    rate = {name: count / found[name] for name, count in steps.items()}
+    rate = {name: count / times[name] for name, count in steps.items()}
     for name, value in rate.items():
         print(f"{name}: {value:.0f} steps a second")
     print(f"storm over twisted: {rate['storm'] / rate['twisted']:.1f}")
     print(f"storm over the simulator: {rate['storm'] / rate['simulator']:.2f}")
-    print(f"16 steps, cached over uncached: {found['storm'] / found['storm, no cache']:.2f} of the time")
-    looped, two = found["training, looped core"], found["training, two layers"]
+    print(f"16 steps, cached over uncached: {times['storm'] / times['storm, no cache']:.2f} of the time")
+    looped, two = times["training, looped core"], times["training, two layers"]
     sizes = parameters(storm_trained.network.dynamics), parameters(plain.network.dynamics)
     print(f"training step, looped core ({sizes[0]:,}) over two layers ({sizes[1]:,}): {looped / two:.2f} of the time")
     print(f"({1000 * looped:.0f} ms against {1000 * two:.0f} ms of processor time)")

@@ -1,7 +1,9 @@
-"""Matrix products in float32: torch's choice of library against `quick_products`, at the shipped model's sizes, and
-what these would do to attention if `attention_products` did not take it out of them.
+"""Matrix products in float32: torch's choice of library against `quick_products`.
 
-python -m lab.benchmarks.products
+Times the shipped model's sizes, and attention inside `quick_products` without the exception that `attention_products`
+makes.
+
+    python -m lab.benchmarks.products
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ REPEATS = 300
 
 
 def microseconds(work: Callable[[], Tensor]) -> float:
-    """The median of many calls after some for warming up."""
+    """Return the median of many calls after a warm-up."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()

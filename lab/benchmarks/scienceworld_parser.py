@@ -1,9 +1,9 @@
-"""CPU time of the simulator's JVM for a transition, with the parser of the jar and with `Names` in its stead.
+"""CPU time of the simulator's JVM per transition, with the jar's parser and with `Names`.
 
     python -m lab.benchmarks.scienceworld_parser --tasks boil mendelian-genetics-known-plant --variations 4
 
-Both play the same episodes, which must come out the same, and take turns. Time of the thread that plays, without the
-compilers': those finish within minutes of a collection of hours. The first round warms up. Linux only.
+Both play the same episodes, with equal results, and alternate. Counts the thread that plays without the compilers,
+which finish within minutes of a collection of hours. The first round is a warm-up. Linux only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLICIES = ("gold", "noisy-expert", "fork")
 
 
 def thread_seconds(process: int) -> float:
-    """CPU time of the threads that answer calls and collect garbage."""
+    """Return the CPU time of the threads that answer calls and collect garbage."""
     ticks = 0
     for path in Path(f"/proc/{process}/task").glob("*/stat"):
         name, _, rest = path.read_text().partition("(")[2].rpartition(")")

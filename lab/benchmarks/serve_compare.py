@@ -1,18 +1,17 @@
-"""Two versions of the service under the same load, in turns: what is told are ratios of measurements beside each other.
+"""Compare two versions of the service under the same load, in turns.
 
     python -m serve --port 8001 &                     # the version to compare with, from its own checkout
     python -m serve --port 8002 &
     python -m lab.benchmarks.serve_compare --windows eval/suites/scienceworld-500.jsonl.gz \\
         --before http://127.0.0.1:8001 --now http://127.0.0.1:8002 --pids PID_BEFORE PID_NOW
 
-Each turn asks one and then the other. Streams are completions that never end by themselves. Told of each version:
-- beside creates: tokens a second of 8 streams while worlds of 1,400 tokens are created, as a share of theirs alone;
-- beside a prompt: the longest and the mean time between two tokens of 31 streams from the arrival of a prompt of 2,000
-  tokens to its first token, over the median between two tokens before;
-- warm: steps in so many worlds (--worlds), all at once, for a second of the service's processor time,
-  which does not depend on who else uses the processor;
-- plan: processor time of 32 candidates of 5 actions over that of one;
-- memory: most that was resident.
+Each turn measures one and then the other. Streams are completions that never end by themselves. Reported for each:
+- beside creates: tokens per second of 8 streams while worlds of 1,400 tokens are created, relative to those without;
+- beside a prompt: longest and mean time between two tokens of 31 streams from the arrival of a prompt of 2,000 tokens
+to its first token, over the median between two tokens before;
+- warm: steps in --worlds worlds in parallel per second of the service's CPU time, which does not depend on other load;
+- plan: CPU time of 32 candidates of 5 actions over that of one;
+- memory: maximum resident memory.
 """
 
 from __future__ import annotations
@@ -44,26 +43,26 @@ CREATED, CREATED_TOKENS = 8, 1400
 STREAMS_BESIDE_CREATES, STREAMS_BESIDE_PROMPT = 8, 31
 PROMPT_TOKENS = 2000
 PLANS = 4
-"""Of each kind: processor time is told in hundredths."""
+"""Plans of each kind: processor time is counted in hundredths of a second."""
 
 SETTLED = 12
 """Tokens of every stream before anything is measured."""
 
 
 class Text:
-    """Long windows, of which none begins like another. text: what they are cut from; letters: of a token."""
+    """Long windows with different beginnings. text: source of their text; letters: letters per token."""
 
     def __init__(self, text: str, letters: float) -> None:
         self._text, self._letters, self._number = text, letters, 0
 
     def window(self, tokens: int) -> Json:
         self._number += 1
-        seen = {"action": "", "observation": self._text[: int(self._letters * tokens)]}
-        return {"goal": f"{self._number} boil water", "history": [seen], "actions": ["wait"]}
+        lines = {"action": "", "observation": self._text[: int(self._letters * tokens)]}
+        return {"goal": f"{self._number} boil water", "history": [lines], "actions": ["wait"]}
 
 
 class Stream:
-    """A completion that goes on until nobody listens. times: when its tokens came."""
+    """Endless completion in a thread. times: arrival of its tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -92,12 +91,12 @@ async def streaming(load: Load, count: int) -> AsyncIterator[list[Stream]]:
 
 
 def gaps(streams: Sequence[Stream], begin: float, end: float) -> list[float]:
-    """Seconds between tokens, as far as they overlap with this time; the one that is open at its end, too."""
-    found = []
+    """Return the seconds between tokens that overlap an interval, including the gap open at its end."""
+    seconds = []
     for stream in streams:
         times = [*stream.times, end] if stream.times[-1] < end else stream.times
-        found += [b - a for a, b in pairwise(times) if b > begin and a < end]
-    return found
+        seconds += [b - a for a, b in pairwise(times) if b > begin and a < end]
+    return seconds
 
 
 def rate(streams: Sequence[Stream], begin: float, end: float) -> float:
@@ -134,7 +133,7 @@ async def beside_prompt(load: Load, text: Text) -> Figures:
 
 
 def processor_seconds(load: Load) -> float:
-    """That the service has had."""
+    """Return the CPU seconds of the service."""
     fields = Path(f"/proc/{load.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -170,16 +169,16 @@ async def worlds_of(load: Load, windows: Sequence[Json], count: int, history: in
 
 
 def most_resident(pid: int) -> float:
-    """MiB."""
+    """Return the maximum resident memory in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def tell(found: dict[str, dict[str, list[float]]]) -> None:
-    """Medians, and the median of the ratios of both versions turn by turn."""
+def print_table(by_version: dict[str, dict[str, list[float]]]) -> None:
+    """Print medians, and the median of the ratios of both versions by turn."""
     print("| | before | now | now over before |\n| --- | --- | --- | --- |")
-    for name, before in found["before"].items():
-        now = found["now"][name]
+    for name, before in by_version["before"].items():
+        now = by_version["now"][name]
         ratios = [b / a for a, b in zip(before, now, strict=True) if a]
         over = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
         print(f"| {name} | {statistics.median(before):.3g} | {statistics.median(now):.3g} | {over} |", flush=True)
@@ -201,7 +200,7 @@ async def main() -> None:
     random.Random(0).shuffle(windows)
     long = " ".join(step["observation"] for window in windows[:40] for step in window["history"])[:20_000]
     connect = partial(httpx.AsyncClient, timeout=1200, trust_env=False, limits=httpx.Limits(max_connections=None))
-    found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("before", "now")}
+    by_version: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("before", "now")}
     async with connect(base_url=args.before) as before, connect(base_url=args.now) as now:
         clients = {"before": before, "now": now}
         loads, texts, worlds = {}, {}, {}
@@ -219,12 +218,12 @@ async def main() -> None:
                 for count in args.worlds:
                     figures |= await warm(load, worlds[name][:count])
                 figures |= await plan(load, worlds[name][0])
-                for told, figure in figures.items():
-                    found[name][told].append(figure)
-            tell(found)
-    for name, pid in zip(found, args.pids, strict=True):
-        found[name] = {"memory: most MiB": [most_resident(pid)]}
-    tell(found)
+                for label, figure in figures.items():
+                    by_version[name][label].append(figure)
+            print_table(by_version)
+    for name, pid in zip(by_version, args.pids, strict=True):
+        by_version[name] = {"memory: most MiB": [most_resident(pid)]}
+    print_table(by_version)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
-"""A running service under load: tokens a second, time to the first token, p50 and p99, errors, memory.
+"""Load test of a running service: tokens per second, time to first token, p50 and p99, errors, memory.
 
     python -m serve --model loopwm/pretrained --max-batch 32 --max-queue 256 &
     python -m lab.benchmarks.serve_load --windows eval/suites/scienceworld-500.jsonl.gz --pid $!
 
-Workloads, each with at most 1, 8, 32 and 128 requests at once (--concurrency), one after another:
-- chat: streamed completions of different windows, nothing shared;
-- continuations: one kept world, forked, one of six actions in each fork, answers cut at 32 tokens lest the longest
-  alone decide;
-- worlds, cold: create a world of a window and imagine its first action; warm: the step alone, in as many worlds kept
-  before, which the service must have room for (--cache-bytes);
-- plan: 32 candidates of 5 actions against one candidate. The service's checkpoint must have prediction heads, however
-  little they know: python -m loopwm.training --config configs/text-small.yaml --out runs/heads run.steps=1
-  model.overrides.prediction_heads=true
-  Such a one is good for --workloads plan alone: it does not end its answers.
+Workloads, each with at most 1, 8, 32 and 128 concurrent requests (--concurrency), one after another:
+- chat: streamed completions of different windows without a common prefix;
+- continuations: one world, forked, one of six actions in each fork, answers cut at 32 tokens so that the longest does
+not dominate;
+- worlds, cold: create a world of a window and imagine its first action; warm: only the step, in as many existing
+worlds, for which the service needs memory (--cache-bytes);
+- plan: 32 candidates of 5 actions against one candidate. The checkpoint must have prediction heads, trained or not:
+python -m loopwm.training --config configs/text-small.yaml --out runs/heads run.steps=1
+model.overrides.prediction_heads=true. Use such a checkpoint for --workloads plan only: it does not end its answers.
 
-The ratio of `continuations` to one at a time is what sharing a world is worth. For different worlds the roof is memory:
-a token of every world reads the world's keys and values, whose bytes the service tells. How fast memory can be read is
+The ratio of `continuations` to one at a time is the benefit of a shared world. For different worlds memory bandwidth is
+the limit: a token of every world reads the world's keys and values, whose size the service reports. The bandwidth is
 measured here, as the best of several reads of a gigabyte.
 """
 
@@ -60,7 +59,7 @@ SHORT = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """One request: seconds in all, seconds to its first token, tokens; or why it failed."""
+    """One request: total seconds, seconds to first token, tokens, or the cause of its failure."""
 
     seconds: float
     first: float
@@ -69,7 +68,7 @@ class Sample:
 
 
 class Load:
-    """A client of the service at a number of requests at once."""
+    """Client of the service with a number of concurrent requests."""
 
     def __init__(
         self, client: httpx.AsyncClient, model: str, windows: Sequence[dict[str, Any]], rounds: int, pid: int | None
@@ -79,11 +78,11 @@ class Load:
         self._windows = itertools.cycle(windows)
 
     def number(self, at_once: int) -> int:
-        """Requests of a measurement: the next comes as soon as one of those at once is done."""
+        """Return the number of requests of a measurement at this concurrency."""
         return max(LEAST, self.rounds * at_once)
 
     def take(self, number: int) -> list[dict[str, Any]]:
-        """Windows that were not asked lately, so that no prompt is remembered."""
+        """Return windows that were not used lately, so that no prompt is cached."""
         return list(itertools.islice(self._windows, number))
 
     async def chat(
@@ -144,7 +143,7 @@ def messages(window: dict[str, Any]) -> list[dict[str, str]]:
 
 
 async def run(load: Load, name: str, at_once: int, works: Sequence[Callable[[], Awaitable[Sample]]]) -> float:
-    """Runs all requests, so many at once, prints and keeps their figures, returns tokens a second."""
+    """Run all requests at a concurrency, print and store their figures, return tokens per second."""
     room = asyncio.Semaphore(at_once)
 
     async def one(work: Callable[[], Awaitable[Sample]]) -> Sample:
@@ -170,7 +169,7 @@ async def run(load: Load, name: str, at_once: int, works: Sequence[Callable[[], 
 
 
 def resident(pid: int | None) -> str:
-    """Resident memory of the service in MiB."""
+    """Return the service's resident memory in MiB."""
     if pid is None:
         return "-"
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
@@ -208,7 +207,7 @@ async def _world_bytes(client: httpx.AsyncClient) -> float:
 
 
 async def plan(load: Load) -> float:
-    """How many times as long 32 candidates take as one; NaN where the checkpoint cannot score them."""
+    """Return the time of 32 candidates relative to one; NaN if the checkpoint cannot score them."""
     world = await load.create(load.take(1)[0])
     seconds, rng = [], random.Random(0)
     for candidates in ([list(ACTIONS[:5])], [rng.choices(ACTIONS, k=5) for _ in range(32)]):
@@ -227,7 +226,7 @@ def _times(ratios: Sequence[float]) -> str:
 
 
 def bandwidth() -> float:
-    """Bytes a second that this process reads, the best of five sums of a gigabyte."""
+    """Return the bytes per second that this process reads, the best of five sums of a gigabyte."""
     data = torch.ones(1 << 28)
     times = []
     for _ in range(5):
@@ -249,14 +248,14 @@ async def all_continuations(load: Load, numbers: Sequence[int]) -> list[str]:
 
 
 async def all_warm(load: Load, numbers: Sequence[int]) -> list[str]:
-    told = []
+    lines = []
     for number in numbers:
         reads = bandwidth()
         rate, held = await warm(load, number)
         roof = reads / held
         load.results["roof"].append({"at_once": number, "tokens_per_second": roof})
-        told.append(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
-    return told
+        lines.append(f"{number} worlds of {held / 1e6:.1f} MB: {rate / roof:.1%} of the roof, {roof:.0f} tokens/s")
+    return lines
 
 
 async def all_cold(load: Load, numbers: Sequence[int]) -> list[str]:
@@ -281,8 +280,10 @@ async def all_plans(load: Load, numbers: Sequence[int]) -> list[str]:
 
 
 async def soak(load: Load, at_once: int, minutes: float) -> None:
-    """Streams of 64 to 512 tokens behind the last step alone, where another begins as one ends; every half minute what
-    they got and what the service holds."""
+    """Run streams of 64 to 512 tokens after the last step for some minutes, replacing each finished one.
+
+    Prints tokens, errors and the service's memory every half minute.
+    """
     samples: list[Sample] = []
     rng = random.Random(0)
     tokens = 0
@@ -299,14 +300,14 @@ async def soak(load: Load, at_once: int, minutes: float) -> None:
 
     print(f"\n{at_once} streams\n\n| minutes | tokens/s | answers | errors | MiB |\n| --- | --- | --- | --- | --- |")
     streams = [asyncio.create_task(stream()) for _ in range(at_once)]
-    begun = last = time.monotonic()
-    while last < begun + 60 * minutes:
+    started = last = time.monotonic()
+    while last < started + 60 * minutes:
         broken, _ = await asyncio.wait(streams, timeout=HALF_MINUTE, return_when=asyncio.FIRST_EXCEPTION)
         for one in broken:
             one.result()
         now, failed = time.monotonic(), sum(sample.error is not None for sample in samples)
-        told = f"{(now - begun) / 60:.1f} | {tokens / (now - last):.0f} | {len(samples) - failed} | {failed}"
-        print(f"| {told} | {resident(load.pid)} |", flush=True)
+        row = f"{(now - started) / 60:.1f} | {tokens / (now - last):.0f} | {len(samples) - failed} | {failed}"
+        print(f"| {row} | {resident(load.pid)} |", flush=True)
         last, tokens = now, 0
         samples.clear()
     for one in streams:
@@ -344,11 +345,11 @@ async def main() -> None:
         await load.chat(load.take(1)[0])
         print("| workload | at once | tokens/s | requests/s | first token, p50 s | p50 s | p99 s | errors | MiB |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-        told = [line for name in args.workloads for line in await WORKLOADS[name](load, args.concurrency)]
+        lines = [line for name in args.workloads for line in await WORKLOADS[name](load, args.concurrency)]
         if args.out:
-            found = {"model": model, **load.results, "provenance": provenance("lab.benchmarks.serve_load")}
-            write_json(args.out / "results.json", found)
-        print("", *told, sep="\n")
+            results = {"model": model, **load.results, "provenance": provenance("lab.benchmarks.serve_load")}
+            write_json(args.out / "results.json", results)
+        print("", *lines, sep="\n")
         if args.minutes:
             await soak(load, args.concurrency[-1], args.minutes)
 

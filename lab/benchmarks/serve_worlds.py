@@ -1,12 +1,12 @@
-"""More worlds than memory has room for: what they cost, and that their steps come none the less.
+"""Cost of more worlds than fit in memory.
 
     python -m serve --model loopwm/pretrained --cache-bytes 256000000 &
     python -m lab.benchmarks.serve_worlds --windows eval/suites/scienceworld-500.jsonl.gz --worlds 300 --steps 3 \\
         --pid $!
 
-Creates worlds by `POST /v1/worlds:batch`, each of another window with its last --history steps, and prints what the
-service holds. Then the last --few of them are stepped, which are still in memory, and then all in turn, in which order
-the least recently used goes just before it is needed: each world is encoded again.
+Creates worlds by `POST /v1/worlds:batch`, each of another window with its last --history steps, and prints the
+service's memory. Then steps the last --few of them, which are still in memory, and then all in turn, an order in which
+the least recently used is evicted just before its step: each world is encoded again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 class Worlds:
-    """Worlds of a service, and how long they take."""
+    """Worlds of a service, with their timings."""
 
     def __init__(self, client: httpx.Client, pid: int | None) -> None:
         self._client, self._pid = client, pid
@@ -38,26 +38,26 @@ class Worlds:
         self.names: list[str] = []
 
     def create(self, windows: list[Json], count: int, history: int) -> None:
-        asked = [self._world(window, number, history) for number, window in enumerate(_take(windows, count))]
-        begun = time.perf_counter()
-        answers = self._batches(asked)
+        requests = [self._world(window, number, history) for number, window in enumerate(_take(windows, count))]
+        started = time.perf_counter()
+        answers = self._batches(requests)
         self.names = [answer["body"]["id"] for answer in answers]
         tokens = sum(answer["body"]["tokens"] for answer in answers)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         print(
             f"{count} worlds of {tokens / count:.0f} tokens in the mean: {seconds:.0f} s, {self.memory()}", flush=True
         )
 
-    def step(self, names: list[str], told: str) -> float:
-        """Steps a second of one step in each of these, `AT_ONCE` side by side."""
-        asked = [
+    def step(self, names: list[str], label: str) -> float:
+        """Return the steps per second of one step in each of these, `AT_ONCE` in parallel."""
+        requests = [
             {"op": "step", "world": name, "actions": ACTIONS[i % len(ACTIONS)], "max_tokens": 8}
             for i, name in enumerate(names)
         ]
-        begun = time.perf_counter()
-        self._batches(asked)
-        rate = len(names) / (time.perf_counter() - begun)
-        print(f"{told}: {rate:.2f} steps/s, {self.memory()}", flush=True)
+        started = time.perf_counter()
+        self._batches(requests)
+        rate = len(names) / (time.perf_counter() - started)
+        print(f"{label}: {rate:.2f} steps/s, {self.memory()}", flush=True)
         return rate
 
     def memory(self) -> str:
@@ -67,19 +67,19 @@ class Worlds:
 
     def _world(self, window: Json, number: int, history: int) -> Json:
         first, *steps = window["history"][-1 - history :]
-        told = [{"action": step["action"], "observation": step["observation"]} for step in steps]
-        goal, seen = window["goal"], f"{first['observation']} ({number})"
-        return {"op": "create", "model": self._model, "goal": goal, "observation": seen, "history": told}
+        transitions = [{"action": step["action"], "observation": step["observation"]} for step in steps]
+        goal, observation = window["goal"], f"{first['observation']} ({number})"
+        return {"op": "create", "model": self._model, "goal": goal, "observation": observation, "history": transitions}
 
-    def _batches(self, asked: list[Json]) -> list[Json]:
-        """Raises for a request that was not answered well."""
+    def _batches(self, requests: list[Json]) -> list[Json]:
+        """Send the batches; raise for a failed request."""
         answers: list[Json] = []
-        for begin in range(0, len(asked), AT_ONCE):
-            response = self._client.post("/v1/worlds:batch", json={"requests": asked[begin : begin + AT_ONCE]})
+        for begin in range(0, len(requests), AT_ONCE):
+            response = self._client.post("/v1/worlds:batch", json={"requests": requests[begin : begin + AT_ONCE]})
             answers += response.raise_for_status().json()["data"]
         failed = [answer for answer in answers if answer["status"] >= 400]
         if failed:
-            raise RuntimeError(f"{len(failed)} of {len(asked)} requests failed: {failed[0]['body']}")
+            raise RuntimeError(f"{len(failed)} of {len(requests)} requests failed: {failed[0]['body']}")
         return answers
 
 

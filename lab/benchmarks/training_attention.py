@@ -1,8 +1,8 @@
-"""Attention of training rows, there and back: `training_attention` against torch's fused kernel, at the same tokens.
+"""Forward and backward time of `training_attention` against torch's fused kernel, on the same tokens.
 
     OMP_NUM_THREADS=1 python -m lab.benchmarks.training_attention
 
-CPU milliseconds of 4,096 tokens, 4 heads of 64, one of keys and values; the least of some repeats that take turns.
+CPU milliseconds of 4,096 tokens, 4 heads of 64, one of keys and values; the minimum of alternating repeats.
 """
 
 from __future__ import annotations

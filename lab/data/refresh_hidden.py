@@ -1,6 +1,6 @@
-"""Reads the hidden states of windows anew: plays their histories again and asks what is hidden at their start and now.
+"""Refresh the hidden states of windows: replay their histories and read the hidden state at their start and end.
 
-For windows that were cut before the hidden state told all that it tells today. Nothing else in them changes.
+For windows cut with an older hidden state. Nothing else in them changes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ EXAMPLE = (
 
 
 def read_states(environment: Environment, windows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The windows with `hidden_state` and `hidden_state_start` read from the simulator, those of one world together.
+    """Yield the windows with `hidden_state` and `hidden_state_start` from the simulator, grouped by world.
 
-    Raises InputError if it does not give a history again.
+    Raises:
+        InputError: the simulator does not reproduce a history
     """
-    found: dict[str, dict[str, Any]] = {}
+    observation: dict[str, dict[str, Any]] = {}
     order = sorted(windows, key=lambda w: (w["task"], str(w["variation"]), _actions(w)))
     for i, window in enumerate(tqdm(order, unit="window")):
         before = order[i - 1] if i else None
         if before is None or (_place(before), _actions(before)) != (_place(window), _actions(window)):
             start, now = _states(environment, window)
-        found[window["id"]] = {**window, "hidden_state": now, "hidden_state_start": start}
-    yield from (found[window["id"]] for window in windows)
+        observation[window["id"]] = {**window, "hidden_state": now, "hidden_state_start": start}
+    yield from (observation[window["id"]] for window in windows)
 
 
 def _place(window: Mapping[str, Any]) -> tuple[str, Any]:

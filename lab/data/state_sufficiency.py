@@ -1,12 +1,12 @@
-"""Measures how far states determine answers: whether equal states and actions have equal observations.
+"""Measure state sufficiency: how often equal states and actions have equal observations.
 
-A place is a step with a recorded hidden state and an action after it. Its state is what the context `full` shows of it:
-goal, look, inventory and hidden state. Places of equal state and action form a group, and of groups of two or more it
-is counted how many have one observation only. Places that the same actions of the same variation lead to are one
-place: a simulator answers the same to the same actions, so that they would agree whatever the state leaves out.
+A place is a step with a recorded hidden state and an action after it. Its state is that of the context `full`: goal,
+look, inventory and hidden state. Places of equal state and action form a group; of groups of two or more, those with
+one observation agree. Places reached by the same actions in the same variation count once: a simulator is
+deterministic, so they would agree whatever the state omits.
 
-Columns: groups; places in them; the share of places whose group agrees; the share of groups that agree, and its 95 %
-Wilson interval (Wilson, 1927), over groups since the places of one agree or not together.
+Columns: groups; places in them; share of places whose group agrees; share of groups that agree, and its 95 % Wilson
+interval (Wilson, 1927) over groups, since the places of a group are not independent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = ("environment", "family", "groups", "places", "places agree", "groups 
 
 
 class Answer(NamedTuple):
-    """Where an answer stands: the step before it, in an episode, by the line of its file; `answer` is its digest."""
+    """Place of an answer: file, line of the episode, and the step before it; `answer` is its digest."""
 
     answer: bytes
     file: int
@@ -46,12 +46,12 @@ class Answer(NamedTuple):
 
 
 Groups = dict[bytes, list[Answer]]
-"""By digest of state and action."""
+"""Places by digest of state and action."""
 
 
 @dataclass
 class Agreement:
-    """Counts over groups of two places or more."""
+    """Counts over groups of at least two places."""
 
     groups: int = 0
     places: int = 0
@@ -78,7 +78,7 @@ def disagree(places: Sequence[Answer]) -> bool:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % score interval of a share (Wilson, 1927). `trials` at least 1."""
+    """Return the 95 % score interval of a share (Wilson, 1927). `trials` must be at least 1."""
     share, z2 = successes / trials, Z * Z
     middle = share + z2 / (2 * trials)
     width = Z * (share * (1 - share) / trials + z2 / (4 * trials**2)) ** 0.5
@@ -86,11 +86,12 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def group_places(files: Sequence[Path]) -> dict[tuple[str, str], Groups]:
-    """Groups of places by environment and family.
+    """Group places by environment and family.
 
-    Raises InputError for a hidden state that is none, naming file, line and step, and if there is no hidden state.
+    Raises:
+        InputError: a hidden state is malformed (the message names file, line and step), or there is none
     """
-    found: dict[tuple[str, str], Groups] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str], Groups] = defaultdict(lambda: defaultdict(list))
     known: set[int] = set()
     for index, path in enumerate(tqdm(files, unit="file", desc="determined")):
         for line, episode in enumerate(read_episodes(path), start=1):
@@ -99,16 +100,16 @@ def group_places(files: Sequence[Path]) -> dict[tuple[str, str], Groups]:
                     raise InputError(f"{path}: line {line}: hidden_state after step {step}: {fault}")
                 state, answer = _state(episode, step), episode.steps[step + 1].observation
                 place = Answer(_digest([answer]), index, line, step)
-                found[episode.env, family_of(episode.env, episode.task)][_digest(state)].append(place)
-    if not found:
+                groups[episode.env, family_of(episode.env, episode.task)][_digest(state)].append(place)
+    if not groups:
         raise InputError("--episodes: no step with an action after it has a hidden state")
-    return {name: dict(groups) for name, groups in sorted(found.items())}
+    return {name: dict(groups) for name, groups in sorted(groups.items())}
 
 
 def _new_places(episode: Episode, known: set[int]) -> Iterator[int]:
-    """Steps with a hidden state and an action that no earlier episode took after the same actions.
+    """Yield steps with a hidden state whose action no earlier episode took after the same actions.
 
-    Kept as 64-bit hashes: among millions a false alarm is out of the question.
+    Histories are stored as 64-bit hashes: collisions among millions are negligible.
     """
     path = hash(episode.key)
     for step, after in enumerate(episode.steps[1:]):
@@ -136,10 +137,10 @@ def _digest(texts: Iterable[str | None]) -> bytes:
     return blake2b(repr(tuple(texts)).encode(), digest_size=16).digest()
 
 
-def render(found: dict[tuple[str, str], Groups]) -> str:
-    """A row for each family, and one for each environment, as Markdown."""
+def render(by_family: dict[tuple[str, str], Groups]) -> str:
+    """Render one row per family and per environment as Markdown."""
     rows: dict[tuple[str, str], Agreement] = defaultdict(Agreement)
-    for (env, family), groups in found.items():
+    for (env, family), groups in by_family.items():
         rows[env, family] = Agreement()
         for places in groups.values():
             if len(places) > 1:
@@ -151,7 +152,7 @@ def render(found: dict[tuple[str, str], Groups]) -> str:
 
 
 def describe_group(files: Sequence[Path], places: Sequence[Answer]) -> str:
-    """The state and action of a group, and each of its answers with the places where it was given."""
+    """Describe a group: its state and action, and each answer with its places."""
     answers: dict[str, list[str]] = defaultdict(list)
     for place in places:
         episode = next(islice(read_episodes(files[place.file]), place.line - 1, None))
@@ -178,9 +179,9 @@ def run(args: argparse.Namespace) -> None:
     if args.examples < 0:
         raise InputError("--examples: at least 0")
     files = line_files(args.episodes)
-    found = group_places(files)
-    print(render(found))
-    for (env, family), groups in found.items():
+    by_family = group_places(files)
+    print(render(by_family))
+    for (env, family), groups in by_family.items():
         disagreeing = filter(disagree, groups.values())
         for places in islice(disagreeing, args.examples):
             print(f"\n{env}, {family}: {len(places)} places\n{describe_group(files, places)}")

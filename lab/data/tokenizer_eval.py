@@ -1,9 +1,9 @@
-"""Measures vocabularies on held-out episodes: tokens a text, and names that are spelled unlike what was seen before.
+"""Measure vocabularies on held-out episodes: tokens per text, and names whose spelling changes within an episode.
 
-A name in an observation was seen before if it stands in the goal, in an earlier observation or in an action up to its
-own. Its spelling is every token that holds a letter of it. It is split differently if its earlier places have any other
-spelling; `after a blank` counts only places that follow a blank, there and before. Names are those listed, and in
-ALFWorld the words before a number.
+A name in an observation is known if it occurs in the goal, an earlier observation or an action up to its own. Its
+spelling is every token with a letter of it. It is split differently if its earlier places have any other spelling;
+`after a blank` counts only places that follow a blank. Names are those listed, and in ALFWorld the words before a
+number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Spelling = tuple[str, ...]
 
 @dataclass(frozen=True)
 class NamePlace:
-    """Where a name stands in a text: the name as written, its tokens, and whether a blank goes before."""
+    """Place of a name: the name as written, its tokens, and True if a blank precedes it."""
 
     name: str
     spelling: Spelling
@@ -42,25 +42,25 @@ class NamePlace:
 
 @dataclass
 class Speller:
-    """A vocabulary that remembers the texts it has spelled."""
+    """Tokenizer with a cache of spelled texts."""
 
     tokenizer: Tokenizer
     names: re.Pattern[str]
     known: dict[tuple[str, re.Pattern[str]], tuple[int, list[NamePlace]]] = field(default_factory=dict)
 
     def spell(self, text: str, numbered: bool) -> tuple[int, list[NamePlace]]:
-        """Tokens of a text, and the places of names in it."""
+        """Return the number of tokens of a text, and the places of names in it."""
         pattern = _NUMBERED if numbered else self.names
         if (text, pattern) not in self.known:
             encoding = self.tokenizer.encode(text)
             spans = list(zip(encoding.tokens, encoding.offsets, strict=True))
             places = [
                 NamePlace(
-                    found[0],
-                    tuple(token for token, (start, end) in spans if start < found.end() and found.start() < end),
-                    text[: found.start()].endswith(" "),
+                    match[0],
+                    tuple(token for token, (start, end) in spans if start < match.end() and match.start() < end),
+                    text[: match.start()].endswith(" "),
                 )
-                for found in pattern.finditer(text)
+                for match in pattern.finditer(text)
             ]
             self.known[text, pattern] = len(spans), places
         return self.known[text, pattern]
@@ -68,13 +68,13 @@ class Speller:
 
 @dataclass
 class Totals:
-    """Sums over transitions: tokens by kind; names seen before, and those of them that are split differently."""
+    """Sums over transitions: tokens by kind, known names, and those that are split differently."""
 
     transitions: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
-    seen: Counter[bool] = field(default_factory=Counter)
+    known: Counter[bool] = field(default_factory=Counter)
     differing: Counter[bool] = field(default_factory=Counter)
-    """Counts by whether only places after a blank count."""
+    """Counts of all places (False) and of those after a blank (True)."""
 
 
 def measure(speller: Speller, episodes: Iterable[Episode]) -> Totals:
@@ -93,7 +93,7 @@ def measure(speller: Speller, episodes: Iterable[Episode]) -> Totals:
             for place in places:
                 for blank_only in (False, True) if place.after_blank else (False,):
                     if before := earlier[place.name, blank_only]:
-                        totals.seen[blank_only] += 1
+                        totals.known[blank_only] += 1
                         totals.differing[blank_only] += before != {place.spelling}
             _remember(earlier, places)
     return totals
@@ -107,7 +107,7 @@ def _remember(earlier: Mapping[tuple[str, bool], set[Spelling]], places: Iterabl
 
 
 def names_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Finds the longest listed name at each place, by whole words and in any case."""
+    """Compile a pattern of the longest listed name at each place, as whole words in any case."""
     longest_first = sorted(names, key=lambda name: (-len(name), name))
     return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
 
@@ -117,7 +117,7 @@ def render(measured: Sequence[tuple[Path, Tokenizer, Totals]]) -> str:
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for path, tokenizer, totals in measured:
         means = [totals.tokens[kind] / totals.transitions for kind in ("observation", "action")]
-        shares = [f"{totals.differing[blank]:,} of {totals.seen[blank]:,}" for blank in (False, True)]
+        shares = [f"{totals.differing[blank]:,} of {totals.known[blank]:,}" for blank in (False, True)]
         sizes = [f"{mean:.2f}" for mean in (*means, sum(means) + STEP_MARKS)]
         lines.append("| " + " | ".join((str(path), str(tokenizer.get_vocab_size()), *sizes, *shares)) + " |")
     return "\n".join(lines)

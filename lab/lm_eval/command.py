@@ -1,8 +1,8 @@
-"""Write suites as tasks of lm-evaluation-harness, one file a task, for its --include_path.
+"""Write suites as tasks of lm-evaluation-harness, one file per task, for its --include_path.
 
 Kinds of task: `observation`, generated from the whole prompt in this project's template; `loss`, the likelihood of the
-true one there; `prompted`, instruction, examples and question, which any language model can be asked. A task is named
-loopwm_SUITE_CONTEXT_KIND_hK; without _hK it is all horizons that were written.
+true observation; `prompted`, instruction, examples and question for any language model. A task is named
+loopwm_SUITE_CONTEXT_KIND_hK; without _hK it contains all written horizons.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ generation_kwargs: {until: ["\\n###"], max_gen_toks: 512, temperature: 0}
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What tasks to write of each suite. shots and examples are those of the prompted kind."""
+    """Tasks to write for each suite. shots and examples are for the prompted kind."""
 
     contexts: tuple[ContextKind, ...]
     horizons: tuple[int, ...]
@@ -103,16 +103,20 @@ def run(args: argparse.Namespace) -> None:
     settings = TaskSettings(tuple(args.contexts), args.horizons, args.shots, args.examples)
     files: dict[str, str] = {}
     for name in args.suites or suite_names():
-        made = task_files(name, settings)
-        if made.keys() & files.keys():
+        tasks = task_files(name, settings)
+        if tasks.keys() & files.keys():
             raise InputError(f"--suites: {name}: another suite goes by the same name")
-        files |= made
+        files |= tasks
     _write_folder(args.out, files)
     print(f"{args.out}: {len(files)} tasks")
 
 
 def task_files(name: str, settings: TaskSettings) -> dict[str, str]:
-    """Contents by file name. Raises InputError for a suite that the tasks could not load."""
+    """Return file contents by name.
+
+    Raises:
+        InputError: the tasks cannot load the suite
+    """
     suite = load_suite(name)
     _check(suite, settings)
     committed = name.partition(":")[0] in suite_names()
@@ -133,7 +137,16 @@ def _check(suite: Suite, settings: TaskSettings) -> None:
 def _task_file(
     suite: str, place: str, settings: TaskSettings, context: ContextKind, kind: str, horizon: int
 ) -> tuple[str, str]:
-    """Name and content. suite: its short name. place: what it is loaded by, wherever the harness is started."""
+    """Return name and content of a task.
+
+    Args:
+        suite: short name
+        place: name or absolute path to load it from
+        settings: settings of all tasks
+        context: kind of context
+        kind: kind of task
+        horizon: number of actions
+    """
     tag = f"loopwm_{suite.replace(':', '_')}_{context}_{kind}"
     arguments: dict[str, object] = {"suite": place, "context": context, "horizon": horizon}
     fields: dict[str, object] = {"task": f"{tag}_h{horizon}", "tag": [tag], "dataset_kwargs": arguments}
@@ -146,7 +159,7 @@ def _task_file(
 
 
 def _write_folder(out: Path, files: Mapping[str, str]) -> None:
-    """All of them or none."""
+    """Write all files or none."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)

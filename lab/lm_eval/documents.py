@@ -1,9 +1,9 @@
-"""What the tasks call: windows as documents, and scores of what came back. Nothing is downloaded.
+"""Functions that the tasks call: windows as documents, and scores of results. Nothing is downloaded.
 
-In the template, which is that of the checkpoint that ships, a document's prompt is `render_prompt` of a window, its
-target the true observation with its end mark. A prompt over the context limit loses its oldest steps, as in the
-service's chats, counted with our tokenizer. Prompted, it is the question of `eval.models.fewshot`, which any language
-model can be asked, and the examples are a split of their own; nothing is cut there.
+In the template of the shipped checkpoint, a document's prompt is `render_prompt` of a window, its target the true
+observation with its end mark. A prompt over the context limit loses its oldest steps, as in the service's chats,
+counted with our tokenizer. Prompted documents are questions of `eval.models.fewshot` for any language model, with a
+split of examples; nothing is truncated there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHIPPED = Path(loopwm.__file__).parent / "pretrained"
 
 
 def load_template(suite: str, context: ContextKind, horizon: int, **_: object) -> dict[str, Dataset]:
-    """The documents of a committed suite, or of a window file, in its order. The harness adds keywords."""
+    """Load the documents of a suite or window file, in its order. The harness adds keywords."""
     windows = load_suite(suite).windows
     return {"test": Dataset.from_list([_template_document(window, context, horizon) for window in windows])}
 
@@ -48,10 +48,10 @@ def load_template(suite: str, context: ContextKind, horizon: int, **_: object) -
 def load_prompted(
     suite: str, context: ContextKind, horizon: int, shots: int, examples: str | None, **_: object
 ) -> dict[str, Dataset]:
-    """The same as questions, and the examples to show. All windows are of one environment."""
+    """Load the documents as questions, and the examples. All windows are of one environment."""
     windows = load_suite(suite).windows
-    found = load_shots(windows, Path(examples) if examples else None, shots, context, [horizon])
-    (shown,) = found.examples.values()
+    shots_by_context = load_shots(windows, Path(examples) if examples else None, shots, context, [horizon])
+    (shown,) = shots_by_context.examples.values()
     splits = {"test": windows, "examples": shown}
     return {name: Dataset.from_list(_questions(split, context, horizon)) for name, split in splits.items()}
 
@@ -61,9 +61,13 @@ def _template_document(window: Window, context_kind: ContextKind, horizon: int) 
     config = _config()
     slots = config.slots
     after = _count(slots.after_context + "".join(render_step(action, slots) for action in actions) + OBS)
-    asked, room, filled = window_context(window, context_kind), CONTEXT_LIMIT - after, config.context_tokens - after
+    full_context, room, filled = (
+        window_context(window, context_kind),
+        CONTEXT_LIMIT - after,
+        config.context_tokens - after,
+    )
     context: Context
-    context, _ = fit_context(asked, _count, room, slots, filled)
+    context, _ = fit_context(full_context, _count, room, slots, filled)
     return {
         "id": window["id"],
         "env": window["env"],
@@ -74,7 +78,7 @@ def _template_document(window: Window, context_kind: ContextKind, horizon: int) 
 
 
 def _questions(windows: Sequence[Window], context_kind: ContextKind, horizon: int) -> list[Document]:
-    """As `eval.models.fewshot.as_text` writes them, which models of either kind can go on from."""
+    """Render windows as `eval.models.fewshot.as_text` does, which base and chat models can continue."""
     return [
         {
             "id": window["id"],
@@ -104,7 +108,7 @@ def score_generation(document: Document, results: list[str]) -> dict[str, float]
 
 
 def score_target(document: Document, results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """nats: of the observation with its end mark. greedy: whether it is what greedy decoding gives."""
+    """Score the target. nats: of the observation with its end mark; greedy: 1 if greedy decoding produces it."""
     log_likelihood, greedy = results[0] if isinstance(results[0], tuple | list) else results
     size = len(document["observation"].encode())
     return {"nats": -log_likelihood, "greedy": float(greedy), "bits_per_byte": (log_likelihood, size)}

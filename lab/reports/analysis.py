@@ -1,4 +1,4 @@
-"""What a report says about runs beyond the rows of their results: splits, differences, the worst."""
+"""Statistics of runs beyond the rows of their results: splits, differences, worst predictions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from eval.scores.rows import Item, estimates
 from lab.reports.runs import Run
 
 LENGTHS = (5, 10, 20, 40, 80)
-"""Upper bounds of the classes of observation length, in words; the last class is open."""
+"""Upper bounds of observation lengths in words; the last class is open."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A share of n items with 95 % bounds over games, NaN where there are none."""
+    """Share of n items with 95 % bounds over games, NaN if there are none."""
 
     value: float
     low: float
@@ -28,7 +28,7 @@ class Share:
 
 
 def mean_of(row: Mapping[str, Any], name: str, n: int) -> Share | None:
-    """A figure of a row of results, over n items; None where the row lacks it."""
+    """Return a figure of a results row over n items; None if the row lacks it."""
     if name not in row:
         return None
     low, high = row["ci95"].get(name, (math.nan, math.nan))
@@ -36,7 +36,7 @@ def mean_of(row: Mapping[str, Any], name: str, n: int) -> Share | None:
 
 
 def em_where(items: Iterable[Item], chosen: Callable[[Item], bool]) -> Share | None:
-    """None over nothing."""
+    """Return the EM of the chosen items, None if there are none."""
     rest = [item for item in items if chosen(item)]
     if not rest:
         return None
@@ -45,7 +45,7 @@ def em_where(items: Iterable[Item], chosen: Callable[[Item], bool]) -> Share | N
 
 
 def length_class(text: str) -> int:
-    """Index of the class of a text's number of words."""
+    """Return the length class of a text."""
     words = len(text.split())
     return next((i for i, bound in enumerate(LENGTHS) if words <= bound), len(LENGTHS))
 
@@ -56,13 +56,13 @@ def length_names() -> list[str]:
 
 
 def em_by_length(items: Sequence[Item]) -> list[Share | None]:
-    """EM for each class of length of the true observation."""
+    """Return the EM for each length class of the true observation."""
     classes = range(len(LENGTHS) + 1)
     return [em_where(items, lambda item, c=c: length_class(item.reference) == c) for c in classes]  # type: ignore[misc]
 
 
 def difference(run: Run, reference: Run, metric: str, horizon: int) -> PairedDifference | None:
-    """run - reference, paired over the windows that both have at that horizon; None if they share none."""
+    """Return run - reference, paired over common windows at that horizon; None if they share none."""
     a, b = ({item.window_id: item for item in r.at(horizon)} for r in (run, reference))
     shared = sorted(a.keys() & b.keys())
     if not shared:
@@ -72,6 +72,6 @@ def difference(run: Run, reference: Run, metric: str, horizon: int) -> PairedDif
 
 
 def worst(items: Iterable[Item], count: int) -> list[Item]:
-    """The lowest token F1, the longer observation first among equals."""
+    """Return the items of lowest token F1, longer observations first among ties."""
     wrong = [item for item in items if item.scores["em"] < 1]
     return sorted(wrong, key=lambda i: (i.scores["f1"], -len(i.reference), i.window_id, i.horizon))[:count]

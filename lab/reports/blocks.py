@@ -1,4 +1,4 @@
-"""What a page is made of, whatever it is written in. A page is sections; a section is blocks."""
+"""Content of a page, independent of its format. A page has sections; a section has blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """A line break in a cell starts a new line in it."""
+    """Table. A line break in a cell starts a new line in it."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -25,14 +25,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Plots:
-    """Plots that stand side by side where there is room."""
+    """Plots, side by side if there is room."""
 
     plots: Sequence[Plot]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """name: unique on the page, also the name of its file. svg: an <svg> element."""
+    """Plot. name: unique on the page, also the file name; svg: an <svg> element."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Miss:
-    """A wrong prediction: where, after what, how wrong, and how it differs from the truth."""
+    """Wrong prediction: its place, the action, its scores, and the difference from the truth."""
 
     title: str
     action: str
@@ -56,7 +56,7 @@ class Misses:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are shown on demand."""
+    """Collapsed blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -67,7 +67,7 @@ Block = Text | Table | Plots | Misses | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """anchor: unique on the page. level: 2 for a chapter, 3 for a part of one."""
+    """Section. anchor: unique on the page; level: 2 for a chapter, 3 for a part of one."""
 
     title: str
     anchor: str
@@ -89,14 +89,14 @@ _PIECES = re.compile(r"^\s+|\w+\s*|[^\w\s]\s*")
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of text: in both, in the true observation alone, or in the prediction alone."""
+    """Span of a diff: in both texts, only in the true observation, or only in the prediction."""
 
     kind: Change
     text: str
 
 
 def word_diff(reference: str, prediction: str) -> list[Span]:
-    """`same` and `missing` joined are the reference, `same` and `added` the prediction."""
+    """Diff two texts. `same` and `missing` joined are the reference, `same` and `added` the prediction."""
     a, b = _PIECES.findall(reference), _PIECES.findall(prediction)
     spans: list[Span] = []
     for tag, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():

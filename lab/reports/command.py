@@ -1,6 +1,6 @@
 """Render runs as one page: report.html (self-contained) and report.md with its plots (SVG).
 
-Runs are grouped by suite and scored from their predictions; one that is not finished is shown with the windows it has.
+Runs are grouped by suite and scored from their predictions; an unfinished run is shown with its finished windows.
 Differences are paired against the run of --against; in other suites against the same model there.
 """
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"--out: {args.out} is not a folder")
+        raise InputError(f"--out: must be a folder, got {args.out}")
     files = dict(render(args.runs, args.against or args.runs[0], args.suites, args.seen))
     for name, content in files.items():
         write_atomic(args.out / name, content)
@@ -36,8 +36,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def render(folders: list[Path], against: Path, suites: list[Path], tables: list[Path]) -> Iterator[tuple[str, str]]:
-    """(file name, content) of a report. Raises InputError for a run, a suite or a table that does not fit."""
-    # jinja2 and matplotlib: seconds to import, and the other commands run without them
+    """Yield (file name, content) of a report.
+
+    Raises:
+        InputError: a run, suite or table does not fit
+    """
+    # Import lazily: jinja2 and matplotlib take seconds, and other commands do not need them.
     from lab.reports.blocks import Plots
     from lab.reports.groups import load_runs, make_groups
     from lab.reports.html import render_html
@@ -48,7 +52,7 @@ def render(folders: list[Path], against: Path, suites: list[Path], tables: list[
 
     places = [folder.resolve() for folder in folders]
     if against.resolve() not in places:
-        raise InputError(f"--against: {against} is none of the runs given")
+        raise InputError(f"--against: must be one of the runs, got {against}")
     runs = load_runs(folders, SuiteStore(suites, tables))
     groups = make_groups(runs, runs[places.index(against.resolve())])
     page = make_page(groups, "Made by: " + provenance("lab")["command"])

@@ -1,4 +1,4 @@
-"""Runs in groups, one a suite, with the names they go by there and the run the others are compared with."""
+"""Groups of runs, one per suite, with their names and the reference run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS
 
 EXPERT_SUITES = frozenset(("scienceworld-500", "scienceworld-dev", "alfworld-500", "alfworld-dev"))
-"""Suites whose windows are of an expert's path."""
+"""Suites with windows of an expert's path."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Group:
 
     @property
     def is_expert(self) -> bool:
-        """Whether the windows are of an expert's path, as far as the suite is known."""
+        """Return True if the suite is known to have windows of an expert's path."""
         return self.suite in EXPERT_SUITES
 
     @property
     def peers(self) -> list[tuple[str, Run]]:
-        """All but the reference, by name."""
+        """Return all runs but the reference, by name."""
         return [(name, run) for name, run in zip(self.names, self.runs, strict=True) if run is not self.reference]
 
     @property
@@ -48,18 +48,22 @@ class Group:
 
 
 def load_runs(folders: Sequence[Path], store: SuiteStore) -> list[Run]:
-    """Checks all runs, then scores them. Raises InputError for a folder given twice and what `check_run` refuses."""
-    seen: set[Path] = set()
+    """Check all runs, then score them.
+
+    Raises:
+        InputError: a folder is given twice, or `check_run` rejects it
+    """
+    folders_read: set[Path] = set()
     for folder in folders:
-        if folder.resolve() in seen:
+        if folder.resolve() in folders_read:
             raise InputError(f"{folder}: given twice")
-        seen.add(folder.resolve())
+        folders_read.add(folder.resolve())
     checked = [check_run(folder, store) for folder in folders]
     return [run.score() for run in tqdm(checked, unit="run", desc="scoring")]
 
 
 def make_groups(runs: Sequence[Run], against: Run) -> list[Group]:
-    """Groups in the order their first runs are given; inside, by context and then as given."""
+    """Group runs in the order given; within a group, by context first."""
     models = list(dict.fromkeys(run.model for run in runs))
     groups = []
     for sha256 in dict.fromkeys(run.suite.sha256 for run in runs):
@@ -71,14 +75,14 @@ def make_groups(runs: Sequence[Run], against: Run) -> list[Group]:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Model and context, with the folder where that is not enough."""
+    """Return model and context of each run, with the folder if that is ambiguous."""
     short = [f"{run.model}, {run.context}" for run in runs]
     counts = Counter(short)
     return [name if counts[name] == 1 else f"{name} ({run.folder.name})" for name, run in zip(short, runs, strict=True)]
 
 
 def _reference(runs: Sequence[Run], against: Run) -> Run:
-    """The run itself, else the same model in the same context, else the same model, else the first."""
+    """Return the run itself, else the same model and context, else the same model, else the first."""
 
     def likeness(run: Run) -> tuple[bool, bool, bool]:
         same = run.model == against.model

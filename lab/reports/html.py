@@ -1,4 +1,4 @@
-"""A page as one HTML file that needs no other."""
+"""Render a page as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def render_html(page: Page) -> str:
         loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    # In the page's own text colour. A plot's text was escaped when it was drawn.
+    # currentColor follows the page's theme. Markup is safe: the text in a plot is already escaped.
     environment.filters["svg"] = lambda plot: Markup(plot.svg.replace(INK, "currentColor"))
     environment.tests["block"] = lambda block, kind: _kind(block) == kind
     return environment.get_template(TEMPLATE.name).render(page=page)

@@ -1,4 +1,4 @@
-"""A page as Markdown; its plots are files beside it."""
+"""Render a page as Markdown; its plots are files beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def render_markdown(page: Page) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Escape text for Markdown and join it to one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
@@ -75,5 +75,5 @@ def _spans(spans: Sequence[Span]) -> str:
 
 
 def _code(text: str) -> str:
-    """As a block of code, which nothing in the text can end."""
+    """Render a code block whose fence is longer than any in the text."""
     return "".join(f"    {line}\n" for line in text.splitlines() or [""])

@@ -1,4 +1,4 @@
-"""What a report says beside the rows that the paper prints."""
+"""Comparison of runs with the rows printed in the paper."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PAPER = (
 
 
 def paper_lines(group: Group, metric: str) -> list[Line]:
-    """The paper's own model, where it prints every horizon."""
+    """Return the lines of the paper's model, if it prints every horizon."""
     environment = papers.environment_beside(group.suite)
     if environment is None:
         return []
     name = next(paper for paper, ours in OURS.items() if ours == metric)
-    found = [papers.printed(environment, "LoopWM", k, OVERALL) for k in group.horizons]
-    values = [rows[0].figures[name] / 100 if rows else None for rows in found]
+    rows = [papers.printed(environment, "LoopWM", k, OVERALL) for k in group.horizons]
+    values = [rows[0].figures[name] / 100 if rows else None for rows in rows]
     means = [None if value is None else Share(value, value, value, 0) for value in values]
     return [Line("paper: LoopWM", run_plots.PAPER, means)]
 
@@ -60,7 +60,7 @@ def _is_printed(environment: str, horizon: int) -> bool:
 
 
 def _paper_overall(group: Group, environment: str, horizon: int) -> Table:
-    """Runs, then the paper's rows with what the reference run changes against each."""
+    """Render the runs, then the paper's rows with the reference run's relative change against each."""
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         if (row := run.row(OVERALL, horizon)) is not None:
@@ -87,10 +87,10 @@ def _paper_families(run: Run, environment: str, horizon: int) -> Table:
 
 
 def _paper_cell(ours: Mapping[str, Any], environment: str, system: str, horizon: int) -> str:
-    found = papers.printed(environment, system, horizon, ours["family"])
-    both = len(found) > 1
+    printed_rows = papers.printed(environment, system, horizon, ours["family"])
+    both = len(printed_rows) > 1
     lines = []
-    for row in found:
+    for row in printed_rows:
         lines += [paper_cell(row.figures) + (f" ({row.table})" if both else ""), _relative(ours, row.figures)]
     return "\n".join(lines) or "-"
 

@@ -1,4 +1,4 @@
-"""Plots of runs: means with their bounds, a line or a row a run."""
+"""Plots of runs: means with bounds, one line or row per run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DASHES = ("-", "--", ":")
 
 @dataclass(frozen=True)
 class Look:
-    """How one run is drawn: models differ in colour and marker, contexts in dashes."""
+    """Style of one run: models differ in colour and marker, contexts in dashes."""
 
     color: str
     marker: str
@@ -26,7 +26,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Line:
-    """means[i] belongs to the i-th place of the x axis; None leaves a gap."""
+    """Line of a plot. means[i] belongs to the i-th tick of the x axis; None leaves a gap."""
 
     label: str
     look: Look
@@ -41,7 +41,7 @@ def look(model: int, context: int) -> Look:
 
 
 def plot_lines(name: str, x_label: str, y_label: str, ticks: Sequence[str], lines: Sequence[Line]) -> str:
-    """Percent with bars for the 95 % bounds, a line a run. `name` makes the SVG's ids unique on a page."""
+    """Plot percentages with 95 % bars, one line per run. `name` makes the SVG's ids unique on a page."""
     with mpl.rc_context(STYLE):
         canvas, (axes,) = make_canvas(5.4, 3.1 + 0.17 * -(-len(lines) // 2))
         for i, line in enumerate(lines):
@@ -62,7 +62,7 @@ def _draw_line(axes: Axes, line: Line, shift: float) -> None:
 
 
 def _bars(points: Sequence[tuple[float, Share]]) -> tuple[list[float], list[float]]:
-    """Places and bounds in percent, gaps between them: one path draws them all."""
+    """Return places and bounds in percent, separated by gaps so that one path draws them all."""
     places = [place for x, _ in points for place in (x, x, math.nan)]
     bounds = [bound for _, m in points for bound in (100 * m.low, 100 * m.high, math.nan)]
     return places, bounds
@@ -71,7 +71,7 @@ def _bars(points: Sequence[tuple[float, Share]]) -> tuple[list[float], list[floa
 def plot_splits(
     name: str, x_label: str, names: tuple[str, str], rows: Sequence[tuple[str, Share | None, Share | None]]
 ) -> str:
-    """A row a run: the share for the first kind of item (filled) and for the second (hollow)."""
+    """Plot one row per run: the share of the first kind of item (filled) and of the second (hollow)."""
     with mpl.rc_context(STYLE):
         canvas, (axes,) = make_canvas(5.4, 1.3 + 0.3 * len(rows))
         for kind, (label, fill, color) in enumerate(zip(names, (COLORS[0], "none"), COLORS, strict=False)):

@@ -1,4 +1,4 @@
-"""Runs as a report reads them: checked against their suite, scored item by item, finished or not."""
+"""Runs of a report: checked against their suite and scored item by item, finished or not."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ _SPEC = ("model", "suite", "context", "metrics_version", "suite_sha256", "horizo
 
 @dataclass(frozen=True)
 class Run:
-    """One run. items: the windows with all their horizons predicted. asked: how many windows it is a run of.
+    """Run.
 
-    rows: as in `results.json`. refused: windows that could not be shown, with the reason. cut_share: share of windows
-    whose oldest steps did not fit.
+    items: windows with all horizons predicted
+    rows: as in `results.json`
+    window_count: number of windows of the run
+    refused: windows that could not be shown, with the reason
+    cut_share: share of windows that lost their oldest steps
     """
 
     folder: Path
@@ -34,7 +37,7 @@ class Run:
     suite: Suite
     items: tuple[Item, ...]
     rows: tuple[Mapping[str, Any], ...]
-    asked: int
+    window_count: int
     refused: Refusals
     finished: bool
     cut_share: float
@@ -55,7 +58,7 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The farthest horizon."""
+        """Return the largest horizon."""
         return self.horizons[-1]
 
     @property
@@ -70,9 +73,9 @@ class Run:
 
 
 class SuiteStore:
-    """Suites by the hash that runs name: the given window files, then the committed suites, each read once.
+    """Suites by the hash in runs: the given window files, then the committed suites, each read once.
 
-    tables: of `build-seen`; they come before the committed ones.
+    tables: results of `build-seen`, which take precedence over committed ones
     """
 
     def __init__(self, files: Sequence[Path], tables: Sequence[Path] = ()) -> None:
@@ -81,17 +84,21 @@ class SuiteStore:
         self._tables = [load_table(path) for path in tables]
 
     def seen(self, suite: Suite, results: Mapping[str, Any] | None) -> Seen | None:
-        """What is known of the suite's windows in train episodes: by a given table, else as a run's results have it."""
+        """Return the suite's seen table: a given one, else one that fits the run's results."""
         given = (table for table in self._tables if table.suite_sha256 == suite.sha256)
         if table := next(given, None):
             return table
         committed = find_seen(suite, None)
         if committed is None or results is None or results["seen_in"] == committed.training_set:
             return committed
-        return None  # what the model was trained on is not known, or is not what the table is about
+        return None  # the training set is unknown, or another one than the table's
 
     def find(self, folder: Path, spec: Mapping[str, Any]) -> Suite:
-        """Raises InputError for a suite that is not there or has changed since the run."""
+        """Find the suite of a run.
+
+        Raises:
+            InputError: the suite is missing or has changed since the run
+        """
         name, wanted = spec["suite"], spec["suite_sha256"]
         for suite in self._given:
             if suite.sha256 == wanted:
@@ -117,13 +124,13 @@ class SuiteStore:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """A run that fits its suite, not scored yet. windows: those with all their horizons predicted."""
+    """Checked run, not scored yet. windows: those with all horizons predicted."""
 
     folder: Path
     spec: Mapping[str, Any]
     suite: Suite
     windows: Sequence[Window]
-    asked: int
+    window_count: int
     refused: Refusals
     records: Mapping[Key, Record]
     results: Mapping[str, Any] | None
@@ -136,13 +143,17 @@ class CheckedRun:
         results = self.results or {"rows": make_rows(items, horizons), "provenance": {}}
         cut = [self.records[window["id"], horizons[0]]["steps_cut"] > 0 for window in self.windows]
         return Run(
-            self.folder, self.spec, self.suite, items, tuple(results["rows"]), self.asked, self.refused,
+            self.folder, self.spec, self.suite, items, tuple(results["rows"]), self.window_count, self.refused,
             self.results is not None, sum(cut) / len(cut), results["provenance"],
         )  # fmt: skip
 
 
 def check_run(folder: Path, store: SuiteStore) -> CheckedRun:
-    """Reads a run. Raises InputError for no run, no predictions, or ones that are not of the suite."""
+    """Read and check a run.
+
+    Raises:
+        InputError: it is no run, has no predictions, or its predictions are of another suite
+    """
     spec = _read_spec(folder)
     suite = store.find(folder, spec)
     records = _read_predictions(folder)
@@ -154,7 +165,7 @@ def check_run(folder: Path, store: SuiteStore) -> CheckedRun:
     if not complete:
         raise InputError(f"{folder}: predictions.jsonl: no window is complete yet")
     path = folder / "results.json"
-    results = read_results(path) if path.is_file() else None  # of a run that is not finished
+    results = read_results(path) if path.is_file() else None  # None: the run is unfinished
     if results is not None and len(complete) + len(refused) < len(windows):
         raise InputError(f"{folder}: predictions.jsonl: {len(complete)} of {len(windows)} windows, but it has results")
     return CheckedRun(
@@ -185,7 +196,11 @@ def _read_predictions(folder: Path) -> dict[Key, Record]:
 
 
 def check_records(path: Path, records: Mapping[Key, Record], suite: Suite, context_kind: ContextKind) -> None:
-    """Raises InputError naming the first prediction whose window, prompt or target is not the suite's."""
+    """Check predictions against the suite.
+
+    Raises:
+        InputError: the window, prompt or target of a prediction is not the suite's; the message names the first
+    """
     windows = {window["id"]: window for window in suite.windows}
     for (name, horizon), record in records.items():
         where = f"{path}: {name}, horizon {horizon}"

@@ -1,4 +1,4 @@
-"""The sections of a report: every table and plot, from groups of runs to blocks."""
+"""Sections of a report: every table and plot, from groups of runs to blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.reports.runs import Run
 
 WORST = 20
 LONGEST_SHOWN = 1500
-"""Characters of an observation or prediction in a word diff; the rest is counted, not shown."""
+"""Maximum characters of an observation or prediction in a word diff; the rest is counted."""
 
 LEAD = (
     "Figures are percent. Four figures in a cell are EM / Token F1 / BLEU-4 / Entity recall; brackets hold 95 % bounds "
@@ -40,7 +40,7 @@ def make_page(groups: Sequence[Group], made_by: str) -> Page:
 
 
 def _overview(groups: Sequence[Group]) -> Section:
-    """What decides stands before all windows of an expert's path, which are easy: most were met in training."""
+    """Build the overview: hard splits first, then all windows, which are easy because most occur in training."""
     names = list(dict.fromkeys(f"{run.model}, {run.context}" for group in groups for run in group.runs))
     first = [_overview_column(group, title, figure) for group in groups for title, figure in _deciding(group)]
     rest = [_overview_column(group, "", _all_windows) for group in groups]
@@ -61,7 +61,7 @@ Figure = Callable[[Run], str]
 
 
 def _deciding(group: Group) -> list[tuple[str, Figure]]:
-    """Title and figure of the columns that tell models apart on a suite."""
+    """Return title and figure of the columns that discriminate between models on a suite."""
     if any(summarize_pairs(run.items) for run in group.runs):
         return [(", pairs", lambda run: _mean_cell(_pair_means(run)["both"]))]
     if group.is_expert:
@@ -72,7 +72,7 @@ def _deciding(group: Group) -> list[tuple[str, Figure]]:
 
 
 def _overview_column(group: Group, title: str, figure: Figure) -> tuple[str, dict[str, str]]:
-    """A column's title, and its cells by model and context."""
+    """Return a column's title and its cells by model and context."""
     cells: dict[str, str] = {}
     for run in group.runs:
         name = f"{run.model}, {run.context}"
@@ -102,7 +102,7 @@ def _runs_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         for name, run in zip(group.names, group.runs, strict=True):
-            state = "finished" if run.finished else f"partial: {run.windows} of {run.asked} windows"
+            state = "finished" if run.finished else f"partial: {run.windows} of {run.window_count} windows"
             code = _commits(run.provenance)
             model = str(run.spec.get("model_sha256", "-"))[:10]
             depth = str(run.spec.get("depth", "-"))
@@ -123,9 +123,9 @@ def _runs_table(groups: Sequence[Group]) -> Table:
 
 
 def _commits(provenance: Mapping[str, Any]) -> str:
-    """Those that predictions were made by; of results that do not say, that of the call which wrote them."""
+    """Return the commits of the predictions; for results without them, the commit that wrote the results."""
     made_by = provenance.get("commits", [provenance])
-    return ", ".join(str(made.get("commit", "-"))[:10] for made in made_by)
+    return ", ".join(str(record.get("commit", "-"))[:10] for record in made_by)
 
 
 def _chapter(group: Group, anchor: str) -> list[Section]:
@@ -159,17 +159,17 @@ def _chapter_lead(group: Group) -> str:
 
 def _by_horizon(group: Group, anchor: str) -> list[Block]:
     ticks = [str(k) for k in group.horizons]
-    drawn = []
+    plots = []
     for metric in HEADLINE:
         lines = _lines(group, lambda run, m=metric: [_row_mean(run, m, k) for k in group.horizons])  # type: ignore[misc]
         lines += paper_lines(group, metric)
         name = f"{anchor}-horizon-{metric}"
         title = METRICS[metric].title
-        drawn.append(Plot(name, title, run_plots.plot_lines(name, "Horizon", title, ticks, lines)))
+        plots.append(Plot(name, title, run_plots.plot_lines(name, "Horizon", title, ticks, lines)))
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         rows.append([name, str(run.windows), *(_horizon_cell(run.row(OVERALL, k)) for k in group.horizons)])
-    return [Table(["Run", "n", *(f"Horizon {k}" for k in ticks)], rows), Plots(drawn)]
+    return [Table(["Run", "n", *(f"Horizon {k}" for k in ticks)], rows), Plots(plots)]
 
 
 def _horizon_cell(row: Mapping[str, Any] | None) -> str:
@@ -185,8 +185,8 @@ def _row_mean(run: Run, metric: str, horizon: int) -> Share | None:
 
 
 def _lines(group: Group, means: Callable[[Run], Sequence[Share | None]]) -> list[Line]:
-    drawn = zip(group.names, group.looks, group.runs, strict=True)
-    return [Line(name, look, means(run)) for name, look, run in drawn]
+    rows = zip(group.names, group.looks, group.runs, strict=True)
+    return [Line(name, look, means(run)) for name, look, run in rows]
 
 
 # Peers
@@ -205,9 +205,9 @@ def _differences(group: Group) -> list[Block]:
 def _difference_table(group: Group, metric: str) -> Table:
     rows = []
     for name, run in group.peers:
-        found = [analysis.difference(run, group.reference, metric, k) for k in group.horizons]
-        shared = max((d.n for d in found if d is not None), default=0)
-        rows.append([name, str(shared), *map(_difference_cell, found)])
+        differences = [analysis.difference(run, group.reference, metric, k) for k in group.horizons]
+        shared = max((d.n for d in differences if d is not None), default=0)
+        rows.append([name, str(shared), *map(_difference_cell, differences)])
     return Table(["Run", "n", *(f"Horizon {k}" for k in group.horizons)], rows, METRICS[metric].title)
 
 
@@ -227,11 +227,11 @@ def _points(fraction: float) -> str:
 
 def _by_length(group: Group, anchor: str) -> list[Block]:
     ticks = analysis.length_names()
-    found = {id(run): analysis.em_by_length(run.at(run.last)) for run in group.runs}
-    lines = _lines(group, lambda run: found[id(run)])
+    by_run = {id(run): analysis.em_by_length(run.at(run.last)) for run in group.runs}
+    lines = _lines(group, lambda run: by_run[id(run)])
     name = f"{anchor}-length"
     svg = run_plots.plot_lines(name, "Words of the true observation", "EM", ticks, lines)
-    rows = [[name, *map(_mean_cell, found[id(run)])] for name, run in zip(group.names, group.runs, strict=True)]
+    rows = [[name, *map(_mean_cell, by_run[id(run)])] for name, run in zip(group.names, group.runs, strict=True)]
     caption = "EM at the farthest horizon by the number of words of the true observation; n in parentheses."
     return [Plots([Plot(name, "EM by observation length", svg)]), Table(["Run", *ticks], rows, caption)]
 
@@ -243,21 +243,21 @@ def _unseen_and_seen(group: Group, anchor: str) -> list[Block]:
     header = ["Run", *(f"{name}, horizon {k}" for name in ("unseen", "seen") for k in group.horizons)]
     rows = []
     for name, run, is_known in zip(group.names, group.runs, known, strict=True):
-        found = [analysis.em_where(run.at(k), SPLITS[split]) for split in ("novel", "seen") for k in group.horizons]
-        rows.append([name, *(_mean_cell(mean) if is_known else "unknown" for mean in found)])
+        shares = [analysis.em_where(run.at(k), SPLITS[split]) for split in ("novel", "seen") for k in group.horizons]
+        rows.append([name, *(_mean_cell(mean) if is_known else "unknown" for mean in shares)])
     text = (
         "EM. Seen: the last observation, the actions and the answer stand word for word in one train episode; unseen: "
         "they do not. Unknown: of the episodes that a checkpoint was trained on there is no record or no table."
     )
-    drawn = [row for row, is_known in zip(_split(group, SPLITS["novel"]), known, strict=True) if is_known]
-    plot = _split_plot(f"{anchor}-unseen", "Unseen and seen", ("unseen", "seen"), drawn)
+    rows_known = [row for row, is_known in zip(_split(group, SPLITS["novel"]), known, strict=True) if is_known]
+    plot = _split_plot(f"{anchor}-unseen", "Unseen and seen", ("unseen", "seen"), rows_known)
     return [Text(text), Plots([plot]), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
 
 
 def _splits(group: Group, anchor: str) -> list[Block]:
     changed = _split(group, SPLITS["changed"])
     answerable = _split(group, SPLITS["decidable"])
-    drawn = [
+    plots = [
         _split_plot(f"{anchor}-changed", "Changed and unchanged", ("changed", "unchanged"), changed),
         _split_plot(f"{anchor}-answerable", "Answerable and not", ("answerable", "not answerable"), answerable),
     ]
@@ -267,7 +267,7 @@ def _splits(group: Group, anchor: str) -> list[Block]:
         "EM at the farthest horizon. Changed: the true observation differs from the last one of the history. "
         "Answerable: it names only what the context shown or the actions name."
     )
-    return [Text(text), Plots(drawn), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
+    return [Text(text), Plots(plots), Table(header, rows, "EM with 95 % bounds; n in parentheses.")]
 
 
 Split = tuple[str, Share | None, Share | None]
@@ -307,7 +307,7 @@ def _errors(group: Group) -> list[Block]:
 
 
 def _judgements(group: Group) -> list[Block]:
-    """Refusals told by the predicted text; ends and rewards where a model predicts them."""
+    """Render refusals in the predicted text, and ends and rewards if a model predicts them."""
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         if (row := run.row(OVERALL, run.last)) is not None:
@@ -319,26 +319,29 @@ def _judgements(group: Group) -> list[Block]:
     return [Table(["Run", "refusals", "ends", "rewards"], rows, text)]
 
 
-def _detection_cell(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _detection_cell(detection: Mapping[str, Any] | None) -> str:
+    if detection is None:
         return "-"
-    return " / ".join(percent(found.get(name)) for name in DETECTION) + f" ({found['n']}, {found['predicted']})"
+    return (
+        " / ".join(percent(detection.get(name)) for name in DETECTION)
+        + f" ({detection['n']}, {detection['predicted']})"
+    )
 
 
 def _reward_cell(row: Mapping[str, Any]) -> str:
     if "reward" not in row:
         return "-"
-    found = row["reward"]
-    shares = [percent(found["accuracy"]), percent(found.get("accuracy_nonzero"))]
-    return f"{' / '.join(shares)} ({found['n']}, {found['n_nonzero']})"
+    reward = row["reward"]
+    shares = [percent(reward["accuracy"]), percent(reward.get("accuracy_nonzero"))]
+    return f"{' / '.join(shares)} ({reward['n']}, {reward['n_nonzero']})"
 
 
 # Counterfactual pairs
 
 
 def _pairs(group: Group, anchor: str) -> list[Block]:
-    found = [(n, _pair_means(run)) for n, run in zip(group.names, group.runs, strict=True)]
-    if not any(means["both"] for _, means in found):
+    means = [(n, _pair_means(run)) for n, run in zip(group.names, group.runs, strict=True)]
+    if not any(means["both"] for _, means in means):
         return []
     text = (
         "The windows of a pair differ in one earlier action, and therefore in what the last one leads to. Whoever says "
@@ -346,10 +349,10 @@ def _pairs(group: Group, anchor: str) -> list[Block]:
     )
     name, kinds = f"{anchor}-pairs", ("both right", "the same said for both")
     svg = run_plots.plot_splits(
-        name, "Share of pairs", kinds, [(n, means["both"], means["same"]) for n, means in found]
+        name, "Share of pairs", kinds, [(n, means["both"], means["same"]) for n, means in means]
     )
     header = ["Run", "both right", "fact right", "counterfact right", "the same said for both"]
-    rows = [[n, *map(_mean_cell, means.values())] for n, means in found]
+    rows = [[n, *map(_mean_cell, means.values())] for n, means in means]
     return [Text(text), Plots([Plot(name, "Counterfactual pairs", svg)]), Table(header, rows, "Share of pairs.")]
 
 

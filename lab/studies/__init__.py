@@ -1,1 +1,1 @@
-"""Studies: one command runs a written-down protocol and writes table, plot and JSON. See docs/evaluation.md."""
+"""Studies: one command per protocol; each writes tables, plots and JSON. See docs/evaluation.md."""

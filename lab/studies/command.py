@@ -1,7 +1,7 @@
-"""Run a study: a question about the model, answered by a protocol that is written down before.
+"""Run a study: a question about the model, answered by a protocol written before the run.
 
-Writes results.json, report.md and plots to --out. Killed and started again with the same arguments it goes on where it
-was: a finished run or score is not made again. docs/evaluation.md says what each study does.
+Writes results.json, report.md and plots to --out. Rerun the command to resume; finished runs and scores are kept.
+docs/evaluation.md describes the studies.
 """
 
 from __future__ import annotations

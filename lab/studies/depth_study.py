@@ -1,4 +1,4 @@
-"""The depth study: what loops buy. One checkpoint at T = 1 .. 2 mu_rec, compared with its default depth."""
+"""Depth study: quality of one checkpoint at T = 1 .. 2 mu_rec, compared with its default depth."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from loopwm.text.model.flops import forward_flops
 
 
 def run_depth_study(model: Path, suite: Suite, settings: RunSettings, depths: Sequence[int] | None, out: Path) -> None:
-    """Scores what `out` lacks, then writes results.json, report.md and plot.png there."""
+    """Score missing depths, then write results.json, report.md and plot.png to `out`."""
     if not model.is_dir():
-        raise InputError(f"--model: {str(model)!r} is no checkpoint folder")
+        raise InputError(f"--model: must be a checkpoint folder, got {str(model)!r}")
     windows = select_windows(suite, settings)
     predictor = CheckpointPredictor(model)
     config, default = predictor.world_model.model.config, predictor.depth.limit
     chosen = sorted({*(depths or range(1, min(round(2 * config.mu_rec), config.max_loops) + 1)), default})
-    CheckpointPredictor(model, chosen[-1])  # refuses a depth over the limit before anything is written
+    CheckpointPredictor(model, chosen[-1])  # raises for a depth over the limit before anything is written
     for depth in chosen:
         named = replace(settings, model=f"{settings.model} T={depth}")
         predictor = CheckpointPredictor(model, depth)
@@ -80,7 +80,7 @@ def write_report(results: dict[str, Any], out: Path) -> None:
 
 
 def plot(path: Path, found_means: Sequence[Mean], found_differences: Sequence[Difference]) -> None:
-    """A panel a metric: the mean over all horizons by depth, with the bounds of the difference from the reference."""
+    """Plot one panel per metric: the mean over horizons by depth, with bounds of the difference from the reference."""
     canvas = Figure(figsize=(5 * len(STUDIED), 4), layout="constrained")
     for axes, metric in zip(canvas.subplots(1, len(STUDIED)), STUDIED, strict=True):
         points = {m.arm: m.mean for m in found_means if (m.metric, m.horizon) == (metric, ALL)}

@@ -1,4 +1,4 @@
-"""Paired differences over seeds, as every study makes them; of text models, means and differences by horizon."""
+"""Paired differences over seeds; for text models, means and differences by horizon."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from eval.scores.intervals import Games, paired_difference
 from lab.studies.window_scores import Scores, Values
 
 ALL = "all"
-"""In the place of a horizon: the mean over all of them."""
+"""Horizon value of the mean over all horizons."""
 STUDIED = ("em", "f1", "nats")
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of one arm over windows and seeds. nats are of one observation."""
+    """Mean of one arm over windows and seeds. nats are per observation."""
 
     arm: str
     regime: str
@@ -30,8 +30,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class SeedDifference:
-    """One side minus another over the same items and seeds; low and high are 95 % bounds over games of the mean over
-    seeds. counts: the bounds exclude zero and every seed has the same sign. Subclasses say what is compared."""
+    """Paired difference over the same items and seeds; subclasses name the sides.
+
+    low, high: 95 % bounds over games of the mean over seeds
+    counts: True if the bounds exclude zero and every seed has the same sign
+    """
 
     difference: float
     low: float
@@ -41,7 +44,14 @@ class SeedDifference:
 
     @classmethod
     def of(cls, ours: Values, theirs: Values, games: Games, /, **compared: Any) -> Self:
-        """ours, theirs: (seeds, items); games: of items; compared: the fields of the subclass."""
+        """Compute a difference.
+
+        Args:
+            ours: (seeds, items)
+            theirs: (seeds, items)
+            games: games of items
+            compared: fields of the subclass
+        """
         paired = paired_difference("", 0, ours.mean(0), theirs.mean(0), games)
         by_seed = (ours - theirs).mean(1)
         counts = bool((paired.low > 0 and (by_seed > 0).all()) or (paired.high < 0 and (by_seed < 0).all()))
@@ -61,12 +71,12 @@ class Difference(SeedDifference):
 
 
 def means(arm: str, regime: str, seeds: Sequence[Scores], horizons: Sequence[int]) -> list[Mean]:
-    found = []
+    rows = []
     for metric in STUDIED:
         for horizon, values in _columns(seeds, metric, horizons):
             by_seed = tuple(values.mean(1).tolist())
-            found.append(Mean(arm, regime, metric, horizon, float(values.mean()), by_seed))
-    return found
+            rows.append(Mean(arm, regime, metric, horizon, float(values.mean()), by_seed))
+    return rows
 
 
 def differences(
@@ -77,18 +87,27 @@ def differences(
     horizons: Sequence[int],
     games: Games,
 ) -> list[Difference]:
-    """names: of arm and reference. The scores are of the same seeds and windows in the same order, games of windows."""
-    found = []
+    """Compute all differences of two arms over the same seeds and windows.
+
+    Args:
+        names: arm and reference
+        regime: kind of context
+        arm: scores by seed
+        reference: scores by seed
+        horizons: horizons of the scores
+        games: games of windows
+    """
+    rows = []
     for metric in STUDIED:
         columns = zip(_columns(arm, metric, horizons), _columns(reference, metric, horizons), strict=False)
         for (horizon, ours), (_, theirs) in columns:
             compared = {"regime": regime, "metric": metric, "horizon": horizon, "windows": ours.shape[1]}
-            found.append(Difference.of(ours, theirs, games, arm=names[0], reference=names[1], **compared))
-    return found
+            rows.append(Difference.of(ours, theirs, games, arm=names[0], reference=names[1], **compared))
+    return rows
 
 
 def _columns(seeds: Sequence[Scores], metric: str, horizons: Sequence[int]) -> list[tuple[int | str, Values]]:
-    """(horizon, values (seeds, windows)), the mean over horizons first; nothing for a metric that is not there."""
+    """Return (horizon, values (seeds, windows)), the mean over horizons first; empty for a missing metric."""
     if any(metric not in scores for scores in seeds):
         return []
     values = np.stack([scores[metric] for scores in seeds])

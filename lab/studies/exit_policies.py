@@ -1,4 +1,4 @@
-"""What decides how deep each pass loops, as predictors of the harness that also record the loops taken."""
+"""Exit policies as predictors of the harness that also record the loops of each pass."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ExitPolicy:
 
 @dataclass(frozen=True)
 class MeanLoops:
-    """Over all transitions, and over all decoded tokens with the end marks."""
+    """Mean loops over all transitions, and over all decoded tokens with the end marks."""
 
     advance: float
     decode: float
 
 
 class PolicyPredictor(CheckpointPredictor):
-    """A checkpoint under a policy. Loops go to the file `loops.jsonl` of `out`, window by window."""
+    """Checkpoint with an exit policy. Writes loops to `loops.jsonl` in `out`, window by window."""
 
     def __init__(self, folder: Path, policy: ExitPolicy, out: Path) -> None:
         super().__init__(folder, policy.limit)
@@ -61,9 +61,9 @@ class PolicyPredictor(CheckpointPredictor):
             world = self.world_model.advance(world, [window["actions"][k - 1] for window in windows], advance)
             if k in horizons:
                 decoded = self.world_model.decode_traced(world, LONGEST_OBSERVATION, decode)
-                for prediction, loops, found in zip(predictions, decoded_loops, decoded, strict=True):
-                    prediction.texts[k] = found.text
-                    loops.append(found.loops)
+                for prediction, loops, traced in zip(predictions, decoded_loops, decoded, strict=True):
+                    prediction.texts[k] = traced.text
+                    loops.append(traced.loops)
         append_lines(
             self._loops,
             [
@@ -75,14 +75,14 @@ class PolicyPredictor(CheckpointPredictor):
 
 
 def _seeded(rule: ExitRule, windows: Sequence[Window]) -> ExitRule:
-    """Random exits draw by row of a batch: another batch gets another seed."""
+    """Seed random exits by batch: they sample by row of a batch, so equal seeds would repeat across batches."""
     if not isinstance(rule, RandomExit):
         return rule
     return replace(rule, seed=rule.seed + zlib.crc32(" ".join(window["id"] for window in windows).encode()))
 
 
 def read_mean_loops(out: Path) -> MeanLoops:
-    """A window whose batch was interrupted stands twice in the file; it counts once."""
+    """Read the mean loops. A window of an interrupted batch occurs twice in the file and counts once."""
     lines = {line["id"]: line for _, line in read_json_lines(out / LOOPS)}.values()
     advance = [loops for line in lines for loops in line["advance"]]
     return MeanLoops(
@@ -91,7 +91,7 @@ def read_mean_loops(out: Path) -> MeanLoops:
 
 
 def random_policy(policy: ExitPolicy, loops: MeanLoops) -> ExitPolicy:
-    """Random exits with the mean loops of `policy`, in transitions and in decoding apart."""
+    """Return random exits with the mean loops of `policy`, for transitions and decoding separately."""
     advance, decode = (
         _random_rule(mean, policy.limit, seed) for seed, mean in enumerate((loops.advance, loops.decode))
     )
@@ -99,7 +99,7 @@ def random_policy(policy: ExitPolicy, loops: MeanLoops) -> ExitPolicy:
 
 
 def _random_rule(mean: float, limit: int, seed: int) -> ExitRule:
-    """Leaves after each loop with one probability p, so that (1 - (1 - p)^limit) / p is `mean`."""
+    """Return a rule that exits after each loop with probability p, so that (1 - (1 - p)^limit) / p is `mean`."""
     if mean in (1, limit):
         return Fixed(round(mean))
     low, high = 0.0, 1.0  # the mean falls from limit to 1

@@ -1,12 +1,12 @@
-"""The halting study: loops saved by exit rules, against fixed depths and against random exits at equal mean loops.
+"""Halting study: loops saved by exit rules, against fixed depths and against random exits at equal mean loops.
 
-1. Fixed depths 1 .. 2 mu_rec. The one of highest EM, mean over horizons, is the best (the smaller of two equal ones).
-2. Every rule at every threshold, with the best depth as its limit: it differs from the best depth only by its exits.
-   (Another limit can be asked for; contexts are then encoded with as many loops.)
+1. Fixed depths 1 .. 2 mu_rec. The one of highest EM, mean over horizons, is the best (the smaller of ties).
+2. Every rule at every threshold, limited to the best depth, so that it differs from it only by its exits. (With another
+limit, contexts are encoded with that many loops.)
 3. For each of these, random exits of the same mean loops.
 
-A policy keeps the quality where the paired 95 % lower bound of its EM minus the best depth's is at least -MARGIN. Fixed
-depths are judged alike: a rule is worth having where it saves more than they do.
+A policy keeps the quality if the paired 95 % lower bound of its EM minus the best depth's is at least -MARGIN. The same
+criterion applies to fixed depths: a rule is useful if it saves more than they do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds to try, by the name of a rule that has one: tau of the gate, eps of convergence, .."""
+    """Thresholds to try, by rule: tau of the gate, eps of convergence, .."""
 
     of: Mapping[str, Sequence[float]] = field(
         default_factory=lambda: {
@@ -49,9 +49,12 @@ class Thresholds:
     )
 
     def policies(self, limit: int, with_gate: bool) -> list[ExitPolicy]:
-        """A policy a threshold; without a gate, those that need none. Raises InputError for a rule that is not made of
-        a threshold and a limit, and for a threshold outside its range."""
-        found = []
+        """Create one policy per threshold; without a gate, for rules that need none.
+
+        Raises:
+            InputError: a rule has no threshold and limit, or a threshold is out of range
+        """
+        policies_ = []
         for name, thresholds in self.of.items():
             numbers = list(numbers_of(name)) if name in RULES else []
             if numbers[1:] != ["limit"]:
@@ -60,13 +63,13 @@ class Thresholds:
                 rules = [(value, make_rule(name, {numbers[0]: value, "limit": limit})) for value in thresholds]
             except ValueError as error:
                 raise InputError(str(error)) from error
-            found += [ExitPolicy(f"{name} {value:g}", name, rule, rule, limit) for value, rule in rules]
-        return [policy for policy in found if with_gate or not policy.advance.needs_gate]
+            policies_ += [ExitPolicy(f"{name} {value:g}", name, rule, rule, limit) for value, rule in rules]
+        return [policy for policy in policies_ if with_gate or not policy.advance.needs_gate]
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """A policy on the windows. against_best and against_random: EM differences, the mean over all horizons."""
+    """Result of a policy. against_best and against_random: EM differences, mean over horizons."""
 
     policy: str
     family: str
@@ -83,9 +86,18 @@ class PolicyResult:
 def run_halting_study(
     model: Path, suite: Suite, settings: RunSettings, thresholds: Thresholds, limit: int | None, out: Path
 ) -> None:
-    """Scores what `out` lacks, then writes results.json, report.md and plot.png there.
+    """Score missing policies, then write results.json, report.md and plot.png to `out`.
 
-    limit: most loops of the rules, None for the best fixed depth. Raises InputError for one over the checkpoint's.
+    Args:
+        model: checkpoint folder
+        suite: windows
+        settings: settings of the runs
+        thresholds: thresholds to try
+        out: folder of the study
+        limit: maximum loops of the rules, None for the best fixed depth
+
+    Raises:
+        InputError: the limit is over the checkpoint's
     """
     if not model.is_dir():
         raise InputError(f"--model: {str(model)!r} is no checkpoint folder")
@@ -125,7 +137,7 @@ def run_halting_study(
 
 
 class _Study:
-    """Scores of policies on the same windows, kept in a folder each."""
+    """Scores of policies on the same windows, one folder each."""
 
     def __init__(self, model: Path, suite: Suite, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
         self.model, self.suite, self.windows, self.settings, self.out = model, suite, windows, settings, out
@@ -151,8 +163,8 @@ class _Study:
     def _difference(self, ours: ExitPolicy, theirs: ExitPolicy) -> Difference:
         sides = [self._scores(ours)], [self._scores(theirs)]
         games = [game_of(window) for window in self.windows]
-        found = differences((ours.name, theirs.name), self.settings.context, *sides, self.settings.horizons, games)
-        return next(d for d in found if (d.metric, d.horizon) == ("em", ALL))
+        rows = differences((ours.name, theirs.name), self.settings.context, *sides, self.settings.horizons, games)
+        return next(d for d in rows if (d.metric, d.horizon) == ("em", ALL))
 
     def _scores(self, policy: ExitPolicy) -> Scores:
         return read_scores(self.windows, self.settings.horizons, self._folder(policy))
@@ -162,7 +174,7 @@ class _Study:
 
 
 def render(results: dict[str, Any], outcomes: Sequence[PolicyResult]) -> str:
-    """The content of `report.md`."""
+    """Render `report.md`."""
     settings, best = results["settings"], results["best_fixed_depth"]
     head = (
         f"# Study: halting of {settings['model']}\n\n{results['windows']} windows, {settings['context']}, EM over "
@@ -180,9 +192,9 @@ def render(results: dict[str, Any], outcomes: Sequence[PolicyResult]) -> str:
 
 def _row(o: PolicyResult, best: int) -> list[str]:
     saved = [percent(1 - loops / best) for loops in (o.loops.advance, o.loops.decode)]
-    kept = "yes" if o.keeps_quality else "no"
+    verdict = "yes" if o.keeps_quality else "no"
     loops = [f"{o.loops.advance:.2f}", f"{o.loops.decode:.2f}"]
-    return [o.policy, *loops, percent(o.em), _bounds(o.against_best), kept, *saved, _bounds(o.against_random)]
+    return [o.policy, *loops, percent(o.em), _bounds(o.against_best), verdict, *saved, _bounds(o.against_random)]
 
 
 def _bounds(d: Difference | None) -> str:
@@ -190,7 +202,7 @@ def _bounds(d: Difference | None) -> str:
 
 
 def plot(path: Path, outcomes: Sequence[PolicyResult]) -> None:
-    """EM against mean loops, of transitions and of decoded tokens."""
+    """Plot EM against mean loops, of transitions and of decoded tokens."""
     canvas = Figure(figsize=(12, 4.5), layout="constrained")
     for axes, part in zip(canvas.subplots(1, 2, sharey=True), ("advance", "decode"), strict=True):
         for family in dict.fromkeys(o.family for o in outcomes):

@@ -1,7 +1,6 @@
-"""Look-ahead in ScienceWorld: an agent that imagines its candidate plans before it acts, against itself without.
+"""Look-ahead in ScienceWorld: compare an agent that imagines candidate plans with the same agent without a model.
 
-What is played, by whom, and how plans are scored stands in `lab/studies/planner.py`. Killed and started again with the
-same arguments it goes on where it was.
+`lab/studies/planner.py` describes games, arms and scores. Rerun the command to resume.
 """
 
 from __future__ import annotations
@@ -20,22 +19,34 @@ TASKS = (
     "find-non-living-thing", "power-component", "find-plant", "find-animal", "find-living-thing",
     "identify-life-stages-2", "chemistry-mix-paint-secondary-color", "use-thermometer",
 )  # fmt: skip
-"""Those whose gold dev episodes have fewer than 20 steps on average."""
+"""Tasks whose gold dev episodes have fewer than 20 steps on average."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--train-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="what the agent recalls")
+    add(
+        "--train-episodes",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="episodes that the agent retrieves from",
+    )
     add("--out", type=Path, required=True, help="folder of the results")
     add("--model", type=Path, default=Path("loopwm/pretrained"), help="checkpoint folder (default: %(default)s)")
     add("--tasks", nargs="+", default=list(TASKS), metavar="TASK", help="default: eleven short ones")
-    add("--split", default="test", help="whose variations are played (default: %(default)s)")
-    add("--episodes", type=positive, default=110, help="how many games, tasks in turn (default: %(default)s)")
+    add("--split", default="test", help="split of the variations (default: %(default)s)")
+    add("--episodes", type=positive, default=110, help="number of games, tasks in turn (default: %(default)s)")
     add("--max-steps", type=positive, default=40, help="environment steps of a game (default: %(default)s)")
-    add("--candidates", type=positive, default=4, help="most plans of a decision (default: %(default)s)")
+    add("--candidates", type=positive, default=4, help="maximum plans per decision (default: %(default)s)")
     add("--horizon", type=_horizon, default=4, help="K, the actions of a plan, at least 2 (default: %(default)s)")
-    add("--weight", type=above_zero, default=0.2, help="of agreement against similarity (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the choice of variations and of random plans (default: 0)")
+    add(
+        "--weight",
+        type=above_zero,
+        default=0.2,
+        help="weight of agreement relative to similarity (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, help="seed of variations and random plans (default: 0)")
 
 
 def _horizon(text: str) -> int:

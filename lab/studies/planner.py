@@ -1,23 +1,21 @@
-"""Look-ahead in ScienceWorld: an agent that imagines its candidate plans before it acts, against itself without.
+"""Look-ahead in ScienceWorld: an agent that imagines candidate plans before it acts, against itself without a model.
 
-The agent recalls the places of train episodes that resemble its own (BM25) and what was done there. Where these do
-different things, each is a candidate plan: the next K actions of the train episode. Four arms choose among the same
-candidates, by which only they differ:
+The agent retrieves places of train episodes that resemble its own (BM25) and the actions after them. Each different
+action starts a candidate plan: the next K actions of the train episode. Four arms choose among the same candidates:
 
     retrieval     the plan of the most similar place; no model
     random        any of the plans; no model
     look-ahead-1  imagines the first action of every plan
     look-ahead-K  imagines all K actions of every plan
 
-Look-ahead takes all plans in one batch, K deferred advances with nothing decoded between them. Then the decoder reads,
-for each plan, what the train episode really saw after it, and the refusals; no text is generated. A plan scores its
-place's similarity (1 for the best) plus `--weight` times its agreement: the chance that the last action is not refused,
-times the geometric mean of the chances of the observation's tokens. The first action of the best plan is taken, then
-all is planned anew.
+Look-ahead runs all plans in one batch, K deferred advances without decoding. Then it scores, for each plan, the
+observation that the train episode has after it, and the refusals; no text is generated. A plan's score is its place's
+similarity (1 for the best) plus `--weight` times its agreement: the probability that the last action is not refused,
+times the geometric mean of the probabilities of the observation's tokens. The agent takes the first action of the best
+plan, then plans again.
 
-Every arm has the same number of environment steps, and both look-aheads read equally many plans. Each game is played
-by every arm; results.json, report.md and plays.jsonl are written to --out. Killed and started again with the same
-arguments it goes on where it was.
+Every arm has the same number of environment steps, and both look-aheads score the same number of plans. Every arm plays
+each game; results.json, report.md and plays.jsonl are written to --out. Rerun the command to resume.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ Plans = Sequence[Recalled]
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What to play. horizon: K. candidates: most plans of one decision."""
+    """Games to play. horizon: K; candidates: maximum plans per decision."""
 
     tasks: tuple[str, ...]
     split: str
@@ -66,7 +64,7 @@ class PlanSettings:
 
 @dataclass
 class Work:
-    """What a play took. seconds: this process's processor time. overruled: decisions against the most similar place."""
+    """Cost of a play. seconds: this process's CPU time; overruled: decisions against the most similar place."""
 
     decisions: int = 0
     overruled: int = 0
@@ -78,7 +76,7 @@ class Work:
 
 class Chooser(Protocol):
     def choose(self, context: Context, plans: Plans, work: Work) -> int:
-        """The index of a plan; there is at least one. Adds what the model did to `work`."""
+        """Return the index of a plan, of at least one, and add the model's cost to `work`."""
         ...
 
 
@@ -96,7 +94,7 @@ class AnyPlan:
 
 
 class LookAhead:
-    """Imagines the first `horizon` actions of each plan. For one play: real steps are added to the same world."""
+    """Chooser that imagines the first `horizon` actions of each plan, in one play; real steps extend its world."""
 
     def __init__(self, worlds: LocalWorlds, horizon: int, weight: float) -> None:
         self._worlds, self._horizon, self._weight = worlds, horizon, weight
@@ -107,10 +105,10 @@ class LookAhead:
         return best_plan([plan.similarity for plan in plans], agreements, self._weight)
 
     def agreements(self, context: Context, plans: Plans, work: Work) -> list[float]:
-        """Scores of the plans, each in [0, 1]."""
+        """Return the agreements of the plans, each in [0, 1]."""
         self._see(context)
         ahead = [plan.after[: self._horizon] for plan in plans]
-        found, rows = [0.0] * len(ahead), list(range(len(ahead)))
+        scores, rows = [0.0] * len(ahead), list(range(len(ahead)))
         worlds = self._worlds.fork([0] * len(ahead))
         for k in range(1, max(map(len, ahead)) + 1):
             going = [i for i, row in enumerate(rows) if len(ahead[row]) >= k]
@@ -121,14 +119,14 @@ class LookAhead:
             work.imagined_steps += len(rows)
             over = [i for i, row in enumerate(rows) if len(ahead[row]) == k]
             if over:
-                seen = [ahead[rows[i]][-1].observation for i in over]
-                for i, value in zip(over, _agreements(worlds.fork(over), seen), strict=True):
-                    found[rows[i]] = value
+                observations = [ahead[rows[i]][-1].observation for i in over]
+                for i, value in zip(over, _agreements(worlds.fork(over), observations), strict=True):
+                    scores[rows[i]] = value
         work.plans += len(ahead)
-        return found
+        return scores
 
     def _see(self, context: Context) -> None:
-        """What was really seen, by one more step where only that is new."""
+        """Append the last real step to the world, or encode the context if more than one step is new."""
         last = context.history[-1:]
         if last and self._history == context.history[:-1]:
             self._worlds.observe([last[0].action], [last[0].observation])
@@ -137,24 +135,24 @@ class LookAhead:
         self._history = context.history
 
 
-def _agreements(worlds: LocalWorlds, seen: Sequence[str]) -> list[float]:
-    losses, tokens = worlds.nll(seen)
-    refused = sum(torch.exp(-worlds.nll([text] * len(seen))[0]) for text in sorted(REFUSALS))
+def _agreements(worlds: LocalWorlds, observations: Sequence[str]) -> list[float]:
+    losses, tokens = worlds.nll(observations)
+    refused = sum(torch.exp(-worlds.nll([text] * len(observations))[0]) for text in sorted(REFUSALS))
     agreements: list[float] = ((1 - refused) * torch.exp(-losses / tokens)).tolist()
     return agreements
 
 
 def best_plan(similarities: Sequence[float], agreements: Sequence[float], weight: float) -> int:
-    """The first of the best, by similarity (the highest counts 1) plus weight times agreement."""
+    """Return the first of the best plans, by similarity (relative to the highest) plus weight times agreement."""
     highest = max(similarities) or 1.0
     scores = [s / highest + weight * a for s, a in zip(similarities, agreements, strict=True)]
     return scores.index(max(scores))
 
 
 def candidate_plans(agent: RetrievalAgent, context: Context, count: int) -> list[Recalled]:
-    """The most similar place of each of up to `count` different next actions, best first.
+    """Return the most similar place of each of up to `count` different next actions, best first.
 
-    None where the most similar place of all is the end of an episode: there the agent stops.
+    Returns [] if the most similar place is the end of an episode: the agent stops there.
     """
     plans: dict[str | None, Recalled] = {}
     for place in agent.recall(context):
@@ -168,7 +166,7 @@ def candidate_plans(agent: RetrievalAgent, context: Context, count: int) -> list
 
 
 class PlanningAgent:
-    """The retrieval agent with a say in which plan is taken. For one play; `work` grows with it."""
+    """Retrieval agent whose plan a chooser selects. For one play, whose cost `work` accumulates."""
 
     identity: Mapping[str, str | int] = {}
 
@@ -187,7 +185,7 @@ class PlanningAgent:
 
 
 Arms = Mapping[str, Callable[[Game], Chooser]]
-"""By name, what makes an arm's chooser for a game. The first is the reference; the last, what is asked about."""
+"""Name -> factory of an arm's chooser for a game. The first arm is the reference, the last the one under test."""
 
 
 def make_arms(make_worlds: Callable[[], LocalWorlds], settings: PlanSettings) -> Arms:
@@ -205,7 +203,7 @@ def make_arms(make_worlds: Callable[[], LocalWorlds], settings: PlanSettings) ->
 def measure(
     agent: RetrievalAgent, arms: Arms, world: RealWorld, settings: PlanSettings, spec: Mapping[str, Any], out: Path
 ) -> dict[str, Any]:
-    """Plays what `out` lacks, writes the results there and returns them. spec: what else decides them."""
+    """Play missing games, write the results to `out` and return them. spec: other settings that determine them."""
     games = world.choose_games(settings.tasks, settings.split, settings.episodes, settings.seed)
     spec = {**asdict(settings), "tasks": list(settings.tasks), **agent.identity, **spec}
     folder = PredictionFolder(out, spec)
@@ -224,20 +222,20 @@ def measure(
 def play_game(
     agent: RetrievalAgent, arms: Arms, world: RealWorld, game: Game, settings: PlanSettings
 ) -> dict[str, Any]:
-    """The game once by every arm: its line of plays.jsonl."""
+    """Play the game once with every arm; return its line of plays.jsonl."""
 
     def play(make_chooser: Callable[[Game], Chooser]) -> dict[str, Any]:
         player = PlanningAgent(agent, make_chooser(game), settings.candidates)
-        made = play_real(player, world, game, settings.max_steps)
-        refused = sum(map(is_refusal, made.observations))
-        return {**asdict(made), "success": won(made), "refused": refused, "work": asdict(player.work)}
+        played = play_real(player, world, game, settings.max_steps)
+        refused = sum(map(is_refusal, played.observations))
+        return {**asdict(played), "success": won(played), "refused": refused, "work": asdict(player.work)}
 
-    made = {name: world.robustly(game, partial(play, chooser)) for name, chooser in arms.items()}
-    return {"game": game.name, "task": game.task, **made}
+    played = {name: world.robustly(game, partial(play, chooser)) for name, chooser in arms.items()}
+    return {"game": game.name, "task": game.task, **played}
 
 
 def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of results.json. Scores below 0 count as 0."""
+    """Build results.json. Scores below 0 count as 0."""
     score = {arm: np.array([max(play[arm]["score"], 0) for play in plays], dtype=float) for arm in arms}
     success = {arm: np.array([100 * play[arm]["success"] for play in plays], dtype=float) for arm in arms}
     tasks = sorted({play["task"] for play in plays})
@@ -265,7 +263,7 @@ def make_results(plays: Sequence[Mapping[str, Any]], arms: Sequence[str], spec: 
 
 
 def _work(plays: Sequence[Mapping[str, Any]], arm: str) -> dict[str, float]:
-    """Environment steps and refusals a game; the rest a decision."""
+    """Return environment steps and refusals per game, and the other costs per decision."""
     decisions = sum(play[arm]["work"]["decisions"] for play in plays)
     shares = {name: sum(play[arm]["work"][name] for play in plays) / decisions for name in _WORK}
     steps = float(np.mean([len(play[arm]["actions"]) for play in plays]))
@@ -276,7 +274,7 @@ _WORK = ("overruled", "advances", "imagined_steps", "plans", "seconds")
 
 
 def render(results: Mapping[str, Any]) -> str:
-    """The content of report.md."""
+    """Render report.md."""
     spec, arms = results["provenance"], results["arms"]
     text = f"# Look-ahead in ScienceWorld\n\n{results['n']} games of split {spec['split']}, at most "
     text += f"{spec['max_steps']} steps, up to {spec['candidates']} candidate plans, weight {spec['weight']:g}. Final "
@@ -307,7 +305,7 @@ def _cell(estimate: Mapping[str, Any]) -> str:
 
 
 def run_planner(model: Path, train_episodes: Sequence[Path], settings: PlanSettings, out: Path) -> None:
-    """Plays what `out` lacks and writes results.json, report.md and plays.jsonl there. Raises InputError."""
+    """Play missing games and write results.json, report.md and plays.jsonl to `out`."""
     torch.set_num_threads(1)  # seconds are those of one core
     predictor = CheckpointPredictor(model)
     episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]

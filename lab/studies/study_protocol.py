@@ -1,4 +1,4 @@
-"""What decides a study, written down before its full run: typed YAML, unknown keys are errors."""
+"""Protocol of a study, written before its full run: typed YAML, unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopwm.text.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train."""
+    """Training variant."""
 
     overrides: tuple[str, ...] = ()
     """Changes to the training configuration, `section.key=value`."""
@@ -24,15 +24,15 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol(ABC):
-    """Arms that are trained with every seed. Subclasses say what is trained and what is measured of it.
+    """Arms trained with every seed. Subclasses define training and measurements.
 
-    A difference between an arm and the reference counts where the paired bootstrap 95 % interval over what both were
-    asked (of the mean over seeds) excludes zero and every seed has the same sign.
+    A difference between an arm and the reference counts if the paired bootstrap 95 % interval over their common items
+    (of the mean over seeds) excludes zero and every seed has the same sign.
     """
 
     question: str
     base: str
-    """Training configuration that all arms change."""
+    """Base training configuration of all arms."""
     arms: Mapping[str, Arm]
     reference: str
     """Arm that the others are compared with."""
@@ -41,27 +41,39 @@ class Protocol(ABC):
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        check(bool(self.arms), "arms", "at least one is needed")
+        check(bool(self.arms), "arms", "must have at least one arm")
         for name in self.arms:
-            check("/" not in name and name not in ("", ".", ".."), "arms", f"{name!r} cannot name a folder")
+            check("/" not in name and name not in ("", ".", ".."), "arms", f"names must be folder names, got {name!r}")
         check_one_of("reference", self.reference, self.arms)
-        check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", "expected different numbers")
+        check(
+            bool(self.seeds) and len(set(self.seeds)) == len(self.seeds),
+            "seeds",
+            f"must be different numbers, got {self.seeds}",
+        )
 
     @property
     def trained_arms(self) -> tuple[str, ...]:
         return tuple(self.arms)
 
     def overrides(self, arm: str, seed: int, rate: float | None = None) -> tuple[str, ...]:
-        """Changes to the base configuration that make one run. Later ones win."""
+        """Return the changes to the base configuration for one run. Later ones override earlier ones."""
         rates = () if rate is None else (f"optimizer.learning_rate={rate}",)
         return (*self.shared, *self.arms[arm].overrides, f"run.seed={seed}", *rates)
 
     @abstractmethod
     def config(self, arm: str, seed: int, rate: float | None = None) -> TrainingConfig | PixelTrainingConfig:
-        """The configuration of one run; a rate of None is its own. Raises InputError."""
+        """Return the configuration of one run; a rate of None keeps the configuration's.
+
+        Raises:
+            InputError: a key is invalid
+        """
 
     def check_arm(self, arm: str) -> None:
-        """Raises InputError for what would fail, or spoil the study, only after hours of training."""
+        """Check an arm before training.
+
+        Raises:
+            InputError: the arm would fail or be invalid only after hours of training
+        """
         self.config(arm, self.seeds[0])
 
 
@@ -69,7 +81,11 @@ P = TypeVar("P", bound=Protocol)
 
 
 def load_protocol(kind: type[P], path: Path, overrides: Sequence[str] = ()) -> P:
-    """Raises InputError naming file or key, also for an arm that the training program would refuse."""
+    """Load a protocol and check all arms.
+
+    Raises:
+        InputError: a key is invalid, or the training program would reject an arm
+    """
     protocol = load_typed(kind, path, overrides)
     for arm in protocol.trained_arms:
         try:
@@ -85,4 +101,4 @@ def check(good: bool, key: str, message: str) -> None:
 
 
 def check_one_of(key: str, name: str, known: Collection[str]) -> None:
-    check(name in known, key, f"{name!r} is not one of {', '.join(known)}")
+    check(name in known, key, f"must be one of {', '.join(known)}, got {name!r}")

@@ -15,12 +15,12 @@ from lab.studies.differences import ALL, Difference, Mean, SeedDifference
 
 
 def figure(metric: str, value: float, sign: str = "") -> str:
-    """A score in percent, a loss in nats."""
+    """Format a score in percent, a loss in nats."""
     return f"{value:{sign}.4f}" if metric == "nats" else f"{100 * value:{sign}.1f}"
 
 
 def means_table(means: Sequence[Mean], regime: str, metric: str) -> str:
-    """A row an arm, a column a horizon."""
+    """Render one row per arm and one column per horizon."""
     chosen = [m for m in means if (m.regime, m.metric) == (regime, metric)]
     horizons = list(dict.fromkeys(m.horizon for m in chosen))
     by_arm: dict[str, dict[int | str, str]] = {}
@@ -31,7 +31,7 @@ def means_table(means: Sequence[Mean], regime: str, metric: str) -> str:
 
 
 def differences_table(differences: Sequence[Difference]) -> str:
-    """Over all horizons, in units of the metric; where more than one seed ran, each seed's too."""
+    """Render differences over all horizons, in units of the metric; with several seeds, each seed's too."""
     rows = []
     for d in differences:
         if d.horizon == ALL:
@@ -43,7 +43,7 @@ DIFFERENCE_HEADER = ("95 %", "by seed", "a difference")
 
 
 def difference_cells(d: SeedDifference, metric: str) -> list[str]:
-    """The difference, and what stands below DIFFERENCE_HEADER."""
+    """Return the difference and the cells below DIFFERENCE_HEADER."""
     low, high, difference = (figure(metric, value, "+") for value in (d.low, d.high, d.difference))
     seeds = " ".join(figure(metric, value, "+") for value in d.by_seed)
     return [difference, f"{low} to {high}", seeds, "yes" if d.counts else "no"]
@@ -54,7 +54,7 @@ def _horizon(horizon: int | str) -> str:
 
 
 def plot_study(path: Path, means: Sequence[Mean], differences: Sequence[Difference]) -> None:
-    """Draws EM and loss by horizon, and the differences over all horizons with their bounds, a row a context."""
+    """Plot EM and loss by horizon, and differences over all horizons with bounds, one row per context."""
     regimes = list(dict.fromkeys(m.regime for m in means))
     canvas = Figure(figsize=(18, 4.5 * len(regimes)), layout="constrained")
     axes = canvas.subplots(len(regimes), 4, squeeze=False)
@@ -77,7 +77,7 @@ def _plot_means(axes: Axes, means: Sequence[Mean], metric: str, regime: str) -> 
 
 
 def plot_forest(axes: Axes, differences: Mapping[str, SeedDifference]) -> None:
-    """A line a difference, by label, the first on top: its bounds, black where it counts, and a tick a seed."""
+    """Plot one line per difference, the first on top: bounds (black if it counts) and a tick per seed."""
     for i, d in enumerate(differences.values()):
         axes.errorbar(
             d.difference, i, xerr=[[d.difference - d.low], [d.high - d.difference]], fmt="o", capsize=3,
@@ -90,11 +90,11 @@ def plot_forest(axes: Axes, differences: Mapping[str, SeedDifference]) -> None:
 
 
 Latents = Mapping[str, Mapping[str, Sequence[Mapping[str, Sequence[float]]]]]
-"""By arm and context, a record a seed: mean and largest RMS of h_k by horizon."""
+"""Arm -> context -> one record per seed: mean and largest RMS of h_k by horizon."""
 
 
 def latents_table(latents: Latents) -> str:
-    """Mean over windows and seeds, and the largest of any, at some horizons."""
+    """Render the mean over windows and seeds at some horizons, and the largest of all."""
     rows = []
     for arm, regimes in latents.items():
         for regime, seeds in regimes.items():

@@ -1,4 +1,4 @@
-"""What a training study found: `results.json`, `report.md` and plots."""
+"""Summary of a training study: `results.json`, `report.md` and plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLOPS_KEYS = 512
 def summarize(
     name: str, protocol: TextProtocol, jobs: Sequence[Job], suite: Suite, windows: Sequence[Window]
 ) -> dict[str, Any]:
-    """The content of `results.json`. Arms with a diverged seed have facts, but neither means nor differences."""
+    """Build `results.json`. Arms with a diverged seed have facts, but neither means nor differences."""
     by_arm = {arm: [job for job in jobs if job.arm == arm] for arm in protocol.arms}
     facts = {arm: [read_training_log(job.run.folder) for job in of_arm] for arm, of_arm in by_arm.items()}
     healthy = [arm for arm in by_arm if not any(f.diverged for f in facts[arm])]
@@ -62,7 +62,7 @@ def summarize(
 
 
 def _arm(protocol: TextProtocol, jobs: Sequence[Job], facts: Sequence[TrainingFacts]) -> dict[str, Any]:
-    """What an arm is and cost."""
+    """Return description and cost of an arm."""
     config = LoopWMConfig.from_pretrained(jobs[0].run.model)
     parameters = count_parameters(config)
     depth = protocol.depth or config.default_depth
@@ -85,7 +85,7 @@ def _arm(protocol: TextProtocol, jobs: Sequence[Job], facts: Sequence[TrainingFa
 
 
 def _rates_tried(protocol: TextProtocol, job: Job) -> dict[str, float | None]:
-    """Final dev loss of the first seed by learning rate."""
+    """Return the first seed's final dev loss by learning rate."""
     out = job.run.folder.parents[2]
     runs = [make_run(protocol, out, job.run.arm, protocol.seeds[0], rate) for rate in protocol.rates]
     losses = {f"{run.rate:g}": read_training_log(run.folder).dev_loss for run in runs}
@@ -93,12 +93,12 @@ def _rates_tried(protocol: TextProtocol, job: Job) -> dict[str, float | None]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN."""
+    """Return None for NaN, which JSON lacks."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def write_report(results: dict[str, Any], out: Path) -> None:
-    """report.md, plot.png, and latents.png where latents were followed."""
+    """Write report.md, plot.png, and latents.png if latents were recorded."""
     found_means = [Mean(**m) for m in results["means"]]
     found_differences = [Difference(**d) for d in results["differences"]]
     protocol = results["protocol"]
@@ -152,7 +152,7 @@ class ParameterCount:
 
 
 def count_parameters(config: LoopWMConfig) -> ParameterCount:
-    """The output embedding is tied to the input's and counts once."""
+    """Count the parameters; the tied output embedding counts once."""
     with torch.device("meta"):
         model = LoopWMForCausalLM(config)
     total = sum(p.numel() for p in model.parameters())

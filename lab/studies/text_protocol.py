@@ -1,4 +1,4 @@
-"""The protocol of a study that trains text models: arms, windows, and the jobs that they make."""
+"""Protocol of a study that trains text models: arms, windows, and their jobs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Decoding = Literal["deferred", "each_step", "fed_back"]
 
 @dataclass(frozen=True)
 class TextArm(Arm):
-    """One way to train and to imagine.
+    """Training and decoding variant.
 
-    decode: `deferred` decodes the last observation alone; `each_step` every one, which changes the number of decoder
-    calls and nothing else; `fed_back` every one, and goes on from the decoded text as if it had been observed.
+    decode: `deferred` decodes the last observation only; `each_step` every one, which changes only the number of
+    decoder calls; `fed_back` every one, and continues from the decoded text as if it were observed
     """
 
     trained_as: str = ""
@@ -33,7 +33,7 @@ class TextArm(Arm):
 
 @dataclass(frozen=True, kw_only=True)
 class TextProtocol(Protocol):
-    """Arms are asked the same windows."""
+    """Protocol of text models; all arms are scored on the same windows."""
 
     arms: dict[str, TextArm]
     windows: str
@@ -62,9 +62,9 @@ class TextProtocol(Protocol):
         ascending = list(self.horizons) == sorted(set(self.horizons))
         check(bool(self.horizons) and ascending and self.horizons[0] >= 1, "horizons", "expected 1 or more, ascending")
         for name in ("limit", "depth", "latent_horizon"):
-            check(getattr(self, name) >= 0, name, f"{getattr(self, name)} is below zero")
+            check(getattr(self, name) >= 0, name, f"must be at least 0, got {getattr(self, name)}")
         for name in ("batch_size", "latent_windows"):
-            check(getattr(self, name) > 0, name, f"{getattr(self, name)} is not above zero")
+            check(getattr(self, name) > 0, name, f"must be above 0, got {getattr(self, name)}")
         for name, arm in self.arms.items():
             if arm.trained_as:
                 known = arm.trained_as in self.trained_arms
@@ -76,7 +76,7 @@ class TextProtocol(Protocol):
         return tuple(name for name, arm in self.arms.items() if not arm.trained_as)
 
     def model_arm(self, name: str) -> str:
-        """The arm whose training makes the models of arm `name`."""
+        """Return the arm whose training creates the models of arm `name`."""
         return self.arms[name].trained_as or name
 
     def overrides(self, arm: str, seed: int, rate: float | None = None) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class TextProtocol(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """One arm with one seed, to be trained and scored. Arms that share models share the run."""
+    """One arm with one seed, to train and score. Arms that share models share the run."""
 
     protocol: TextProtocol
     arm: str
@@ -122,5 +122,5 @@ class Job:
         return self.run.folder / "eval" / self.arm / regime
 
     def latents(self, regime: ContextKind) -> Path:
-        asked = f"{self.protocol.latent_horizon}-{self.protocol.latent_windows}"
-        return self.run.folder / "eval" / f"latents-{regime}-{asked}.json"
+        size = f"{self.protocol.latent_horizon}-{self.protocol.latent_windows}"
+        return self.run.folder / "eval" / f"latents-{regime}-{size}.json"

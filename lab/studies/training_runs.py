@@ -1,4 +1,4 @@
-"""The runs of a study: each a subprocess of the training program, skipped when finished; several at a time."""
+"""Training runs of a study: one subprocess each, skipped when finished, several in parallel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from loopwm.text.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One training: its folder, and how the training program is called for it."""
+    """Training run: its folder and the arguments of the training program."""
 
     arm: str
     seed: int
@@ -44,7 +44,7 @@ class TrainingRun:
 
 
 def make_run(protocol: Protocol, out: Path, arm: str, seed: int, rate: float | None = None) -> TrainingRun:
-    """The run of a trained arm. A rate of None is the configuration's own."""
+    """Return the run of an arm. A rate of None keeps the configuration's."""
     folder = out / arm / f"seed-{seed}" if rate is None else out / arm / f"rate-{rate:g}" / f"seed-{seed}"
     overrides, config = protocol.overrides(arm, seed, rate), protocol.config(arm, seed, rate)
     return TrainingRun(arm, seed, rate, folder, Path(protocol.base), overrides, config)
@@ -52,9 +52,9 @@ def make_run(protocol: Protocol, out: Path, arm: str, seed: int, rate: float | N
 
 @contextmanager
 def locked(run: TrainingRun) -> Iterator[int]:
-    """Holds the run's folder: a process that outlives a killed study still has it, and the next one waits for that.
+    """Lock the run's folder; wait for a process of a killed study that still uses it.
 
-    Yields the file descriptor that holds the lock as long as any process keeps it open.
+    Yields the file descriptor that holds the lock while any process keeps it open.
     """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     with run.folder.with_name(f"{run.folder.name}.lock").open("w") as file:
@@ -63,9 +63,10 @@ def locked(run: TrainingRun) -> Iterator[int]:
 
 
 def train(run: TrainingRun) -> None:
-    """Trains the run to its end, from where it was left. Raises InputError if that fails.
+    """Train the run to its end, resuming it if necessary. The caller must not hold the lock.
 
-    The caller holds no lock.
+    Raises:
+        InputError: training fails
     """
     with locked(run) as lock:
         if finished(run):
@@ -78,26 +79,31 @@ def train(run: TrainingRun) -> None:
 
 
 def finished(run: TrainingRun) -> bool:
-    """Whether the run has its last checkpoint and the exported model. Raises InputError for another run's folder."""
+    """Return True if the run has its last checkpoint and the exported model.
+
+    Raises:
+        InputError: the folder is another run's
+    """
     if not (run.folder / "config.yaml").is_file():
         return False
-    found = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
-    if found != json.loads(json.dumps(dataclasses.asdict(run.config))):
-        raise InputError(f"--out: {run.folder} holds a run of another configuration; choose another folder")
+    recorded = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
+    if recorded != json.loads(json.dumps(dataclasses.asdict(run.config))):
+        raise InputError(f"--out: {run.folder} contains a run of another configuration; choose another folder")
     last = run.folder / "checkpoints" / f"step-{run.config.run.steps:08d}"
     return last.is_dir() and (run.model / "config.json").is_file()
 
 
 def best_run(runs: Sequence[TrainingRun]) -> TrainingRun:
-    """The finished run of lowest final dev loss."""
+    """Return the finished run of lowest final dev loss."""
     facts = [(read_training_log(run.folder), run) for run in runs]
     return min(facts, key=lambda pair: math.inf if pair[0].diverged else pair[0].dev_loss)[1]
 
 
 def in_processes(work: Callable[[Any], None], items: Sequence[Any], workers: int) -> None:
-    """work(item) for every item, `workers` at a time, each in a process of its own if there are several.
+    """Run work(item) for every item, `workers` in parallel, each in its own process if there are several.
 
-    Raises InputError if one fails; the others then come to their end.
+    Raises:
+        InputError: one fails; the others are completed first
     """
     if workers == 1:
         for item in items:
@@ -116,7 +122,7 @@ def _in_process(work: Callable[[Any], None], item: Any) -> None:
 
 
 SPIKE_WINDOW = 50
-"""Steps before a step that its loss is held against."""
+"""Preceding steps that a step's loss is compared with."""
 SPIKE_DEVIATIONS = 4.0
 MAD_TO_DEVIATION = 1.4826
 """Median absolute deviation to standard deviation, for normally distributed values."""
@@ -124,8 +130,13 @@ MAD_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """seconds: spent in optimiser steps. dev_loss: teacher-forced nats a token at the last evaluation.
-    largest_state_rms: largest RMS of h^(T) in any step. mean_depth: loops of a row."""
+    """Facts of a training run.
+
+    seconds: in optimiser steps
+    dev_loss: teacher-forced nats per token at the last evaluation
+    largest_state_rms: largest RMS of h^(T) in any step
+    mean_depth: mean loops per row
+    """
 
     steps: int
     tokens: float
@@ -141,9 +152,9 @@ class TrainingFacts:
 
 
 def count_spikes(losses: Sequence[float]) -> int:
-    """Steps whose loss is above the median of the SPIKE_WINDOW steps before by more than 4 robust deviations.
+    """Count steps whose loss exceeds the median of the preceding SPIKE_WINDOW steps by 4 robust deviations.
 
-    The first SPIKE_WINDOW steps are not judged. A loss that is not finite is a spike.
+    The first SPIKE_WINDOW steps are skipped. A loss that is not finite is a spike.
     """
     spikes = 0
     for step in range(SPIKE_WINDOW, len(losses)):
@@ -155,7 +166,11 @@ def count_spikes(losses: Sequence[float]) -> int:
 
 
 def read_training_log(run_folder: Path) -> TrainingFacts:
-    """Facts of a run that logs every step. Raises InputError if it never evaluated on dev."""
+    """Read the facts of a run that logs every step.
+
+    Raises:
+        InputError: the run has no dev evaluation
+    """
     metrics = run_folder / "metrics.jsonl"
     train, dev = _records(metrics, "train"), _records(metrics, "dev")
     if not train or not dev:

@@ -1,6 +1,6 @@
-"""Studies that train text models: every arm with every seed, on the same windows, compared with the reference arm.
+"""Training studies: every arm with every seed on the same windows, compared with the reference arm.
 
-Everything a study has finished lies in its folder: OUT/ARM/seed-N holds a training run and, under eval/, its scores.
+The study's folder contains all finished work: OUT/ARM/seed-N is a training run with its scores under eval/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loopwm.records.windows import Window
 
 
 def run_training_study(name: str, protocol: TextProtocol, out: Path, workers: int) -> None:
-    """Does what is not done yet, then writes results.json, report.md and plots to `out`."""
+    """Complete the study, then write results.json, report.md and plots to `out`."""
     suite = load_suite(protocol.windows)
     chosen = [select_windows(suite, settings_for(protocol, "", regime)) for regime in protocol.regimes]
     rates = choose_rates(protocol, out, workers)
@@ -40,7 +40,7 @@ def run_training_study(name: str, protocol: TextProtocol, out: Path, workers: in
 
 
 def choose_rates(protocol: TextProtocol, out: Path, workers: int) -> dict[str, float | None]:
-    """The learning rate of each trained arm: where the protocol sweeps, the best of the first seed on dev loss."""
+    """Return the learning rate of each arm; in a sweep, the first seed's best on dev loss."""
     if not protocol.rates:
         return dict.fromkeys(protocol.trained_arms)
     runs = {
@@ -52,7 +52,7 @@ def choose_rates(protocol: TextProtocol, out: Path, workers: int) -> dict[str, f
 
 
 def complete(job: Job) -> None:
-    """Trains and scores; what is done already is skipped. A run that diverged is not scored."""
+    """Train and score a job; skip finished work. A diverged run is not scored."""
     train(job.run)
     if read_training_log(job.run.folder).diverged:
         return
@@ -82,7 +82,7 @@ def settings_for(protocol: TextProtocol, model: str, regime: ContextKind) -> Run
 def add_latents(
     predictor: CheckpointPredictor, windows: Sequence[Window], protocol: TextProtocol, regime: ContextKind, path: Path
 ) -> None:
-    """Writes the norms of the latent over a long rollout, unless `path` has them."""
+    """Write the norms of the latent over a long rollout, unless `path` exists."""
     if not path.exists():
         chosen = windows[: protocol.latent_windows]
         norms = latent_norms(predictor, chosen, regime, protocol.latent_horizon, protocol.batch_size)

@@ -1,4 +1,4 @@
-"""Scores of one model on the windows of a study: exact match and F1 of what it decodes, and its teacher-forced loss."""
+"""Scores of one model on a study's windows: exact match and F1 of decoded text, and teacher-forced loss."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ teacher-forced). The last is absent where no such loss is defined."""
 
 
 def score(predictor: Predictor, suite: Suite, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
-    """Makes the predictions that `out` lacks.
+    """Predict the windows that `out` lacks.
 
-    Raises InputError naming a window that had to be refused: a study compares arms on the same windows.
+    Raises:
+        InputError: a window is refused, since arms are compared on the same windows; the message names it
     """
     for name, reason in evaluate(predictor, suite, windows, settings, out)["refused"].items():
         raise InputError(f"window {name}: {reason}")
 
 
 def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -> Scores:
-    """What `score` left in `out`."""
+    """Read the scores that `score` wrote to `out`."""
     records = read_records(out / "predictions.jsonl")
     pairs = [[(r["prediction"], r["target"]) for r in (records[w["id"], k] for k in horizons)] for w in windows]
     scores = {
@@ -51,7 +52,7 @@ def read_scores(windows: Sequence[Window], horizons: Sequence[int], out: Path) -
 
 
 def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:
-    """Appends to `out`, batch by batch, the teacher-forced losses of the windows it lacks."""
+    """Append the teacher-forced losses of missing windows to `out`, batch by batch."""
     path = out / NATS
     known = _read_losses(path)
     with tqdm(total=len(windows), initial=len(known), unit="window", desc=f"teacher-forced {settings.context}") as bar:
@@ -86,7 +87,7 @@ class LatentNorms:
 def latent_norms(
     predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, last: int, batch_size: int
 ) -> LatentNorms:
-    """Follows the latent for `last` steps in which each window's own actions come again and again."""
+    """Measure the latent over `last` steps that cycle through each window's actions."""
     batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
     norms = np.concatenate([_batch_norms(predictor, batch, context_kind, last) for batch in batches])
     return LatentNorms(norms.mean(0).tolist(), norms.max(0).tolist())
@@ -95,7 +96,7 @@ def latent_norms(
 def _batch_norms(
     predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, last: int
 ) -> Values:
-    """(windows, last + 1)."""
+    """Return RMS values (windows, last + 1)."""
     world = predictor.begin(windows, context_kind).world
     worlds = [world.latent]
     for step in range(last):

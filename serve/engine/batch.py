@@ -100,6 +100,7 @@ class RunningBatch:
         for group in self.groups:
             group.keep([i for i, request in enumerate(group.requests) if not request.cancelled])
         self.groups = [group for group in self.groups if group.requests]
+        # Groups of different depths cannot share a forward: the exit rule is one per batch.
         for depth in {group.depth for group in self.groups}:
             self._decode([group for group in self.groups if group.depth == depth], depth)
         self.groups = [group for group in self.groups if group.requests]
@@ -151,7 +152,7 @@ def _compact(rows: Sequence[int]) -> list[int]:
 
 def _sample(request: Request, logits_V: Tensor, end_token: int) -> int:
     if not request.may_end():
-        logits_V = logits_V.clone()
+        logits_V = logits_V.clone()  # a row of the batch's logits, whose scores stay unmasked
         logits_V[end_token] = -torch.inf
     return sample(logits_V, request.params, request.generator)
 
@@ -160,6 +161,7 @@ def _scores(request: Request, logits_V: Tensor, token: int) -> Scores | None:
     top = request.params.logprobs
     if top is None:
         return None
+    # Over the unmasked logits in float32: scores are the model's, whatever the sampling parameters.
     scores_V = logits_V.float().log_softmax(-1)
     values, ids = scores_V.topk(min(top, len(scores_V)))
     return Scores(float(scores_V[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))

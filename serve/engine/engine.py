@@ -256,6 +256,7 @@ class Engine:
                 self._fail_all(error)
             self._flush_outputs()
             self._release_memory_after(BUSY_SECONDS)
+        # After the loop, on this thread: the batch is not locked.
         self._fail_all(EngineStoppedError("the service is shutting down"))
         self._flush_outputs()
 
@@ -308,6 +309,7 @@ class Engine:
                 budget -= forward.num_tokens
                 with self._changed:
                     self._scheduler.charge([item.ctx.key], forward.num_tokens)
+                # One forward per item and step: a long prompt must not use up the budget of the others.
                 served.add(item)
                 self._advance(item, result)
 
@@ -368,6 +370,7 @@ class Engine:
                 item.deliver(error)
         for request in self._batch.requests:
             if request.ctx.deadline < now and not request.cancelled:
+                # Removed by the next decode step, which owns the KV caches.
                 request.cancelled = True
                 request.fail(error)
 

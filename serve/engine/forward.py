@@ -78,6 +78,7 @@ class WorkItem:
     def advance(self, result: Any) -> bool:
         """Send the last result (or exception) into the generator. Return False when it is done."""
         self.started = True
+        # Checked here, too: the request may be cancelled while its forward runs.
         if self.cancelled:
             return False
         try:
@@ -113,12 +114,14 @@ class ModelRunner:
         out = self.run(state, rows, depth)
         assert out.last_hidden_state is not None
         assert out.loops is not None
+        # Only the last position needs logits; the vocabulary is the largest matrix.
         with quick_products(len(rows)):
             return self.model.lm_head(out.last_hidden_state[:, -1]), out.loops
 
     def run(self, state: States, rows: Sequence[Sequence[int]], depth: ExitRule) -> LoopWMOutput:
         """Append tokens to each row, left-padded."""
         length = max(map(len, rows))
+        # Left-padded, so that column -1 is the last token of every row.
         tokens_BL = torch.tensor([[0] * (length - len(row)) + list(row) for row in rows], device=self.device)
         valid_BL = torch.tensor([[column >= length - len(row) for column in range(length)] for row in rows])
         positions, mask = state.extend(valid_BL.to(self.device))
@@ -130,6 +133,7 @@ class ModelRunner:
     def token_bytes(self, loops: int) -> int:
         """Return the KV-cache bytes per token for `loops` loops."""
         if loops not in self._token_bytes:
+            # Measured, not computed: layers and planes per token depend on the configuration.
             state = KVCache(1, self.device)
             self.run(state, [[0]], Fixed(loops))
             self._token_bytes[loops] = state.nbytes()

@@ -40,7 +40,7 @@ class PrefixCache:
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
-        self.make_room(0)
+        self.make_room(0)  # after the insertion: the newest entry is evicted last
 
     def drop(self, key: Hashable) -> None:
         """Remove the entry if present."""
@@ -86,6 +86,7 @@ class PrefixCache:
             if match is None or state is None:
                 return None
             common = _common_prefix(match[1], ids)
+            # Within a block the prompts may still differ; only whole blocks were compared.
             return state.fork() if common == state.length else state.crop(state.length - common)
 
 

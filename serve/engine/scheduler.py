@@ -54,6 +54,7 @@ class Scheduler:
             if item.pending is None:
                 continue
             forward = item.pending.split(budget)
+            # The first forward runs even if it exceeds the budget and cannot be split: it would never fit.
             if not scheduled or (forward.key == scheduled[0][1].key and forward.num_tokens <= budget):
                 scheduled.append((item, forward))
                 budget -= forward.num_tokens
@@ -92,6 +93,7 @@ class RetryEstimator:
         """
         now = time.monotonic()
         if busy:
+            # Capped, so that one long request does not dominate the moving average.
             self._interval += 0.1 * (min(now - self._last, MAX_RETRY_AFTER) - self._interval)
         self._last = now
 

@@ -40,6 +40,9 @@ class KeyQuota:
     bytes: int | None = None
 
 
+UNLIMITED = KeyQuota()
+
+
 class Bucket:
     """Token bucket that fills in a minute. May go negative: tokens of a request are known only afterwards."""
 
@@ -83,7 +86,7 @@ class RateLimiter:
         }
 
     def quota(self, key: str) -> KeyQuota:
-        return self._quotas.get(key, KeyQuota())
+        return self._quotas.get(key, UNLIMITED)
 
     def bucket(self, key: str, rate: Rate) -> Bucket | None:
         """Return the bucket, or None if unlimited."""

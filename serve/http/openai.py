@@ -45,8 +45,7 @@ async def completions(body: CompletionBody, service: Serving, ctx: Admitted) -> 
         return await _scored(body, service, ctx)
     prompts = await asyncio.to_thread(lambda: _read(service.prompts, body))
     streams = _start(service, ctx, prompts, body)
-    scored, ids, echo = body.top is not None, bool(body.return_token_ids), bool(body.echo)
-    return await respond(CompletionReply(service, prompts, streams, scored=scored, ids=ids, echo=echo), body)
+    return await respond(CompletionReply(service, prompts, streams, body))
 
 
 @router.post("/chat/completions", response_model=ChatCompletion, responses=stream_responses("usage if requested"))
@@ -55,8 +54,7 @@ async def chat_completions(body: ChatBody, service: Serving, ctx: Admitted) -> R
     service.check_model(body.model)
     prompt = await asyncio.to_thread(lambda: service.prompts.chat(read_messages(body.messages)))
     streams = _start(service, ctx, [prompt], body)
-    scored, ids = body.top is not None, bool(body.return_token_ids)
-    return await respond(ChatReply(service, [prompt], streams, scored=scored, ids=ids), body)
+    return await respond(ChatReply(service, [prompt], streams, body))
 
 
 def _model_object(service: Service) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from serve.generation.prompts import Prompt
 from serve.generation.service import Service
 from serve.generation.streams import Scores, TextDelta, TextStream, Token, cancel, interleaved, together
-from serve.http.bodies import GenerationBody
+from serve.http.bodies import CompletionBody, GenerationBody
 from serve.http.sse import EventStream
 
 Json = dict[str, Any]
@@ -42,18 +42,17 @@ class Reply:
     chunk_kind: ClassVar[str]
 
     def __init__(
-        self, service: Service, prompts: Sequence[Prompt], streams: Sequence[TextStream], *, scored: bool, ids: bool
+        self, service: Service, prompts: Sequence[Prompt], streams: Sequence[TextStream], body: GenerationBody
     ) -> None:
         """Create a reply.
 
         streams: choices, ordered by prompt.
-        scored: add log-probabilities.
-        ids: add token ids.
         """
+        self.body = body
         self.streams = streams
         self._service = service
         self._prompts = prompts
-        self._scored, self._ids = scored, ids
+        self._scored, self._ids = body.top is not None, bool(body.return_token_ids)
         self._base = envelope(self.prefix, self.whole_kind, service.card.name)
         self._emitted_loops: list[int] = []
 
@@ -116,22 +115,15 @@ class Reply:
 
 
 class CompletionReply(Reply):
-    """Reply to a completion, in which the text begins with the prompt if `echo`."""
+    """Reply to a completion; the text begins with the prompt if the body has `echo`."""
 
     prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self,
-        service: Service,
-        prompts: Sequence[Prompt],
-        streams: Sequence[TextStream],
-        *,
-        scored: bool,
-        ids: bool,
-        echo: bool,
+        self, service: Service, prompts: Sequence[Prompt], streams: Sequence[TextStream], body: CompletionBody
     ) -> None:
-        super().__init__(service, prompts, streams, scored=scored, ids=ids)
-        self._echo = echo
+        super().__init__(service, prompts, streams, body)
+        self._echo = bool(body.echo)
 
     def opening(self) -> list[Json]:
         return [self._first(index) for index in range(len(self.streams))] if self._echo or self._ids else []
@@ -228,10 +220,10 @@ def _scores(token: Token) -> Scores:
     return token.scores
 
 
-async def respond(reply: Reply, body: GenerationBody) -> Response:
+async def respond(reply: Reply) -> Response:
     """Respond with the whole reply, or with events if the body has `stream`."""
-    if body.stream:
-        return EventStream(_events(reply, body), lambda: cancel(reply.streams))
+    if reply.body.stream:
+        return EventStream(_events(reply), lambda: cancel(reply.streams))
     try:
         deltas = await together([stream.deltas() for stream in reply.streams])
     finally:
@@ -239,10 +231,10 @@ async def respond(reply: Reply, body: GenerationBody) -> Response:
     return JSONResponse(reply.whole(deltas))
 
 
-async def _events(reply: Reply, body: GenerationBody) -> AsyncIterator[Json]:
+async def _events(reply: Reply) -> AsyncIterator[Json]:
     async for chunk in _chunks(reply):
-        yield {**chunk, "usage": reply.usage_so_far()} if body.continuous_usage else chunk
-    if body.include_usage:
+        yield {**chunk, "usage": reply.usage_so_far()} if reply.body.continuous_usage else chunk
+    if reply.body.include_usage:
         yield reply.usage_chunk()
 
 

@@ -23,7 +23,7 @@ def test_names_spelled_unlike_before_are_counted(built: Tokenizer) -> None:  # n
     episode = Episode("scienceworld", "boil", 0, "dev", "gold", "boil water", tuple(steps))
     pattern = names_pattern([*NAMES, "pot", "wire"])
     totals = measure(Speller(built, pattern), [episode])
-    assert totals.seen == {False: 5, True: 4}
+    assert totals.known == {False: 5, True: 4}
     assert totals.differing == {False: 2, True: 0}  # the fridge without a blank, and then the one with
     assert totals.transitions == 3
     assert totals.tokens["action"] == sum(len(built.encode(action).ids) for action, _ in texts[1:])

@@ -171,4 +171,4 @@ compared_decoder: argmax
     assert evaluate(arguments) == 0
     assert scored.stat().st_mtime_ns == before
     assert evaluate([*arguments, "reference=nobody"]) == 2
-    assert "reference: 'nobody' is not one of twisted, unlooped" in capsys.readouterr().err
+    assert "reference: must be one of twisted, unlooped, got 'nobody'" in capsys.readouterr().err

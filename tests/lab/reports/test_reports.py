@@ -102,7 +102,7 @@ def test_a_partial_run_is_shown_with_what_it_has(suite_path: Path, tmp_path: Pat
     (part / "predictions.jsonl").write_bytes(b"".join(lines[:53]) + lines[53][:40])
     before = (part / "predictions.jsonl").read_bytes()
     run = load(suite_path, part)
-    assert (run.windows, run.asked, run.finished) == (10, 40, False)
+    assert (run.windows, run.window_count, run.finished) == (10, 40, False)
     assert all(row["n"] == 10 for row in run.rows if row["family"] == "overall")
     assert report(suite_path, tmp_path / "out", whole, part) == 0
     assert "partial: 10 of 40 windows" in (tmp_path / "out" / "report.html").read_text()
@@ -124,7 +124,7 @@ def test_a_report_without_the_strongest_baseline_says_so(suite_path: Path, tmp_p
 
 def test_a_finished_run_keeps_its_rows(suite_path: Path, tmp_path: Path) -> None:
     run = load(suite_path, evaluate(suite_path, tmp_path / "a", "--limit", "9", "--horizons", "1,3"))
-    assert (run.windows, run.asked, run.finished, run.horizons) == (9, 9, True, [1, 3])
+    assert (run.windows, run.window_count, run.finished, run.horizons) == (9, 9, True, [1, 3])
     assert list(run.rows) == json.loads((tmp_path / "a" / "results.json").read_text())["rows"]
 
 

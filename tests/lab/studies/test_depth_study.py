@@ -44,7 +44,7 @@ def test_depths_up_to_twice_the_mean_are_compared_with_the_default(
     [
         (["--depths", "9"], "--depth: 9"),
         (["--depths", "x"], "--depths"),
-        (["--model", "nowhere"], "--model: 'nowhere'"),
+        (["--model", "nowhere"], "--model: must be a checkpoint folder, got 'nowhere'"),
     ],
 )
 def test_bad_arguments_are_one_line_and_status_two(
