@@ -208,6 +208,7 @@ class LoopedAttention(nn.Module):
         episodes = episodes_of(first[:, None], state.episodes)
         mask = self._mask(episodes, 1, x.shape[1])
         out, columns = self._run(x[:, None], positions[:, None], mask, rule, state.columns)
+        # Rows that exited early fill the keys and values of their deeper loops with their last ones.
         columns.finish(self.core.config.loop_slots, out.loops, rule.limit, x.shape[1])
         latest = self._last_frames(FrameCache(columns, episodes), x.shape[1])
         return DynamicsOutput(out.h, latest, out.loops)
@@ -222,6 +223,7 @@ class LoopedAttention(nn.Module):
     def _run(
         self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: KVCache
     ) -> tuple[CoreOutput, KVCache]:
+        # Fork: a caller may step from the same state more than once.
         columns = before.fork()
         columns.extend(torch.ones(len(x), x.shape[1] * x.shape[2], dtype=torch.bool, device=x.device))
 

@@ -90,6 +90,7 @@ class _Piece:
         first[0] = self.fresh and start == 0
         steps = slice(start, stop)
         results = (getattr(episode, name)[steps] for name in ("action", "reward", "terminated", "truncated"))
+        # Extras are per frame: a step's flag is that of the frame it leads to.
         lost = episode.extras.get(LOST, np.zeros(len(episode) + 1, dtype=bool))[start + 1 : stop + 1]
         return episode.obs[steps], episode.obs[start + 1 : stop + 1], *results, first, lost
 
@@ -251,6 +252,7 @@ class Replay:
         index = generator.integers(ends[-1], size=batch)
         if shares:
             index = self._by_age(streams, length)[_in_parts(index / ends[-1], int(ends[-1]), shares, generator)]
+        # side="right": an index equal to the end of a stream is the first start of the next one.
         owners = np.searchsorted(ends, index, side="right")
         starts = index - np.concatenate(([0], ends))[owners]
         rows = [_row(streams[owner], int(start), length) for owner, start in zip(owners, starts, strict=True)]

@@ -255,6 +255,7 @@ def lambda_returns(
     """
     after, returns = next_value[:, -1], []
     for t in reversed(range(reward.shape[1])):
+        # The return after a truncated step is another episode's: bootstrap from V only.
         mixed = torch.where(truncated[:, t], next_value[:, t], torch.lerp(next_value[:, t], after, td_lambda))
         after = reward[:, t] + gamma * torch.where(terminated[:, t], 0.0, mixed)
         returns.append(after)
@@ -287,6 +288,7 @@ class PercentileScale:
             self.low, self.high = low, high
         self.low = self.decay * self.low + (1 - self.decay) * low
         self.high = self.decay * self.high + (1 - self.decay) * high
+        # At least 1, so that small returns, which are mostly noise, are not scaled up.
         return max(1.0, self.high - self.low)
 
 

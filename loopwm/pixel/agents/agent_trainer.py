@@ -74,6 +74,7 @@ class WorldLearner:
         bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             batch = FrameBatch.of(replay.sample(stop - start, world.steps, rng, world.recency)).to(self.device)
+            # Depths are seeded by update and row, so they do not depend on the number of minibatches.
             plan = self.system.plan(seed, self.updates, range(start, stop))
             loss, measured = self.system.loss(batch, plan, seeded(self.device, seed, self.updates, start))
             loss.backward()
@@ -288,6 +289,7 @@ class AgentTrainer:
         folder.mkdir(parents=True)
         torch.save(self.state_dict(), folder / STATE)
         self.files.finish_checkpoint(self.iteration)
+        # Older checkpoints may need replay files that the newest one does not.
         states = [torch.load(path / STATE, weights_only=False) for path in self.files.checkpoints()]
         prune(self.folder / "replay", [state["replay"] for state in states])
 

@@ -111,6 +111,7 @@ class TargetScale:
 def advantages(data: Trajectories, scale: TargetScale, config: PPOConfig) -> tuple[Tensor, Tensor]:
     """Compute A_t and q_t, both (B, T), in units of reward (TWISTED, appendix B.3.2)."""
     value, next_value = scale.restore(data.value), scale.restore(data.next_value)
+    # A truncated step bootstraps (`going`), but no advantage crosses the end of an episode (`within`).
     going = 1 - data.terminated.float()
     delta = data.reward + going * config.gamma * next_value - value
     within = 1 - (data.terminated | data.truncated).float()

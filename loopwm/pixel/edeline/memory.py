@@ -194,6 +194,7 @@ class Gated(nn.Module):
         parts = []
         for start, stop in pairwise(starts):
             state = torch.where(first[:, start, None, None], 0, state)
+            # cuDNN requires contiguous states.
             vectors = tuple(vector.contiguous() for vector in state.transpose(0, 1).split(1))
             out, after = self.cell(x[:, start:stop, 0], vectors if self.vectors > 1 else vectors[0])
             state = torch.cat(after if self.vectors > 1 else (after,)).transpose(0, 1)

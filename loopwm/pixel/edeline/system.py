@@ -175,6 +175,7 @@ class Edeline(PixelSystem):
         offset = torch.randn(*target.shape[:2], 1, 1, generator=generator, device=generator.device)
         each = torch.randn(target.shape, generator=generator, device=generator.device)
         noised = target + _wide(sigma) * each.to(target.device) + o.offset_noise * offset.to(target.device)
+        # The offset is part of the noise: its variance adds to that of sigma.
         c = preconditioners((sigma.square() + o.offset_noise**2).sqrt())
         out = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
         regression_target = (target - _wide(c.c_skip) * noised) / _wide(c.c_out)
@@ -320,6 +321,7 @@ class EdelineWorld:
     def step(self, state: EdelineState, action: Tensor, generator: torch.Generator) -> Imagined[EdelineState]:
         h, memory = self._remember(state, action)
         chances = self.system.reward_head(h).float().softmax(-1).to(generator.device)
+        # Sample on the generator's device, so that a run draws the same numbers on every device.
         kinds = torch.multinomial(chances, 1, generator=generator)
         ends = self.system.end_head(h)[:, 0].float().sigmoid()
         terminated = torch.rand(ends.shape, generator=generator, device=generator.device).to(h.device) < ends

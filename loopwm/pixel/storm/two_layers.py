@@ -64,6 +64,7 @@ class TwoLayers(nn.Module):
         before = self.initial(len(x), x.device) if state is None else state
         past = Past(torch.cat((before.x, x[:, :, 0]), 1), episodes_of(first, before.episodes))
         steps = past.x.shape[1]
+        # nn.TransformerEncoder hides where the mask is True, unlike scaled_dot_product_attention.
         later = torch.ones(steps, steps, dtype=torch.bool, device=x.device).triu(1)
         hidden = later | (past.episodes[:, :, None] != past.episodes[:, None])
         h = self.two_layers(past.x, mask=hidden.repeat_interleave(self.heads, 0))[:, -x.shape[1] :]
