@@ -142,8 +142,8 @@ def collect(plan: CollectionPlan, out: Path, executor: Executor, shard: Shard, s
     todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
     total = Tally()
     started = time.monotonic()
-    asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
-    with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
+    total_episodes, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
+    with tqdm(total=total_episodes, initial=total_episodes - left, unit="episode") as bar:
         for tally in _play_all(executor, plan, out, solutions, todo):
             total.episodes += tally.episodes
             total.transitions += tally.transitions

@@ -330,13 +330,13 @@ def replay(environment: Environment, task: str, variation: int | str, history: I
     """
     for index, recorded in enumerate(history):
         action = recorded.action
-        found = environment.reset(task, variation) if action is None else environment.step(action)
-        if found.observation != recorded.observation:
+        step = environment.reset(task, variation) if action is None else environment.step(action)
+        if step.observation != recorded.observation:
             raise InputError(
-                f"{task}, variation {variation}, step {index}: the simulator answers {found.observation[:60]!r}, "
+                f"{task}, variation {variation}, step {index}: the simulator answers {step.observation[:60]!r}, "
                 f"recorded is {recorded.observation[:60]!r}"
             )
-        yield found
+        yield step
 
 
 def replay_hidden_states(environment: Environment, episode: Episode, steps: Set[int]) -> dict[int, str | None]:

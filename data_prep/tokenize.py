@@ -145,10 +145,10 @@ def _facts(
     """Return the rows of facts of an episode's texts, whose tokens begin at `starts`."""
     numbers: dict[str, int] = {}
     rows = []
-    for text, found, start in zip(texts, facts, starts, strict=True):
-        rows += [(start, 0, numbers.setdefault(fact, len(numbers))) for fact in sorted(found.shows)]
-        ends = encoder.token_ends(text) if found.needs else []
-        for need in found.needs:
+    for text, text_facts, start in zip(texts, facts, starts, strict=True):
+        rows += [(start, 0, numbers.setdefault(fact, len(numbers))) for fact in sorted(text_facts.shows)]
+        ends = encoder.token_ends(text) if text_facts.needs else []
+        for need in text_facts.needs:
             first, end = _covered(ends, need)
             known_by = (numbers.setdefault(fact, len(numbers)) for fact in sorted(need.facts))
             rows += [(start + first, end - first, number) for number in known_by]

@@ -108,14 +108,14 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
     open_starts = [(episode, starts) for episode, starts in open_starts if starts]
     if sum(len(starts) for _, starts in open_starts) < count:
         raise InputError(f"only {sum(len(starts) for _, starts in open_starts)} windows fit, {count} are asked for")
-    drawn = []
+    pairs = []
     for _ in range(count):
         index = rng.randrange(len(open_starts))
         episode, starts = open_starts[index]
-        drawn.append((episode, starts.pop(rng.randrange(len(starts)))))
+        pairs.append((episode, starts.pop(rng.randrange(len(starts)))))
         if not starts:
             open_starts.pop(index)
-    return drawn
+    return pairs
 
 
 def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str) -> list[Cut]:
@@ -127,17 +127,17 @@ def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, s
     for family, count in mix.items():
         rng = Random(f"{seed}/{name}/{family}")
         try:
-            drawn = draw_starts(by_family[family], count, horizon, rng)
+            pairs = draw_starts(by_family[family], count, horizon, rng)
         except InputError as error:
             raise InputError(f"--episodes: family {family}: {error}") from error
-        cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+        cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(pairs)]
     return cuts
 
 
 def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[Cut]:
     """Cut windows of all episodes, regardless of family."""
-    drawn = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
-    return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+    pairs = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
+    return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(pairs)]
 
 
 def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
@@ -150,13 +150,13 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
     by_episode: dict[int, list[Cut]] = defaultdict(list)
     for cut in cuts:
         by_episode[id(cut.episode)].append(cut)
-    found: dict[str, str | None] = {}
+    by_window: dict[str, str | None] = {}
     name = only_environment((cut.episode for cut in cuts), "--hidden-state")
     with closing(make_environment(name)) as environment:
         for group in tqdm(by_episode.values(), desc="hidden states", unit="episode"):
             states = replay_hidden_states(environment, group[0].episode, {cut.now for cut in group})
-            found |= {cut.name: states[cut.now] for cut in group}
-    return found
+            by_window |= {cut.name: states[cut.now] for cut in group}
+    return by_window
 
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
@@ -179,9 +179,9 @@ def check_suite(suite: Recipe, episodes: Iterable[Episode]) -> None:
     """Raise InputError for an episode that the suite must not be cut from."""
     for episode in episodes:
         for field in ("env", "split", "policy"):
-            found, wanted = getattr(episode, field), getattr(suite, field)
-            if found != wanted:
-                raise InputError(f"--episodes: {field}: {found!r} in {episode.task}, the suite takes {wanted!r} only")
+            value, wanted = getattr(episode, field), getattr(suite, field)
+            if value != wanted:
+                raise InputError(f"--episodes: {field}: {value!r} in {episode.task}, the suite takes {wanted!r} only")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

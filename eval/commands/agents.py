@@ -189,12 +189,12 @@ class ChatAgent:
 
     def messages(self, context: Context) -> list[Message]:
         """Return observations (user) and actions (assistant) in turn; the first holds the task and the example too."""
-        told = (
+        instruction = (
             "You act in a text environment. Answer with your next action alone, in one line and in the wording of the "
             f"example. When the goal is reached, answer: {self.STOP}\n\n{self._example(context.goal)}"
             f"Goal: {context.goal}\n\n{context.observation}"
         )
-        messages: list[Message] = [{"role": "user", "content": told}]
+        messages: list[Message] = [{"role": "user", "content": instruction}]
         for step in context.history:
             messages.append({"role": "assistant", "content": step.action})
             messages.append({"role": "user", "content": step.observation})

@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     names = set(jar_names(args.jar)) | set(episode_names(args.episodes)) | set(designated_names())
-    kept = sorted(name for name in names if name not in KINDS)
-    write_atomic(args.out, "\n".join(kept) + "\n")
-    print(f"{args.out}: {len(kept)} names")
+    entities = sorted(name for name in names if name not in KINDS)
+    write_atomic(args.out, "\n".join(entities) + "\n")
+    print(f"{args.out}: {len(entities)} names")
 
 
 def jar_names(jar: Path) -> Iterator[str]:

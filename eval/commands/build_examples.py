@@ -33,12 +33,12 @@ def choose(windows: Sequence[Window], count: int) -> list[Window]:
     if len(left) < count:
         raise InputError(f"--count: only {len(left)} windows have at most {LONGEST} characters")
     chosen: list[Window] = []
-    seen: set[str] = set()
+    known_verbs: set[str] = set()
     for _ in range(count):
-        best = max(left, key=lambda window: len(_verbs(window) - seen))
+        best = max(left, key=lambda window: len(_verbs(window) - known_verbs))
         chosen.append(best)
         left.remove(best)
-        seen |= _verbs(best)
+        known_verbs |= _verbs(best)
     return chosen
 
 

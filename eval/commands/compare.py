@@ -32,7 +32,7 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
         raise InputError(f"{folder_b}: horizons: shares none with {folder_a}")
     refused = results_a["refused"].keys() | results_b["refused"].keys()
     games = results_a["games"]
-    found = []
+    differences = []
     for k in shared:
         at_a, at_b = (
             {name: record for (name, horizon), record in run.items() if horizon == k and name not in refused}
@@ -40,8 +40,8 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
         )
         if at_a.keys() != at_b.keys():
             raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
-        found += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
-    defined = [difference for difference in found if not np.isnan(difference.difference)]
+        differences += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
+    defined = [difference for difference in differences if not np.isnan(difference.difference)]
     return sorted(defined, key=lambda d: list(METRICS).index(d.metric))
 
 

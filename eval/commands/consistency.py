@@ -179,8 +179,8 @@ def play_missing(
     with tqdm(total=len(games), unit="game", desc=f"{settings.model} {settings.env}") as bar:
         for batch in batches:
             if missing := [game for game in batch if game.name not in plays]:
-                made = play_batch(agent, imagination, world, batch, settings)
-                new = [made[game.name] for game in missing]
+                lines = play_batch(agent, imagination, world, batch, settings)
+                new = [lines[game.name] for game in missing]
                 folder.add_lines(PLAYS, new)
                 plays |= {record["game"]: record for record in new}
             bar.update(len(batch))
@@ -247,8 +247,8 @@ def _matches(wm: Mapping[str, Any], w2r: Mapping[str, Any]) -> tuple[float, floa
     """Return EM and token F1 of the imagined observations over the replayed steps."""
     pairs = list(zip(wm["observations"], w2r["observations"], strict=False))
     return (
-        float(np.mean([exact_match(imagined, seen) for imagined, seen in pairs])),
-        float(np.mean([token_f1(imagined, seen) for imagined, seen in pairs])),
+        float(np.mean([exact_match(imagined, observed) for imagined, observed in pairs])),
+        float(np.mean([token_f1(imagined, observed) for imagined, observed in pairs])),
     )
 
 

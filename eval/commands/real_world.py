@@ -56,10 +56,10 @@ class RealWorld:
         if split not in splits:
             raise InputError(f"--split: unknown {split!r}, expected one of {', '.join(splits)}")
         try:
-            drawn = [self._shuffled(task, split, seed) for task in dict.fromkeys(tasks or known)]
+            by_task = [self._shuffled(task, split, seed) for task in dict.fromkeys(tasks or known)]
         except (InputError, SimulatorError) as error:
             raise InputError(f"--env: {error}") from error
-        in_turn = [game for turn in zip_longest(*drawn) for game in turn if game is not None]
+        in_turn = [game for turn in zip_longest(*by_task) for game in turn if game is not None]
         if len(in_turn) < count:
             raise InputError(f"--episodes: these tasks have {len(in_turn)} variations of split {split!r}, not {count}")
         return in_turn[:count]

@@ -130,8 +130,8 @@ def imagine_missing(
     with tqdm(total=len(windows), unit="episode", desc=f"{settings.model} {way}") as bar:
         for batch in batches:
             complete = all((window["id"], k) in records for window in batch for k in _depths(window))
-            made = {} if complete else imagine_batch(predictor, batch, settings.context)
-            if new := {key: record for key, record in made.items() if key not in records}:
+            batch_records = {} if complete else imagine_batch(predictor, batch, settings.context)
+            if new := {key: record for key, record in batch_records.items() if key not in records}:
                 folder.append(list(new.values()))
                 records |= new
             bar.update(len(batch))
@@ -170,8 +170,10 @@ def make_results(
             predicted = recorded_prediction(window, records[way], _depths(window))
             items[way].append(list(score_window(window, settings.context, predicted)))
     scores = {
-        way: np.array([[np.mean([item.scores[metric] for item in episode]) for metric in _SCORES] for episode in found])
-        for way, found in items.items()
+        way: np.array(
+            [[np.mean([item.scores[metric] for item in episode]) for metric in _SCORES] for episode in way_items]
+        )
+        for way, way_items in items.items()
     }
     games = [game_of(window) for window in windows]
     return {

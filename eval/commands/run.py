@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     suite = load_suite(args.suite)
     settings = RunSettings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
-    seen = find_seen(suite, args.seen)
+    seen_table = find_seen(suite, args.seen)
     windows = sample_windows(suite, settings)
     predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)
     if isinstance(predictor, Trained):
-        seen = seen_by_checkpoint(suite, predictor.training_episodes, seen, args.seen)
-    results = evaluate(predictor, suite, windows, settings, args.out, seen)
+        seen_table = seen_by_checkpoint(suite, predictor.training_episodes, seen_table, args.seen)
+    results = evaluate(predictor, suite, windows, settings, args.out, seen_table)
     print(render_comparison_table([results]), end="")
     print(f"\n{describe_windows(results)}")
     if results["seen_in"] is None:

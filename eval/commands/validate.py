@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
 
 def faults_by_window(path: Path) -> Iterator[list[str]]:
     """Yield the number and the faults of every line that is not blank. Raises InputError for an unreadable file."""
-    seen: dict[str, int] = {}
+    lines_by_id: dict[str, int] = {}
     for line, text in read_lines(path):
         try:
             record = parse_object(text, f"line {line}")
@@ -42,6 +42,6 @@ def faults_by_window(path: Path) -> Iterator[list[str]]:
             continue
         faults = [f"line {line}: {fault}" for fault in window_faults(record)]
         name = record.get("id")
-        if isinstance(name, str) and seen.setdefault(name, line) != line:
-            faults.append(f"line {line}: id: {name!r} is also that of line {seen[name]}")
+        if isinstance(name, str) and lines_by_id.setdefault(name, line) != line:
+            faults.append(f"line {line}: id: {name!r} is also that of line {lines_by_id[name]}")
         yield faults

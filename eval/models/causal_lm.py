@@ -72,12 +72,12 @@ class CausalLMPredictor:
             prompts = (self._prompt(window, context, context_kind, k) for k in horizons)
             return all(self._length(prompt) <= self._limit for prompt in prompts)
 
-        found = fit_history(window_context(window, context_kind), fits)
-        if found is None:
+        fitted = fit_history(window_context(window, context_kind), fits)
+        if fitted is None:
             reads = f"what the model reads besides {MAX_NEW_TOKENS} new ones; take fewer --shots"
             error = FormatError("prompt", f"is over {self._limit} tokens, {reads}")
             raise InputError(f"window {window['id']}: {error}") from error
-        return found
+        return fitted
 
     def _prompt(self, window: Window, context: Context, context_kind: ContextKind, horizon: int) -> str:
         messages = self._shots.messages(window, context, context_kind, horizon)

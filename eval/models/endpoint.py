@@ -219,8 +219,8 @@ class Endpoint:
     def reply(self, request: str) -> Reply:
         """Return the reply to a request, from the cache if present."""
         key = sha256(request)
-        kept = self._cache.get(key)
-        if kept is not None and not (reply := read_reply(kept)).cut:
+        cached = self._cache.get(key)
+        if cached is not None and not (reply := read_reply(cached)).cut:
             return reply
         body = self._ask_until_usable(json.loads(request))
         reply = read_reply(body)

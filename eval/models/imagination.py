@@ -32,7 +32,7 @@ class PredictorWorlds:
         self._real, self._now = list(contexts), list(contexts)
 
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
-        windows = [next_window(self._env, *asked) for asked in zip(self._now, actions, strict=True)]
+        windows = [next_window(self._env, *query) for query in zip(self._now, actions, strict=True)]
         predictions = self._predictor.predict(windows, "observed", (1,))
         if any(prediction.unanswered for prediction in predictions):
             raise InputError("--model: a step was not answered within the limit of tokens, and none can follow it")

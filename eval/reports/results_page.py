@@ -124,8 +124,8 @@ def in_short(result: Sequence[Result]) -> str:
         runs = [run for run in result if run["suite"] == suite and run["context"] == "observed"]
         for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
             rivals = (other for other in runs if other["model"] == STRONGEST_BASELINES[environment_of(run)])
-            asked = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
-            rows.append([title, asked, *_in_short(run), *(_in_short(o)[1] for o in rivals)])
+            count = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
+            rows.append([title, count, *_in_short(run), *(_in_short(o)[1] for o in rivals)])
     return table(header, rows)
 
 

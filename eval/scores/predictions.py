@@ -134,9 +134,9 @@ def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> d
     return records
 
 
-def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> None:
-    for name in spec.keys() | found.keys():
-        old, new = found.get(name), spec.get(name)
+def _refuse_other(path: Path, existing: dict[str, Any], spec: dict[str, Any]) -> None:
+    for name in spec.keys() | existing.keys():
+        old, new = existing.get(name), spec.get(name)
         if old != new:
             raise InputError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
 

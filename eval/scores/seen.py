@@ -69,16 +69,16 @@ def find_seen(suite: Suite, given: Path | None) -> Seen | None:
     path = table_path(suite.name) if given is None else given
     if given is None and not path.is_file():
         return None
-    seen = load_table(path)
-    if seen.suite_sha256 == suite.sha256:
-        return seen
+    table = load_table(path)
+    if table.suite_sha256 == suite.sha256:
+        return table
     if given is None:
         return None
-    raise InputError(f"--seen: {path} is of {seen.suite!r} ({seen.suite_sha256[:12]}), not of these windows")
+    raise InputError(f"--seen: {path} is of {table.suite!r} ({table.suite_sha256[:12]}), not of these windows")
 
 
 def seen_by_checkpoint(
-    suite: Suite, trained: TrainingEpisodes | None, seen: Seen | None, given: Path | None
+    suite: Suite, trained: TrainingEpisodes | None, table: Seen | None, given: Path | None
 ) -> Seen | None:
     """Return the table if it is about the episodes that a checkpoint was trained on, None for unknown.
 
@@ -90,7 +90,7 @@ def seen_by_checkpoint(
     episodes.
     """
     if trained is None:
-        return seen if given is not None else None
+        return table if given is not None else None
     for window in suite.windows:
         game = game_of(window)
         if window["variation"] is not None and trained.holds_game(window["env"], game):
@@ -98,8 +98,8 @@ def seen_by_checkpoint(
                 f"--suite: {suite.name}: window {window['id']}: the checkpoint was trained on its game {game}: take "
                 "windows of another split"
             )
-    if seen is None or seen.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
-        return seen
+    if table is None or table.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
+        return table
     if given is not None:
         raise InputError(f"--seen: {given} is of other train episodes than those of --model")
     return None

@@ -85,8 +85,8 @@ def _read_suite(name_or_path: str) -> Suite:
 
 
 def _check_unique(windows: Sequence[Window], path: Path) -> None:
-    seen: set[str] = set()
+    ids: set[str] = set()
     for window in windows:
-        if window["id"] in seen:
+        if window["id"] in ids:
             raise InputError(f"{path}: id: {window['id']!r} occurs twice")
-        seen.add(window["id"])
+        ids.add(window["id"])

@@ -176,8 +176,8 @@ class AlfWorld(Declared):
         game = build_game(name) if name.startswith(f"{BUILT}/") else _read_game(name)
         self._goal = expert.parse_goal(game["pddl_problem"])
         self._first = self._engine.call("load", game)
-        found = _TASK_SENTENCE.search(self._first["observation"])
-        self._task = found[0] if found else ""
+        match = _TASK_SENTENCE.search(self._first["observation"])
+        self._task = match[0] if match else ""
         self._game, self._seen, self._places = name, set(), _PLACES.findall(self._first["look"])
 
 

@@ -95,19 +95,19 @@ class Situation:
         return self.true("cancontain", f"{kind_of(receptacle)}type", f"{kind_of(thing)}type")
 
 
-def make_plan(facts: Iterable[Sequence[str]], goal: Goal, seen: Collection[str], seed: str) -> list[str]:
+def make_plan(facts: Iterable[Sequence[str]], goal: Goal, known_places: Collection[str], seed: str) -> list[str]:
     """Return commands that win from here. seen: receptacles whose contents were shown already.
 
     Raises SimulatorError if a thing of the goal is out of reach.
     """
-    return _Player(Situation.of(facts), seen, Random(seed)).play(goal)
+    return _Player(Situation.of(facts), known_places, Random(seed)).play(goal)
 
 
 class _Player:
     """Applies commands to a copy of the facts and records them."""
 
-    def __init__(self, world: Situation, seen: Collection[str], rng: Random) -> None:
-        self.world, self.seen, self.rng = world, set(seen), rng
+    def __init__(self, world: Situation, known_places: Collection[str], rng: Random) -> None:
+        self.world, self.seen, self.rng = world, set(known_places), rng
         self.commands: list[str] = []
         self.closes = rng.random() < 0.5
         """True to close receptacles that turned out useless."""

