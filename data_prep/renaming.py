@@ -220,7 +220,7 @@ def sort_temperatures(text: str) -> str:
 
 _NUMBERED = r"[a-z]+ \d+"
 _LIST = re.compile(rf"(?:a )?{_NUMBERED}(?:, (?:and )?(?:a )?{_NUMBERED})+")
-_SORTED_LINES = (  # lines of the hidden state that are about things
+_SORTED_LINES = (  # lines about things in the hidden state
     re.compile(rf"In the ({_NUMBERED}), you see .*"),
     re.compile(rf"The ({_NUMBERED}) is (?:hot|cold|clean|sliced).*"),
 )

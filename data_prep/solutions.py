@@ -46,7 +46,7 @@ def pack_solutions(folder: Path, out: Path) -> int:
         for path in folder.glob("*/*.json")
     }
     if not solutions:
-        raise InputError(f"{folder}: no solutions (TASK/VARIATION.json)")
+        raise InputError(f"{folder}: must hold solutions (TASK/VARIATION.json), found none")
     solutions |= {place: list(actions) for place, actions in _packed(folder.name).items()}
     records = [
         {"task": task, "variation": variation, "actions": solutions[task, variation]}
@@ -60,9 +60,9 @@ def _read(path: Path) -> list[str]:
     try:
         actions = json.loads(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path}: not a solution ({error})") from error
+        raise InputError(f"{path}: must be a solution ({error})") from error
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise InputError(f"{path}: not a solution (a list of actions is expected)")
+        raise InputError(f"{path}: must be a list of actions")
     return actions
 
 

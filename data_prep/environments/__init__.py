@@ -28,7 +28,7 @@ ENVIRONMENTS = find_environments(__path__)
 def make_environment(name: str) -> Environment:
     """Start an environment. Raises InputError for an unknown name or a simulator that cannot start."""
     if name not in ENVIRONMENTS:
-        raise InputError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
+        raise InputError(f"environment: must be one of {', '.join(ENVIRONMENTS)}, got {name!r}")
     return ENVIRONMENTS[name]()
 
 

@@ -51,7 +51,7 @@ EXAMPLE = "python -m eval build-entities --jar scienceworld.jar --episodes data/
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jar", type=Path, required=True, help="scienceworld.jar of the scienceworld package")
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
-    parser.add_argument("--out", type=Path, default=ENTITIES, help="the list, a name a line")
+    parser.add_argument("--out", type=Path, default=ENTITIES, help="list of names, one a line")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -106,7 +106,7 @@ def read_classes(jar: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, byt
                 if path.endswith(".class") and path.startswith(folders):
                     yield path, archive.read(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"{jar}: not a readable jar ({error})") from error
+        raise InputError(f"{jar}: must be a readable jar ({error})") from error
 
 
 def assigned_names(class_file: bytes) -> set[str]:

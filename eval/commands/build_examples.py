@@ -31,7 +31,7 @@ def choose(windows: Sequence[Window], count: int) -> list[Window]:
     """Choose `count` windows. Raises InputError if too few are short enough."""
     left = [w for w in windows if len(ask(window_context(w, "observed"), w["actions"])) <= LONGEST]
     if len(left) < count:
-        raise InputError(f"--count: only {len(left)} windows have at most {LONGEST} characters")
+        raise InputError(f"--count: must be at most {len(left)}, the windows of at most {LONGEST} characters")
     chosen: list[Window] = []
     known_verbs: set[str] = set()
     for _ in range(count):
@@ -47,16 +47,16 @@ def _verbs(window: Window) -> set[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--windows", required=True, help="a window file of train episodes, of one environment")
+    parser.add_argument("--windows", required=True, help="window file of train episodes of one environment")
     parser.add_argument("--count", type=positive, default=8, help="examples to choose (default: 8)")
-    parser.add_argument("--out", type=Path, required=True, help="the examples, a .jsonl.gz file")
+    parser.add_argument("--out", type=Path, required=True, help="file of the examples, .jsonl.gz")
 
 
 def run(args: argparse.Namespace) -> None:
     windows = load_suite(args.windows).windows
     for window in windows:
         if window["split"] not in TRAIN_SPLITS:
-            raise InputError(f"{args.windows}: window {window['id']}: split: is {window['split']!r}, not train")
+            raise InputError(f"{args.windows}: window {window['id']}: split: must be train, got {window['split']!r}")
     chosen = choose(windows, args.count)
     lines = [json.dumps(window, ensure_ascii=False) + "\n" for window in chosen]
     write_atomic(args.out, pack_gzip("".join(lines)))

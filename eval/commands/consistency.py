@@ -109,14 +109,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", default=RETRIEVAL_AGENT, help="%(default)s (the default) or openai:URL#MODEL")
     parser.add_argument("--env", required=True, help="the real world: scienceworld, alfworld, textworld")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="default: all of them")
-    parser.add_argument("--split", default="test", help="whose variations are played (default: test)")
-    parser.add_argument("--episodes", type=positive, required=True, help="how many games, tasks in turn")
-    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of the start the model is shown")
+    parser.add_argument("--split", default="test", help="split of the variations (default: test)")
+    parser.add_argument("--episodes", type=positive, required=True, help="number of games, tasks in turn")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what the model is shown of the start")
     parser.add_argument("--agent-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="train episodes")
-    parser.add_argument("--max-steps", type=positive, default=MAX_STEPS, help="of a play (default: %(default)s)")
+    parser.add_argument(
+        "--max-steps", type=positive, default=MAX_STEPS, help="most actions of a play (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--batch-size", type=positive, default=8, help="games imagined at once (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of variations (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of variations (default: 0)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -139,7 +141,7 @@ def make_agent(name: str, episodes: Sequence[Episode]) -> Agent:
     if name == RETRIEVAL_AGENT:
         return RetrievalAgent(episodes)
     if not name.startswith("openai:"):
-        raise InputError(f"--agent: {name!r} is neither {RETRIEVAL_AGENT} nor openai:URL#MODEL")
+        raise InputError(f"--agent: must be {RETRIEVAL_AGENT} or openai:URL#MODEL, got {name!r}")
     from eval.models.endpoint import Address, Endpoint, ReplyCache
 
     return ChatAgent(Endpoint(Address.parse(name, "--agent"), ReplyCache(DEFAULT_CACHE)), episodes)

@@ -93,7 +93,7 @@ def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
     rest = [window for window in windows if window["id"] not in refused]
     if not rest:
         name = windows[0]["id"]
-        raise InputError(f"window {name}: {refused[name]} (and no other window can be shown either)")
+        raise InputError(f"window {name}: {refused[name]} (all other windows are refused too)")
     return rest
 
 
@@ -245,7 +245,7 @@ def read_results(path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: {name}: missing")
     if results.get("intervals") != INTERVALS:
         raise InputError(
-            f"{path}: intervals: {results.get('intervals', 'over windows')!r}, not {INTERVALS!r} (over games); "
-            "the run's own command makes the file again from its predictions"
+            f"{path}: intervals: must be {INTERVALS!r} (over games), got {results.get('intervals', 'over windows')!r}; "
+            "rerun the run's command to rewrite the file from its predictions"
         )
     return results

@@ -110,7 +110,7 @@ def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
     parser.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="checkpoint: only the episodes that it was trained on"
+        "--model", type=Path, metavar="FOLDER", help="checkpoint, to select the episodes it was trained on"
     )
     parser.add_argument("--suites", nargs="+", required=True, help="names of committed suites, or window files")
     parser.add_argument("--out", type=Path, required=True, help="folder for seen-SUITE.json.gz")
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     trained = None if args.model is None else TrainingEpisodes.load(args.model)
     if args.model is not None and trained is None:
-        raise InputError(f"--model: {args.model} has no {FILE}: nobody knows what it was trained on")
+        raise InputError(f"--model: {args.model} must have {FILE}, which names its training episodes")
     tables = build_tables([load_suite(name) for name in args.suites], args.episodes, trained)
     for table in tables:
         path = args.out / table_path(table.suite).name

@@ -14,7 +14,7 @@ EXAMPLE = "python -m eval validate data/dev-windows.jsonl.gz"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="a window file: .jsonl, .jsonl.gz or .jsonl.xz")
+    parser.add_argument("file", type=Path, help="window file: .jsonl, .jsonl.gz or .jsonl.xz")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -24,10 +24,10 @@ def run(args: argparse.Namespace) -> None:
         for fault in faults:
             print(f"{args.file}: {fault}")
     if not by_window:
-        raise InputError(f"{args.file}: holds no windows")
+        raise InputError(f"{args.file}: must hold windows, found none")
     bad = sum(map(bool, by_window))
     if bad:
-        raise InputError(f"{args.file}: {bad} of {len(by_window)} lines are no windows")
+        raise InputError(f"{args.file}: {bad} of {len(by_window)} lines are invalid")
     print(f"{args.file}: {len(by_window)} windows, fine")
 
 

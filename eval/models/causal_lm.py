@@ -43,7 +43,7 @@ class CausalLMPredictor:
         self._model = model.to(device).eval()
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
         if self._tokenizer.pad_token is None:
-            raise InputError(f"--model: {folder}: its tokenizer has neither a padding nor an end token")
+            raise InputError(f"--model: {folder}: its tokenizer must have a padding or an end token")
         longest = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
         self._limit = min(longest, self._tokenizer.model_max_length) - MAX_NEW_TOKENS
 

@@ -85,7 +85,7 @@ def load_shots(
 def _check_example(window: Window, longest: int) -> None:
     """Raise InputError for an example of another split, or one shorter than the horizon `longest`."""
     if window["split"] not in TRAIN_SPLITS:
-        raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
+        raise InputError(f"--examples: window {window['id']}: split: must be train, got {window['split']!r}")
     if (length := len(window["actions"])) < longest:
         raise InputError(
             f"--shots: example {window['id']} has {length} actions, {longest} are asked about; ask about as many "

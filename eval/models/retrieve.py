@@ -127,7 +127,7 @@ class Retrieval(ABC):
     def _make_index(self, env: str, horizon: int) -> Index:
         index = Index([e for e in self._episodes if e.env == env], horizon)
         if not index.places:
-            raise InputError(f"--train-episodes: none of {env!r} has {horizon} steps")
+            raise InputError(f"--train-episodes: must hold an episode of {env!r} of {horizon} steps")
         return index
 
 
@@ -146,10 +146,10 @@ def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> 
 def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[TrainEpisode]:
     """Read train episodes. Raises InputError if they lack an environment of the windows."""
     if not train_episodes:
-        raise InputError("--train-episodes: retrieval needs them, no index comes with the package")
+        raise InputError("--train-episodes: must be given for retrieval, since no index comes with the package")
     episodes = list(read_train_episodes(train_episodes))
     for env in sorted({window["env"] for window in windows} - {episode.env for episode in episodes}):
-        raise InputError(f"--train-episodes: none of environment {env!r}")
+        raise InputError(f"--train-episodes: must hold episodes of {env!r}")
     return episodes
 
 

@@ -52,7 +52,7 @@ MOVED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of the page; the results lie in its folder data")
-    parser.add_argument("--keep", type=Path, nargs="+", default=[], metavar="RUN", help="finished runs to keep")
+    parser.add_argument("--keep", type=Path, nargs="+", default=[], metavar="RUN", help="finished runs to store")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -72,7 +72,7 @@ def label_of(result: Result) -> str:
 
 def render(store: ResultsStore) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the page and its plots."""
-    from eval.reports.pictures import pictures  # matplotlib takes a second
+    from eval.reports.pictures import pictures  # imported late: matplotlib takes a second
 
     parts = [f"# All results\n\n{LEAD}"]
     for number, (picture, svg, caption) in enumerate(pictures(store), start=1):

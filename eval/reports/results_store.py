@@ -69,7 +69,7 @@ def _check_alike(data: Path, runs: Sequence[Result]) -> None:
         seen_tables = {run["seen_in"]["episodes_sha256"] for run in of if run.get("seen_in")}
         if len(windows) > 1 or len(seen_tables) > 1:
             what = "windows" if len(windows) > 1 else "tables of what was seen in training"
-            raise InputError(f"{data}: {suite}: runs with different {what}: make them again and keep them")
+            raise InputError(f"{data}: {suite}: runs must have the same {what}; rerun and store them")
 
 
 def rank(run: Result) -> int:
@@ -121,7 +121,7 @@ def keep(folder: Path, data: Path) -> None:
     """
     path = folder / "results.json"
     if not path.is_file():
-        raise InputError(f"{folder}: not a finished run: it has no results.json")
+        raise InputError(f"{folder}: must be a finished run with a results.json")
     results = read_json(path)
     if "suite" in results:
         _keep_run(folder, read_results(path), data)
@@ -138,7 +138,7 @@ def keep(folder: Path, data: Path) -> None:
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
     """Store a run without windows and deviations."""
     if results["suite"] not in SUITE_TITLES:
-        raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
+        raise InputError(f"{folder}: suite: must be one of {', '.join(SUITE_TITLES)}, got {results['suite']!r}")
     result = {
         **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
         "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},

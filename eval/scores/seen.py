@@ -47,7 +47,9 @@ def environment_of(suite: Suite) -> str:
     """Return the one environment of a suite. Raises InputError for several."""
     envs = sorted({window["env"] for window in suite.windows})
     if len(envs) > 1:
-        raise InputError(f"--suites: {suite.name}: holds windows of {' and '.join(envs)}: give a file for each")
+        raise InputError(
+            f"--suites: {suite.name}: must be of one environment, got {' and '.join(envs)}; give a file for each"
+        )
     return envs[0]
 
 
@@ -74,7 +76,7 @@ def find_seen(suite: Suite, given: Path | None) -> Seen | None:
         return table
     if given is None:
         return None
-    raise InputError(f"--seen: {path} is of {table.suite!r} ({table.suite_sha256[:12]}), not of these windows")
+    raise InputError(f"--seen: {path} must be of these windows, got {table.suite!r} ({table.suite_sha256[:12]})")
 
 
 def seen_by_checkpoint(
@@ -101,7 +103,7 @@ def seen_by_checkpoint(
     if table is None or table.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
         return table
     if given is not None:
-        raise InputError(f"--seen: {given} is of other train episodes than those of --model")
+        raise InputError(f"--seen: {given} must be of the train episodes of --model")
     return None
 
 
@@ -110,4 +112,4 @@ def load_table(path: Path) -> Seen:
     try:
         return Seen(**json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not a table of seen windows ({error})") from error
+        raise InputError(f"{path}: must be a table of seen windows ({error})") from error

@@ -288,7 +288,7 @@ def _start_engine() -> subprocess.Popen[bytes]:
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", "data_prep.environments.alfworld.simulator"],
-        # the package makes the folder that ALFWORLD_DATA names, and the engine needs none
+        # the package creates the folder in ALFWORLD_DATA, which the engine does not need
         env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "ALFWORLD_DATA": gettempdir()},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip

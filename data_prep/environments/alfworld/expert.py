@@ -124,7 +124,7 @@ class _Player:
             raise SimulatorError(f"not solvable: no {goal.place} within reach")
         target = self.rng.choice(targets)
         while True:
-            # with a state to make, an object that lies at the target already is as good as any other
+            # an object at the target also needs its state changed first, so it is as good as any other
             self._take(goal.thing, barred=target if goal.state is None else "")
             if goal.state is not None and not self.world.true(goal.state, str(self.world.held)):
                 self._treat(goal.state)
@@ -166,7 +166,7 @@ class _Player:
         """Look into a receptacle."""
         length = len(self.commands)
         self._reach(place)
-        if len(self.commands) == length:  # it stood there already, before another receptacle
+        if len(self.commands) == length:  # already within reach, from another receptacle
             self.commands.append(f"examine {place}")
         self.seen.add(place)
 

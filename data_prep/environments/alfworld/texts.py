@@ -60,7 +60,7 @@ def train_texts(path: Path) -> Iterator[tuple[str, str]]:
             else:
                 yield from ((NOTE, note["task_desc"]) for note in record["turk_annotations"]["anns"])
         except (json.JSONDecodeError, KeyError, IndexError) as error:
-            raise InputError(f"{name}: not a game ({error!r})") from error
+            raise InputError(f"{name}: must be a game ({error!r})") from error
     if not any_game:
         raise InputError(f"{path}: no game.tw-pddl under {' or '.join(TRAIN_FOLDERS)}")
 
@@ -77,7 +77,7 @@ def _train_files(path: Path) -> Iterator[tuple[str, str]]:
                 if (content := archive.extractfile(member)) and _FILE.search(member.name):
                     yield member.name, content.read().decode()
     except (OSError, tarfile.TarError) as error:
-        raise InputError(f"{path}: not a folder or tar archive of games ({error})") from error
+        raise InputError(f"{path}: must be a folder or tar archive of games ({error})") from error
 
 
 def parse_game(record: Mapping[str, Any]) -> GameTexts:

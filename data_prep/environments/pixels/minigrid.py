@@ -39,7 +39,7 @@ class MiniGrid:
         known = [name.removeprefix("MiniGrid-").removesuffix("-v0") for name in gymnasium.registry if "Grid-" in name]
         tasks = task.split("+")
         for unknown in sorted(set(tasks) - set(known)):
-            raise InputError(f"minigrid: unknown task {unknown!r}, expected one of {', '.join(sorted(known))}")
+            raise InputError(f"minigrid: task: must be one of {', '.join(sorted(known))}, got {unknown!r}")
         envs = (gymnasium.make(f"MiniGrid-{name}-v0") for name in tasks)
         self._envs: list[Any] = [ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES)) for env in envs]
         self._env = self._envs[0]

@@ -79,7 +79,7 @@ class VizDoom:
         except ModuleNotFoundError as error:
             raise missing("vizdoom", error) from error
         if name not in SCENARIOS:
-            raise InputError(f"vizdoom: unknown scenario {name!r}, expected one of {', '.join(SCENARIOS)}")
+            raise InputError(f"vizdoom: scenario: must be one of {', '.join(SCENARIOS)}, got {name!r}")
         self._variables, self._from_fixed = GameVariable, doom_fixed_to_double
         self._scenario = SCENARIOS[name]
         env: Any = gymnasium.make(self._scenario.gym_id, frame_skip=SKIP, max_buttons_pressed=1)
