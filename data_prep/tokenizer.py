@@ -1,7 +1,7 @@
 """Train the vocabulary of the text worlds on train episodes and games, and freeze it.
 
 It is one byte-level BPE: words, integers and phrases without names (`data_prep.vocabulary`). Every byte is in the
-alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m eval build-entities` makes of
+alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m lab build-entities` makes of
 the simulator's jar; those of ALFWorld are the words before a number in its games and episodes.
 """
 

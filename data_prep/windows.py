@@ -107,7 +107,7 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
     open_starts = [(episode, list(range(len(episode.steps) - horizon))) for episode in episodes]
     open_starts = [(episode, starts) for episode, starts in open_starts if starts]
     if sum(len(starts) for _, starts in open_starts) < count:
-        raise InputError(f"has {sum(len(starts) for _, starts in open_starts)} windows, must have {count}")
+        raise InputError(f"episodes must hold {count} windows, found {sum(len(starts) for _, starts in open_starts)}")
     pairs = []
     for _ in range(count):
         index = rng.randrange(len(open_starts))

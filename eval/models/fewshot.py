@@ -1,7 +1,7 @@
 """Few-shot prompts that ask a general language model for an observation: instruction, examples, window.
 
 Examples are windows of train episodes, never of a suite. Eight for each known environment are committed
-(`eval/data/examples-*.jsonl.gz`, made by `python -m eval build-examples`); --examples replaces them by a window file.
+(`eval/data/examples-*.jsonl.gz`, made by `python -m lab build-examples`); --examples replaces them by a window file.
 They have the horizon and the kind of context of the window to predict, so that a deferred observation is missing there
 too. There is no system message: some chat templates refuse one.
 """

@@ -21,7 +21,7 @@ from loopwm.records.files import pack_gzip, write_atomic
 from loopwm.records.template import window_context
 from loopwm.records.windows import Window
 
-EXAMPLE = "python -m eval build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
+EXAMPLE = "python -m lab build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
 
 LONGEST = 3000
 """Most characters of goal and history."""

@@ -45,7 +45,7 @@ _AFTER_ARTICLE = re.compile(
 _NOT_A_NAME = re.compile(r"\b(?:reads?|temperature|height|wireits|stage|at|of|on|to|[a-z])\b")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
-EXAMPLE = "python -m eval build-entities --jar scienceworld.jar --episodes data/episodes/train"
+EXAMPLE = "python -m lab build-entities --jar scienceworld.jar --episodes data/episodes/train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

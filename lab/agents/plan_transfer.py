@@ -20,19 +20,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from eval.commands.agents import Agent, ChatAgent, RetrievalAgent
-from eval.commands.play import (
-    PLAYS,
-    Plays,
-    play_imagined,
-    play_real,
-    read_plays,
-    replay,
-    start_all,
-    won,
-    won_as_imagined,
-)
-from eval.commands.real_world import Game, RealWorld
 from eval.models.base import Predictor
 from eval.models.imagination import Imagination, next_window
 from eval.models.options import (
@@ -48,6 +35,19 @@ from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
 from eval.scores.predictions import PredictionFolder
 from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table
+from lab.agents.agents import Agent, ChatAgent, RetrievalAgent
+from lab.agents.play import (
+    PLAYS,
+    Plays,
+    play_imagined,
+    play_real,
+    read_plays,
+    replay,
+    start_all,
+    won,
+    won_as_imagined,
+)
+from lab.agents.real_world import Game, RealWorld
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
@@ -56,7 +56,7 @@ from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind
 from loopwm.records.windows import Episode
 
 EXAMPLE = (
-    "python -m eval consistency --model loopwm/pretrained --env scienceworld --tasks find-plant find-animal "
+    "python -m lab plan-transfer --model loopwm/pretrained --env scienceworld --tasks find-plant find-animal "
     "--episodes 30 --agent-episodes data/episodes/train-gold --context observed --out runs/eval/consistency"
 )
 MAX_STEPS = 40
