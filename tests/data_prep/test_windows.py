@@ -109,8 +109,16 @@ def test_windows_carry_every_hidden_state_that_their_episodes_recorded(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"split": "train"}, ["--suite", "scienceworld-500"], "--episodes: split: 'train' in boil"),
-        ({"split": "test", "policy": "random"}, ["--suite", "scienceworld-500"], "--episodes: policy: 'random'"),
+        (
+            {"split": "train"},
+            ["--suite", "scienceworld-500"],
+            "--episodes: split: must be 'test' for the suite, got 'train' in boil",
+        ),
+        (
+            {"split": "test", "policy": "random"},
+            ["--suite", "scienceworld-500"],
+            "--episodes: policy: must be 'gold' for the suite, got 'random'",
+        ),
         ({"split": "test"}, ["--suite", "scienceworld-500"], "family Incline: episodes must hold 150 windows, found 0"),
         ({}, ["--count", "9"], "episodes must hold 9 windows, found 4"),
         ({}, ["--count", "0"], "--count, --horizon: must be >= 1"),
