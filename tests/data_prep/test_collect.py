@@ -214,7 +214,7 @@ def test_a_broken_solution_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["toy", "--split", "tset"], "--split: must be one of train, test, got 'tset'"),
         (["toy", "--split", "test", "--tasks", "swim"], "--tasks: must be some of walk, run, got 'swim'"),
-        (["chess", "--split", "test"], "environment: unknown 'chess'"),
+        (["chess", "--split", "test"], "environment: must be one of "),
         (["toy", "--split", "test", "--workers", "0"], "--workers: must be >= 1, got 0"),
         (["toy", "--split", "test", "--policy", "expert"], "--policy: must be 'gold' in toy, got 'expert'"),
         (["toy", "--split", "test", "--shard", "3/2"], "--shard: must be i/n with 1 <= i <= n, got '3/2'"),

@@ -210,5 +210,5 @@ def test_an_environment_from_outside_brings_its_families(monkeypatch):
     monkeypatch.setitem(ENVIRONMENTS, "toy", Toy)
     assert family_of("toy", "run") == "on foot"
     assert family_of("logs", "walk") == "walk", "tasks of an environment known from logs are families"
-    with pytest.raises(InputError, match="'swim' of 'toy' belongs to no family"):
+    with pytest.raises(InputError, match="must belong to a family of 'toy', got 'swim'"):
         family_of("toy", "swim")
