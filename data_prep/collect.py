@@ -70,7 +70,7 @@ def play(
         steps.append(_recorded(environment, environment.step(action), len(steps), plan.hidden_every))
         action = None if steps[-1].done or len(steps) > plan.max_steps else _next(actions, steps[-1])
     if environment.loaded() != (task, variation) or environment.goal() != goal:
-        raise SimulatorError("another world was played in its place")
+        raise SimulatorError("the environment has switched to another world")
     return Episode(environment.name, task, variation, plan.split, plan.policy, goal, tuple(steps), hidden_state)
 
 
@@ -142,8 +142,8 @@ def collect(plan: CollectionPlan, out: Path, executor: Executor, shard: Shard, s
     todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
     total = Tally()
     started = time.monotonic()
-    asked, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
-    with tqdm(total=asked, initial=asked - left, unit="episode") as bar:
+    total_episodes, left = (sum(len(chunk.variations) for chunk in some) for some in (chunks, todo))
+    with tqdm(total=total_episodes, initial=total_episodes - left, unit="episode") as bar:
         for tally in _play_all(executor, plan, out, solutions, todo):
             total.episodes += tally.episodes
             total.transitions += tally.transitions
@@ -161,7 +161,7 @@ def _play_all(
         for future in as_completed(futures):
             yield future.result()
     except BrokenExecutor as error:
-        raise InputError(f"{out}: a worker process died; start again to go on") from error
+        raise InputError(f"{out}: a worker process died; rerun the command to resume") from error
     finally:
         for future in futures:
             future.cancel()
@@ -182,7 +182,7 @@ def dask_executor(scheduler: str) -> Iterator[Executor]:
     try:
         client = Client(scheduler, timeout="5s")
     except (OSError, ValueError) as error:
-        raise InputError(f"--dask: no scheduler at {scheduler!r} ({error})") from error
+        raise InputError(f"--dask: must be a scheduler, none answers at {scheduler!r} ({error})") from error
     with client:
         yield client.get_executor(pure=False)
 
@@ -210,7 +210,7 @@ def write_manifest(plan: CollectionPlan, out: Path) -> None:
     chunks = load_or_make_chunks(plan, out)
     done = [chunk for chunk in chunks if (out / chunk.file_name).exists()]
     texts = [lzma.decompress((out / chunk.file_name).read_bytes()) for chunk in done]
-    files = (failures_file(out, chunk) for chunk in done)  # only a chunk with a failure has one
+    files = (failures_file(out, chunk) for chunk in done)  # exists only for chunks with failures
     failed = [line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()]
     manifest = {
         "simulator": simulator,
@@ -228,24 +228,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "environment",
         help=f"simulator: {', '.join(ENVIRONMENTS)}; of frames: {', '.join(FRAME_ENVIRONMENTS)} and others",
     )
-    parser.add_argument("--split", required=True, help="variations of this split only; of frames: train, dev or test")
+    parser.add_argument("--split", required=True, help="split of the variations; for frames: train, dev or test")
     collectors = dict.fromkeys((*POLICIES, *FRAME_POLICIES))
-    parser.add_argument("--policy", choices=collectors, help="who plays; None: gold, frames at random")
-    parser.add_argument("--episodes-per-task", type=int, help="at most; gold plays a variation once; not of frames")
-    parser.add_argument("--episodes", type=int, help="frames: play this many")
-    parser.add_argument("--steps", type=int, help="frames: play whole episodes until there are this many transitions")
-    parser.add_argument("--plays", type=int, help="episodes in a row of a variation; None: 1, not of frames")
-    parser.add_argument("--tasks", nargs="+", default=[], help="these tasks only (default: all); not of frames")
-    parser.add_argument("--max-steps", type=int, help="cut episodes after this many actions; None: 160, frames never")
-    parser.add_argument("--hidden-every", type=int, help="steps from one hidden state to the next; None: 4, of text")
+    parser.add_argument("--policy", choices=collectors, help="policy; None: gold, for frames random")
     parser.add_argument(
-        "--solutions", type=Path, metavar="FOLDER", help="keeps solutions asked for once; not of frames"
+        "--episodes-per-task", type=int, help="most episodes a task; gold plays a variation once; not for frames"
     )
-    parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator; not of frames")
+    parser.add_argument("--episodes", type=int, help="number of episodes; for frames")
+    parser.add_argument("--steps", type=int, help="least number of transitions, in whole episodes; for frames")
+    parser.add_argument("--plays", type=int, help="episodes in a row of a variation; None: 1; not for frames")
+    parser.add_argument("--tasks", nargs="+", default=[], help="tasks (default: all); not for frames")
+    parser.add_argument("--max-steps", type=int, help="most actions of an episode; None: 160, for frames no limit")
     parser.add_argument(
-        "--shard", default="1/1", metavar="I/N", help="this part only, for several machines; not of frames"
+        "--hidden-every", type=int, help="steps from one hidden state to the next; None: 4; not for frames"
     )
-    parser.add_argument("--dask", metavar="URL", help="scheduler of a Dask cluster to play on, instead of --workers")
+    parser.add_argument("--solutions", type=Path, metavar="FOLDER", help="cache of solutions; not for frames")
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a simulator; not for frames")
+    parser.add_argument(
+        "--shard", default="1/1", metavar="I/N", help="part of the work, for several machines; not for frames"
+    )
+    parser.add_argument("--dask", metavar="URL", help="scheduler of a Dask cluster, instead of --workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the episode files")
 
@@ -261,7 +263,7 @@ def run(args: argparse.Namespace) -> None:
     for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "plays", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise InputError(f"{_option(name)}: at least 1")
+            raise InputError(f"{_option(name)}: must be >= 1, got {value}")
     if is_frame_environment(args.environment):
         _run_frames(args)
     else:
@@ -275,9 +277,9 @@ def _option(name: str) -> str:
 def _run_frames(args: argparse.Namespace) -> None:
     for name, default in TEXT_ONLY.items():
         if getattr(args, name) != default:
-            raise InputError(f"{_option(name)}: not an option of {args.environment}, which shows frames")
+            raise InputError(f"{_option(name)}: not an option for frames, which {args.environment} shows")
     if args.episodes is None and args.steps is None:
-        raise InputError("--steps: say how much to play, by --steps or --episodes")
+        raise InputError("--steps: must be given, or --episodes")
     plan = FramePlan(args.environment, args.split, args.seed, args.max_steps, args.policy or "random")
     run_frames(plan, args.out, args.episodes, args.steps)
 
@@ -285,11 +287,11 @@ def _run_frames(args: argparse.Namespace) -> None:
 def _run_text(args: argparse.Namespace) -> None:
     for name in ("episodes", "steps"):
         if getattr(args, name) is not None:
-            raise InputError(f"{_option(name)}: of frames only, {args.environment} takes --episodes-per-task")
+            raise InputError(f"{_option(name)}: only for frames, use --episodes-per-task for {args.environment}")
     if args.episodes_per_task is None:
-        raise InputError("--episodes-per-task: say how many to play")
+        raise InputError("--episodes-per-task: must be given")
     if args.policy not in (None, *POLICIES):
-        raise InputError(f"--policy: {args.policy!r} plays frames only, {args.environment} shows text")
+        raise InputError(f"--policy: must be one of {', '.join(POLICIES)} for {args.environment}, got {args.policy!r}")
     plan = CollectionPlan(
         env=args.environment, split=args.split, policy=args.policy or "gold", episodes_per_task=args.episodes_per_task,
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),

@@ -46,13 +46,13 @@ class FramePlan:
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
-            raise InputError(f"--split: unknown {self.split!r}, expected one of {', '.join(SPLITS)}")
+            raise InputError(f"--split: must be one of {', '.join(SPLITS)}, got {self.split!r}")
         if not 0 <= self.seed < RANGE:
-            raise InputError(f"--seed: {self.seed} is not within 0 and {RANGE - 1}")
+            raise InputError(f"--seed: must be 0 to {RANGE - 1}, got {self.seed}")
         if self.policy not in POLICIES:
-            raise InputError(f"--policy: {self.policy!r}: frames are played by one of {', '.join(POLICIES)}")
+            raise InputError(f"--policy: must be one of {', '.join(POLICIES)} for frames, got {self.policy!r}")
         if self.policy != "random" and not self.env.startswith("minigrid/"):
-            raise InputError(f"--policy: {self.policy} plays minigrid, not {self.env}")
+            raise InputError(f"--policy: must be random for {self.env}, got {self.policy}, which is for minigrid")
 
     def episode_seed(self, index: int) -> int:
         return (SPLITS.index(self.split) * RANGE + self.seed) * RANGE + index
@@ -146,11 +146,11 @@ def collect_frames(plan: FramePlan, out: Path, enough: Callable[[int, int], bool
         episodes = transitions = 0
         while not enough(episodes, transitions):
             if episodes == RANGE:
-                raise InputError(f"--seed: all {RANGE} episodes of seed {plan.seed} are played")
+                raise InputError(f"--seed: all {RANGE} episodes of seed {plan.seed} exist")
             path = out / f"{episodes:07d}.npz"
             if path.exists():
                 steps = count_steps(path)
-                bar.initial += steps  # what was there before does not count for the rate
+                bar.initial += steps  # existing episodes do not count for the rate
             else:
                 episode = play_episode(env, plan.episode_seed(episodes), plan.max_steps, plan.policy)
                 write_episode(path, episode)

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.count < 1:
-        raise InputError("--count: at least 1")
+        raise InputError("--count: must be >= 1")
     windows = read_windows(args.windows)
     name = args.out.name.split(".")[0]
     cut: list[dict[str, Any]] = []
@@ -100,5 +100,5 @@ def run(args: argparse.Namespace) -> None:
             if len(cut) == 2 * args.count:
                 break
         else:
-            raise InputError(f"{args.windows}: only {len(cut) // 2} pairs were found, {args.count} are asked for")
+            raise InputError(f"{args.windows}: found {len(cut) // 2} pairs, --count is {args.count}")
     write_windows(args.out, cut)

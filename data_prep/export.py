@@ -66,7 +66,7 @@ number, or a game's name, as a string. Splits are the simulators' own: evaluate 
 def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
     """Write the folder; return episodes by split. Raises InputError without episodes, or if `out` is not empty."""
     if out.exists() and any(out.iterdir()):
-        raise InputError(f"{out}: is not empty")
+        raise InputError(f"{out}: must be empty")
     sizes: Counter[str] = Counter()
     environments, policies = set(), set()
     pending: dict[str, list[dict[str, Any]]] = {}
@@ -83,7 +83,7 @@ def export(episodes: Iterator[Episode], out: Path) -> Counter[str]:
         if rows:
             _write_rows(out, split, sizes[split], rows)
     if not sizes:
-        raise InputError("--episodes: no episodes")
+        raise InputError("--episodes: must hold episodes, found none")
     write_lines(out / "README.md", [data_card(sizes, sorted(environments), sorted(policies))])
     return sizes
 
@@ -104,7 +104,7 @@ def _write_rows(out: Path, split: str, last: int, rows: list[dict[str, Any]]) ->
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    parser.add_argument("--out", type=Path, required=True, help="new folder")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ def family_of(env: str, task: str) -> str:
     for family, tasks in ENVIRONMENTS[env].families.items():
         if task in tasks:
             return family
-    raise InputError(f"task: {task!r} of {env!r} belongs to no family")
+    raise InputError(f"task: must belong to a family of {env!r}, got {task!r}")
 
 
 def scaled_mix(env: str, count: int) -> dict[str, int]:

@@ -39,8 +39,8 @@ class TextEnv(gymnasium.Env[str, str]):
         step = self._env.reset(task, variation)
         self._score = step.score
         family = next((name for name, tasks in self._env.families.items() if task in tasks), None)
-        told = {"goal": self._env.goal(), "task": task, "family": family, "variation": variation}
-        return step.observation, {**told, **self._info()}
+        info = {"goal": self._env.goal(), "task": task, "family": family, "variation": variation}
+        return step.observation, {**info, **self._info()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         step: Step = self._env.step(action)

@@ -36,7 +36,7 @@ def pack(folder: Path, earlier: Sequence[Path], out: Path) -> int:
     Raises InputError for a folder that was not collected, and if no file is left.
     """
     if not (folder / PLAN).is_file():
-        raise InputError(f"{folder}: not a folder of collected episodes (no {PLAN})")
+        raise InputError(f"{folder}: must be a folder of collected episodes with a {PLAN}")
     packed_before = {Path(name).name for other in earlier for name, _ in _members(other)}
     files = sorted(path for path in folder.glob(f"*{EPISODES}") if path.name not in packed_before)
     if not files:
@@ -73,7 +73,7 @@ def unpack(path: Path, out: Path) -> int:
         if name.endswith(EPISODES):
             content = lzma.compress(content)
         if target.name == PLAN and target.exists() and target.read_bytes() != content:
-            raise InputError(f"{target}: begun with another plan than {path}")
+            raise InputError(f"{target}: must have the plan of {path}")
         if not target.exists():
             with atomic_write(target) as file:
                 file.write(content)
@@ -87,19 +87,19 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
             for member in archive:
                 content = archive.extractfile(member)
                 if content is None or ".." in Path(member.name).parts or Path(member.name).is_absolute():
-                    raise InputError(f"{path}: {member.name!r} does not belong in a pack")
+                    raise InputError(f"{path}: must hold episode files only, got {member.name!r}")
                 yield member.name, content.read()
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
-        raise InputError(f"{path}: not a pack, or cut off ({error})") from error
+        raise InputError(f"{path}: must be a complete pack ({error})") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     job = parser.add_mutually_exclusive_group(required=True)
-    job.add_argument("--folder", type=Path, help="a folder of collected episodes to pack")
-    job.add_argument("--unpack", nargs="*", type=Path, help="packs to unpack; none named: those of the project")
-    job.add_argument("--solutions", type=Path, help="the folder of an environment's solutions to pack, as .jsonl.xz")
-    parser.add_argument("--without", nargs="+", type=Path, default=[], help="leave out what these packs hold")
-    parser.add_argument("--out", type=Path, required=True, help=f"the pack, NAME{SUFFIX}; or where to unpack")
+    job.add_argument("--folder", type=Path, help="folder of collected episodes to pack")
+    job.add_argument("--unpack", nargs="*", type=Path, help="packs to unpack (default: those of the project)")
+    job.add_argument("--solutions", type=Path, help="folder of an environment's solutions to pack, as .jsonl.xz")
+    parser.add_argument("--without", nargs="+", type=Path, default=[], help="packs whose files are left out")
+    parser.add_argument("--out", type=Path, required=True, help=f"pack, NAME{SUFFIX}; or folder to unpack to")
 
 
 def run(args: argparse.Namespace) -> None:

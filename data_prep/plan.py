@@ -70,7 +70,7 @@ class Shard:
         """Parse "i/n", 1 <= i <= n. Raises InputError."""
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            raise InputError(f"--shard: {text!r} is not of the form i/n with 1 <= i <= n")
+            raise InputError(f"--shard: must be i/n with 1 <= i <= n, got {text!r}")
         return cls(int(index) - 1, int(count))
 
     def of(self, chunks: list[Chunk]) -> list[Chunk]:
@@ -80,12 +80,12 @@ class Shard:
 def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:
     """Return the chunks of the plan. Raises InputError for an unknown task or split."""
     if plan.split not in environment.splits():
-        raise InputError(f"--split: unknown {plan.split!r}, expected one of {', '.join(environment.splits())}")
+        raise InputError(f"--split: must be one of {', '.join(environment.splits())}, got {plan.split!r}")
     if plan.policy in SOLVERS and plan.policy != environment.solver:
-        raise InputError(f"--policy: {plan.policy!r}: in {environment.name} it is called {environment.solver!r}")
+        raise InputError(f"--policy: must be {environment.solver!r} in {environment.name}, got {plan.policy!r}")
     unknown = sorted(set(plan.tasks) - set(environment.tasks()))
     if unknown:
-        raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(environment.tasks())}")
+        raise InputError(f"--tasks: must be some of {', '.join(environment.tasks())}, got {unknown[0]!r}")
     chunks = []
     for task in environment.tasks():
         if plan.tasks and task not in plan.tasks:
@@ -93,7 +93,9 @@ def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:
         chosen = _choose_variations(plan, task, list(environment.variations(task, plan.split)))
         for first in range(0, len(chosen), CHUNK):
             chunks.append(Chunk(task, first, tuple(chosen[first : first + CHUNK])))
-    return sorted(chunks, key=lambda chunk: chunk.first)  # all tasks in turn: what was played so far is a fair part
+    return sorted(
+        chunks, key=lambda chunk: chunk.first
+    )  # all tasks in turn, so that an interrupted collection is balanced
 
 
 def _choose_variations(plan: CollectionPlan, task: str, variations: list[int | str]) -> list[int | str]:

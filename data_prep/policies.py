@@ -149,9 +149,9 @@ def _leave_out(leaving: Leaving, environment: Environment, gold: Sequence[str], 
 def act_probe(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     """Try what people try first, at places of the path."""
     if not isinstance(environment, Prober):
-        raise InputError(f"--policy: probe: {environment.name} says nothing of what could be tried")
+        raise InputError(f"--policy: must not be probe for {environment.name}, which has no probes")
     path, walk = list(gold), _Walk(environment, rng)
-    yield from walk.follow(environment.looks[:1])  # a policy is sent no step 0
+    yield from walk.follow(environment.looks[:1])  # a policy is not sent step 0
     until_probe = rng.choice(FIRST_PROBE)
     while True:
         if path and until_probe > 0:
@@ -330,13 +330,13 @@ def replay(environment: Environment, task: str, variation: int | str, history: I
     """
     for index, recorded in enumerate(history):
         action = recorded.action
-        found = environment.reset(task, variation) if action is None else environment.step(action)
-        if found.observation != recorded.observation:
+        step = environment.reset(task, variation) if action is None else environment.step(action)
+        if step.observation != recorded.observation:
             raise InputError(
-                f"{task}, variation {variation}, step {index}: the simulator answers {found.observation[:60]!r}, "
+                f"{task}, variation {variation}, step {index}: the simulator answers {step.observation[:60]!r}, "
                 f"recorded is {recorded.observation[:60]!r}"
             )
-        yield found
+        yield step
 
 
 def replay_hidden_states(environment: Environment, episode: Episode, steps: Set[int]) -> dict[int, str | None]:

@@ -50,7 +50,7 @@ def probe_window(
 
     Raises InputError if the simulator does not reproduce the history.
     """
-    # a number that the simulator waits for is no probe
+    # the simulator waits for a number, which is not a probe
     places = [i for i, step in enumerate(window["history"]) if not choices_in(step["observation"])]
     now = 0 if rng.random() < AT_START else rng.choice(places)
     recorded = [Step(step["action"], step["observation"], 0, False) for step in window["history"][: now + 1]]
@@ -158,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if min(args.count, args.horizon) < 1:
-        raise InputError("--count, --horizon: at least 1")
+        raise InputError("--count, --horizon: must be >= 1")
     windows = read_windows(args.windows)
     name = args.out.name.split(".")[0]
     with closing(make_environment(windows[0]["env"])) as environment:
@@ -167,5 +167,5 @@ def run(args: argparse.Namespace) -> None:
         probes = cut_probes(environment, windows, args.count, args.horizon, args.seed, name)
         cut = list(tqdm(probes, total=args.count, unit="window", mininterval=10))
     if len(cut) < args.count:
-        raise InputError(f"{args.windows}: only {len(cut)} windows were found, {args.count} are asked for")
+        raise InputError(f"{args.windows}: found {len(cut)} windows, --count is {args.count}")
     write_windows(args.out, cut)

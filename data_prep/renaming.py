@@ -105,7 +105,7 @@ class Renaming:
         return self.tidy(self.substitute(text))
 
     def substitute(self, text: str) -> str:
-        return self._pattern.sub(lambda found: self.names[found[0]], text)
+        return self._pattern.sub(lambda match: self.names[match[0]], text)
 
     def inverse(self) -> Renaming:
         return Renaming({new: name for name, new in self.names.items()}, self.tidy)
@@ -156,7 +156,7 @@ def _map_texts(episode: Episode, new: Mapping[str, str]) -> Episode:
 
 def _first_difference(text: str, other: str) -> str:
     lines = zip(text.splitlines(), [*other.splitlines(), *text.splitlines()], strict=False)
-    return next((line for line, found in lines if line != found), text)[:60]
+    return next((line for line, restored in lines if line != restored), text)[:60]
 
 
 def draw_in_order(texts: Sequence[str], kinds: Sequence[Kind], rng: Random) -> Renaming:
@@ -177,10 +177,10 @@ def _draw_permutation(
 ) -> dict[str, str]:
     """Draw a kind's names such that the lists stay sorted together with names drawn before; empty if none is found."""
     for _ in range(DRAWS):
-        drawn = kind.mapping(dict(zip(kind.stems, rng.sample(kind.stems, len(kind.stems)), strict=True)))
-        renaming = Renaming({**names, **drawn})
+        permutation = kind.mapping(dict(zip(kind.stems, rng.sample(kind.stems, len(kind.stems)), strict=True)))
+        renaming = Renaming({**names, **permutation})
         if all(keeps_order(keys, [renaming.substitute(key) for key in keys]) for keys in lists):
-            return drawn
+            return permutation
     return {}
 
 
@@ -215,12 +215,12 @@ def list_keys(text: str) -> Iterator[list[str]]:
 
 def sort_temperatures(text: str) -> str:
     """Sort the things of a temperature in the hidden state."""
-    return _TEMPERATURE.sub(lambda found: found[1] + ", ".join(sorted(found[2].split(", "))), text)
+    return _TEMPERATURE.sub(lambda match: match[1] + ", ".join(sorted(match[2].split(", "))), text)
 
 
 _NUMBERED = r"[a-z]+ \d+"
 _LIST = re.compile(rf"(?:a )?{_NUMBERED}(?:, (?:and )?(?:a )?{_NUMBERED})+")
-_SORTED_LINES = (  # lines of the hidden state that are about things
+_SORTED_LINES = (  # lines about things in the hidden state
     re.compile(rf"In the ({_NUMBERED}), you see .*"),
     re.compile(rf"The ({_NUMBERED}) is (?:hot|cold|clean|sliced).*"),
 )
@@ -237,9 +237,9 @@ def sort_alfworld(text: str) -> str:
     return "\n".join(lines)
 
 
-def _sorted_list(found: re.Match[str]) -> str:
-    article = "a " if found[0].startswith("a ") else ""
-    names = sorted(re.findall(_NUMBERED, found[0].replace(", a ", ", ").removeprefix("a ")), key=listed)
+def _sorted_list(match: re.Match[str]) -> str:
+    article = "a " if match[0].startswith("a ") else ""
+    names = sorted(re.findall(_NUMBERED, match[0].replace(", a ", ", ").removeprefix("a ")), key=listed)
     words = [article + name for name in names]
     return f"{', '.join(words[:-1])}, and {words[-1]}"
 

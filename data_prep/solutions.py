@@ -41,16 +41,16 @@ def pack_solutions(folder: Path, out: Path) -> int:
 
     Returns their number. Raises InputError for a folder without solutions.
     """
-    found = {
+    solutions = {
         (path.parent.name, int(path.stem) if path.stem.isdecimal() else path.stem): _read(path)
         for path in folder.glob("*/*.json")
     }
-    if not found:
-        raise InputError(f"{folder}: no solutions (TASK/VARIATION.json)")
-    found |= {place: list(actions) for place, actions in _packed(folder.name).items()}
+    if not solutions:
+        raise InputError(f"{folder}: must hold solutions (TASK/VARIATION.json), found none")
+    solutions |= {place: list(actions) for place, actions in _packed(folder.name).items()}
     records = [
-        {"task": task, "variation": variation, "actions": found[task, variation]}
-        for task, variation in sorted(found, key=lambda place: (place[0], str(place[1]).zfill(6)))
+        {"task": task, "variation": variation, "actions": solutions[task, variation]}
+        for task, variation in sorted(solutions, key=lambda place: (place[0], str(place[1]).zfill(6)))
     ]
     write_lines(out, (json.dumps(record, separators=(",", ":")) for record in records))
     return len(records)
@@ -60,9 +60,9 @@ def _read(path: Path) -> list[str]:
     try:
         actions = json.loads(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path}: not a solution ({error})") from error
+        raise InputError(f"{path}: must be a solution ({error})") from error
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise InputError(f"{path}: not a solution (a list of actions is expected)")
+        raise InputError(f"{path}: must be a list of actions")
     return actions
 
 

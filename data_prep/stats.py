@@ -48,7 +48,7 @@ class Totals:
     def add(self, other: Totals) -> None:
         for name, value in vars(other).items():
             total = getattr(self, name)
-            total += value  # in place for the list: adding one by one must not copy it each time
+            total += value  # in place: adding one by one must not copy the list each time
             setattr(self, name, total)
 
     @property

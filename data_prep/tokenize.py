@@ -145,10 +145,10 @@ def _facts(
     """Return the rows of facts of an episode's texts, whose tokens begin at `starts`."""
     numbers: dict[str, int] = {}
     rows = []
-    for text, found, start in zip(texts, facts, starts, strict=True):
-        rows += [(start, 0, numbers.setdefault(fact, len(numbers))) for fact in sorted(found.shows)]
-        ends = encoder.token_ends(text) if found.needs else []
-        for need in found.needs:
+    for text, text_facts, start in zip(texts, facts, starts, strict=True):
+        rows += [(start, 0, numbers.setdefault(fact, len(numbers))) for fact in sorted(text_facts.shows)]
+        ends = encoder.token_ends(text) if text_facts.needs else []
+        for need in text_facts.needs:
             first, end = _covered(ends, need)
             known_by = (numbers.setdefault(fact, len(numbers)) for fact in sorted(need.facts))
             rows += [(start + first, end - first, number) for number in known_by]
@@ -242,7 +242,7 @@ def tokenize_files(
     skipped: as in `consistent_episodes`.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from datasets import Dataset  # slow to import, and needed by no other command
+    from datasets import Dataset  # imported late: slow, and only this command needs it
     from datasets.exceptions import DatasetGenerationError
 
     def lines() -> Iterator[dict[str, str]]:
@@ -280,21 +280,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER_FILE, help="tokenizer.json")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument(
-        "--skip-contradictions", action="store_true", help="leave out episodes of another world's steps"
+        "--skip-contradictions",
+        action="store_true",
+        help="leave out episodes whose start contradicts another of their variation",
     )
-    parser.add_argument("--rename", type=float, default=0.0, metavar="SHARE", help="rename things in this share")
-    parser.add_argument("--seed", type=int, default=0, help="of what is renamed")
-    parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="tokens a shard, about")
+    parser.add_argument(
+        "--rename", type=float, default=0.0, metavar="SHARE", help="share of episodes whose things are renamed"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the renaming")
+    parser.add_argument("--shard-tokens", type=int, default=8_000_000, help="approximate tokens of a shard")
 
 
 def run(args: argparse.Namespace) -> None:
     if not args.tokenizer.is_file():
-        raise InputError(f"{args.tokenizer}: no such tokenizer file")
+        raise InputError(f"{args.tokenizer}: must be a tokenizer file, no such file")
     for name in ("workers", "shard_tokens"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name.replace('_', '-')}: at least 1")
     if not 0 <= args.rename <= 1:
-        raise InputError("--rename: from 0 to 1")
+        raise InputError("--rename: must be 0 to 1")
     tokenizer_hash, outcomes = _sha256(args.tokenizer), Counter[str]()
     if args.check:
         index = check_shards(args.out, tokenizer_hash)

@@ -1,7 +1,7 @@
 """Train the vocabulary of the text worlds on train episodes and games, and freeze it.
 
 It is one byte-level BPE: words, integers and phrases without names (`data_prep.vocabulary`). Every byte is in the
-alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m eval build-entities` makes of
+alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m lab build-entities` makes of
 the simulator's jar; those of ALFWorld are the words before a number in its games and episodes.
 """
 
@@ -62,7 +62,7 @@ class TrainText:
     def add_episode(self, episode: Episode) -> None:
         """Add an episode. Raises InputError for one outside the train split."""
         if episode.split not in TRAIN_SPLITS:
-            raise InputError(f"split: {episode.split!r} episode of {episode.task}; the tokenizer sees train text only")
+            raise InputError(f"split: must be train, got {episode.split!r} in {episode.task}")
         self.add("goal", episode.goal)
         for i, step in enumerate(episode.steps):
             shown = {kind: getattr(step, kind) for kind in KINDS[1:]} | {"hidden_state": episode.hidden_state_at(i)}
@@ -135,17 +135,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="store_true", help=f"only print tokens a text with {COMPARED_PHRASES} phrases"
     )
     parser.add_argument("--out", type=Path, default=Path("loopwm/text/model/tokenizer.json"))
-    parser.add_argument("--force", action="store_true", help="overwrite; shards and checkpoints made before are void")
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite, which invalidates existing shards and checkpoints"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     if args.out.exists() and not args.force and not args.compare:
-        raise InputError(f"{args.out}: exists and is frozen; --force replaces it, and voids shards and checkpoints")
+        raise InputError(f"{args.out}: must be new, since shards and checkpoints depend on it; --force replaces it")
     if args.word_entries < 256 + len(SPECIAL_TOKENS):
-        raise InputError(f"--word-entries: at least {256 + len(SPECIAL_TOKENS)} (every byte and the special tokens)")
+        raise InputError(
+            f"--word-entries: must be at least {256 + len(SPECIAL_TOKENS)} (every byte and the special tokens)"
+        )
     phrases = args.vocab_size - args.word_entries - len(integer_merges())
     if phrases < 0:
-        raise InputError(f"--vocab-size: at least {args.vocab_size - phrases} (--word-entries and the integers)")
+        raise InputError(
+            f"--vocab-size: must be at least {args.vocab_size - phrases} (--word-entries and the integers)"
+        )
     listed = read_names(args.names)
     text = TrainText()
     text.add_games(args.alfworld_games)

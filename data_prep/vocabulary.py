@@ -40,7 +40,7 @@ PhraseMerge = tuple[tuple[str, ...], tuple[str, ...]]
 """Two phrases, each as its pieces, that become one."""
 
 _BREAKS = r"\n\t?|\t"
-_APART = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?= \S)|\s+"  # of several blanks the last goes with what follows
+_APART = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?= \S)|\s+"  # the last of several blanks belongs to the next token
 _INTEGER = r" ?(?<!\p{N})(?:100|[1-9]?[0-9])(?!\p{N})"
 WORDS = f"{_BREAKS}|{_APART}"
 """First cut: line breaks with their indent, words, single digits and runs of marks."""

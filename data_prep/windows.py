@@ -107,15 +107,15 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
     open_starts = [(episode, list(range(len(episode.steps) - horizon))) for episode in episodes]
     open_starts = [(episode, starts) for episode, starts in open_starts if starts]
     if sum(len(starts) for _, starts in open_starts) < count:
-        raise InputError(f"only {sum(len(starts) for _, starts in open_starts)} windows fit, {count} are asked for")
-    drawn = []
+        raise InputError(f"episodes must hold {count} windows, found {sum(len(starts) for _, starts in open_starts)}")
+    pairs = []
     for _ in range(count):
         index = rng.randrange(len(open_starts))
         episode, starts = open_starts[index]
-        drawn.append((episode, starts.pop(rng.randrange(len(starts)))))
+        pairs.append((episode, starts.pop(rng.randrange(len(starts)))))
         if not starts:
             open_starts.pop(index)
-    return drawn
+    return pairs
 
 
 def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str) -> list[Cut]:
@@ -127,17 +127,17 @@ def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, s
     for family, count in mix.items():
         rng = Random(f"{seed}/{name}/{family}")
         try:
-            drawn = draw_starts(by_family[family], count, horizon, rng)
+            pairs = draw_starts(by_family[family], count, horizon, rng)
         except InputError as error:
             raise InputError(f"--episodes: family {family}: {error}") from error
-        cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+        cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(pairs)]
     return cuts
 
 
 def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[Cut]:
     """Cut windows of all episodes, regardless of family."""
-    drawn = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
-    return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(drawn)]
+    pairs = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
+    return [Cut(episode, now, f"{name}/{i:04d}") for i, (episode, now) in enumerate(pairs)]
 
 
 def known_hidden_states(cuts: Iterable[Cut]) -> dict[str, str | None]:
@@ -150,13 +150,13 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
     by_episode: dict[int, list[Cut]] = defaultdict(list)
     for cut in cuts:
         by_episode[id(cut.episode)].append(cut)
-    found: dict[str, str | None] = {}
+    by_window: dict[str, str | None] = {}
     name = only_environment((cut.episode for cut in cuts), "--hidden-state")
     with closing(make_environment(name)) as environment:
         for group in tqdm(by_episode.values(), desc="hidden states", unit="episode"):
             states = replay_hidden_states(environment, group[0].episode, {cut.now for cut in group})
-            found |= {cut.name: states[cut.now] for cut in group}
-    return found
+            by_window |= {cut.name: states[cut.now] for cut in group}
+    return by_window
 
 
 def read_sorted(paths: Iterable[Path]) -> list[Episode]:
@@ -171,7 +171,7 @@ def only_environment(episodes: Iterable[Episode], option: str) -> str:
     """Return the environment of all episodes. Raises InputError for several, naming the option that needs one."""
     environments = {episode.env for episode in episodes}
     if len(environments) != 1:
-        raise InputError(f"{option}: episodes of one environment only, found {', '.join(sorted(environments))}")
+        raise InputError(f"{option}: must be of one environment, got {', '.join(sorted(environments))}")
     return environments.pop()
 
 
@@ -179,16 +179,18 @@ def check_suite(suite: Recipe, episodes: Iterable[Episode]) -> None:
     """Raise InputError for an episode that the suite must not be cut from."""
     for episode in episodes:
         for field in ("env", "split", "policy"):
-            found, wanted = getattr(episode, field), getattr(suite, field)
-            if found != wanted:
-                raise InputError(f"--episodes: {field}: {found!r} in {episode.task}, the suite takes {wanted!r} only")
+            value, wanted = getattr(episode, field), getattr(suite, field)
+            if value != wanted:
+                raise InputError(
+                    f"--episodes: {field}: must be {wanted!r} for the suite, got {value!r} in {episode.task}"
+                )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--suite", choices=RECIPES, help="a suite, with its own mix and horizon")
-    what.add_argument("--count", type=int, help="this many windows of any episodes")
+    what.add_argument("--suite", choices=RECIPES, help="suite, with its own mix and horizon")
+    what.add_argument("--count", type=int, help="number of windows of any episodes")
     parser.add_argument("--horizon", type=int, default=5, help="actions a window, with --count")
     parser.add_argument("--mix", choices=("episodes", "paper"), default="episodes", help="families, with --count")
     parser.add_argument("--hidden-state", action="store_true", help="read the hidden states, as for suites")
@@ -204,7 +206,7 @@ def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list
         check_suite(suite, episodes)
         return cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite), suite.horizon
     if min(args.count, args.horizon) < 1:
-        raise InputError("--count, --horizon: at least 1")
+        raise InputError("--count, --horizon: must be >= 1")
     if args.mix == "episodes":
         return cut_any(episodes, args.count, args.horizon, args.seed, name), args.horizon
     mix = scaled_mix(only_environment(episodes, "--mix paper"), args.count)
@@ -231,5 +233,5 @@ def read_windows(path: Path) -> list[dict[str, Any]]:
         windows.append(window)
     names = sorted({window["env"] for window in windows})
     if len(names) != 1:
-        raise InputError(f"{path}: windows of one environment are needed, found {', '.join(names) or 'none'}")
+        raise InputError(f"{path}: must be of one environment, got {', '.join(names) or 'none'}")
     return windows

@@ -5,10 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from eval.commands import (
-    build_entities,
-    build_examples,
     compare,
-    consistency,
     listing,
     rollout,
     run,
@@ -28,18 +25,18 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
-    "consistency": (consistency, "an agent's success in the world, in the model, and by its model-made plans"),
     "results": (results_page, "keep results of runs and write the page of all of them"),
     "pixels": (pixels, "measure pixel worlds"),
     "build-markov": (markov, "make the table of the markov baseline"),
     "build-seen": (seen, "find out which windows stand in train episodes"),
-    "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
-    "build-entities": (build_entities, "make the list of ScienceWorld's names"),
 }
 
 
 RENAMED = {
     "ledger": "eval results",
+    "consistency": "lab plan-transfer",
+    "build-examples": "lab build-examples",
+    "build-entities": "lab build-entities",
     "study": "lab study",
     "plan": "lab plan",
     "report": "lab report",

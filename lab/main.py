@@ -6,7 +6,8 @@ from types import ModuleType
 
 from data_prep.environments.base import SimulatorError
 from lab import scaling
-from lab.data import refresh_hidden, state_sufficiency, tokenizer_eval
+from lab.agents import plan_transfer
+from lab.data import build_entities, build_examples, refresh_hidden, state_sufficiency, tokenizer_eval
 from lab.lm_eval import command as lm_eval_tasks
 from lab.pixels import command as pixels
 from lab.reports import command as report
@@ -17,12 +18,15 @@ from loopwm.records.command import command_parser, exit_status
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "study": (study, "answer a question about the model by a written protocol"),
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
+    "plan-transfer": (plan_transfer, "measure how often an agent's plans made in the model work in the real world"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),
     "scaling": (scaling, "tabulate what each preset costs in training and serving"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "tokenizer-eval": (tokenizer_eval, "measure vocabularies: tokens per text, and names spelled in two ways"),
     "state-sufficiency": (state_sufficiency, "measure how far states determine observations"),
+    "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
+    "build-entities": (build_entities, "make the list of ScienceWorld's names"),
     "refresh-hidden": (refresh_hidden, "replay windows and read their hidden states again"),
 }
 

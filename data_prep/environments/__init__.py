@@ -15,7 +15,7 @@ from loopwm.records.errors import InputError
 
 def find_environments(folders: Iterable[str]) -> dict[str, type[Environment]]:
     """Return classes by name of this package's modules in these folders."""
-    modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(folders))
+    modules = (import_module(f"{__name__}.{module_info.name}") for module_info in iter_modules(folders))
     classes: list[type[Environment]] = [
         vars(module)["ENVIRONMENT"] for module in modules if "ENVIRONMENT" in vars(module)
     ]
@@ -28,11 +28,11 @@ ENVIRONMENTS = find_environments(__path__)
 def make_environment(name: str) -> Environment:
     """Start an environment. Raises InputError for an unknown name or a simulator that cannot start."""
     if name not in ENVIRONMENTS:
-        raise InputError(f"environment: unknown {name!r}, expected one of {', '.join(ENVIRONMENTS)}")
+        raise InputError(f"environment: must be one of {', '.join(ENVIRONMENTS)}, got {name!r}")
     return ENVIRONMENTS[name]()
 
 
 def declared(name: str) -> type[Declared]:
     """Return the declarations of an environment, or the defaults for an unknown one."""
-    found = ENVIRONMENTS.get(name)
-    return found if isinstance(found, type) and issubclass(found, Declared) else Declared
+    environment = ENVIRONMENTS.get(name)
+    return environment if isinstance(environment, type) and issubclass(environment, Declared) else Declared

@@ -75,7 +75,7 @@ class TextWorld(Declared):
 
     def step(self, action: str) -> Step:
         self._state, _, _ = self._env.step(action)
-        # what follows the prompt is the interpreter's status line
+        # the interpreter's status line follows the prompt
         return self._step(action, self._state.feedback.partition("\n>")[0].strip())
 
     def valid_actions(self) -> list[str]:

@@ -1,1 +1,1 @@
-"""Commands of `python -m eval` other than reports."""
+"""Commands of `python -m eval`, other than reports and pixels."""

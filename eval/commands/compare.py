@@ -25,23 +25,23 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
     """Compare two runs at every shared horizon. Raises InputError for unfinished runs or different windows."""
     results_a, results_b = (read_results(folder / "results.json") for folder in (folder_a, folder_b))
     if results_a["provenance"]["suite_sha256"] != results_b["provenance"]["suite_sha256"]:
-        raise InputError(f"{folder_b}: suite: {results_b['suite']!r} is not the windows of {folder_a}")
+        raise InputError(f"{folder_b}: suite: must have the windows of {folder_a}, got {results_b['suite']!r}")
     a, b = (read_records(folder / "predictions.jsonl") for folder in (folder_a, folder_b))
     shared = sorted({k for _, k in a} & {k for _, k in b})
     if not shared:
-        raise InputError(f"{folder_b}: horizons: shares none with {folder_a}")
+        raise InputError(f"{folder_b}: horizons: must share one with {folder_a}")
     refused = results_a["refused"].keys() | results_b["refused"].keys()
     games = results_a["games"]
-    found = []
+    differences = []
     for k in shared:
         at_a, at_b = (
             {name: record for (name, horizon), record in run.items() if horizon == k and name not in refused}
             for run in (a, b)
         )
         if at_a.keys() != at_b.keys():
-            raise InputError(f"{folder_b}: windows: other ones at horizon {k} ({len(at_b)}, the first has {len(at_a)})")
-        found += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
-    defined = [difference for difference in found if not np.isnan(difference.difference)]
+            raise InputError(f"{folder_b}: windows: must be the same at horizon {k}, got {len(at_b)} and {len(at_a)}")
+        differences += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
+    defined = [difference for difference in differences if not np.isnan(difference.difference)]
     return sorted(defined, key=lambda d: list(METRICS).index(d.metric))
 
 
@@ -61,7 +61,7 @@ def _scores(metric: str, records: Iterable[tuple[str, Record]]) -> Values:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_a", type=Path, metavar="DIR_A", help="folder of a finished run")
-    parser.add_argument("run_b", type=Path, metavar="DIR_B", help="folder of another on the same windows")
+    parser.add_argument("run_b", type=Path, metavar="DIR_B", help="folder of a run on the same windows")
 
 
 def run(args: argparse.Namespace) -> None:

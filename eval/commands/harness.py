@@ -63,7 +63,7 @@ def evaluate(
     windows: Sequence[Window],
     settings: RunSettings,
     out: Path,
-    seen: Seen | None = None,
+    seen_table: Seen | None = None,
 ) -> dict[str, Any]:
     """Predict what is missing from `out`, write `results.json` and `report.md` there and return the results.
 
@@ -78,7 +78,7 @@ def evaluate(
     records = predict_missing(predictor, shown, settings, folder)
     refused |= folder.read_refusals()
     scored = _not_refused(windows, refused)
-    results = make_results(spec, scored, refused, settings, records, seen)
+    results = make_results(spec, scored, refused, settings, records, seen_table)
     results["provenance"]["commits"] = folder.commits()
     if isinstance(predictor, Metered):
         usage = predictor.usage(scored, settings.context, settings.horizons)
@@ -93,7 +93,7 @@ def _not_refused(windows: Sequence[Window], refused: Refusals) -> list[Window]:
     rest = [window for window in windows if window["id"] not in refused]
     if not rest:
         name = windows[0]["id"]
-        raise InputError(f"window {name}: {refused[name]} (and no other window can be shown either)")
+        raise InputError(f"window {name}: {refused[name]} (all other windows are refused too)")
     return rest
 
 
@@ -130,9 +130,9 @@ def predict_missing(
     with tqdm(total=len(windows), initial=done, unit="window", desc=f"{settings.model} {settings.context}") as bar:
         for batch, missing in batches:
             if missing:
-                made, too_long = predict_batch(predictor, batch, settings)
+                batch_records, too_long = predict_batch(predictor, batch, settings)
                 folder.append_refusals({name: too_long[name] for name in too_long if name not in refused})
-                new = {key: made[key] for key in missing if key in made}
+                new = {key: batch_records[key] for key in missing if key in batch_records}
                 folder.append(list(new.values()))
                 records |= new
                 bar.update(len(batch))
@@ -161,7 +161,7 @@ def predict_batch(
         if len(batch) == 1:
             return {}, {batch[0]["id"]: str(error.__cause__)}
         parts = [predict_batch(predictor, [window], settings) for window in batch]
-        return _merged(made for made, _ in parts), _merged(refused for _, refused in parts)
+        return _merged(records for records, _ in parts), _merged(refused for _, refused in parts)
     pairs = zip(batch, predictions, strict=True)
     return _merged(window_records(*pair, settings.context, settings.horizons) for pair in pairs), {}
 
@@ -198,11 +198,11 @@ def window_records(
 
 def recorded_prediction(window: Window, records: Mapping[Key, Record], horizons: Iterable[int]) -> Prediction:
     """Rebuild a prediction from its records. Raises KeyError for a horizon without one."""
-    found = {k: records[window["id"], k] for k in horizons}
+    by_horizon = {k: records[window["id"], k] for k in horizons}
     return Prediction(
-        texts={k: record["prediction"] for k, record in found.items()},
-        rewards={k: record["reward"] for k, record in found.items() if "reward" in record},
-        ends={k: record["ended"] for k, record in found.items() if "ended" in record},
+        texts={k: record["prediction"] for k, record in by_horizon.items()},
+        rewards={k: record["reward"] for k, record in by_horizon.items() if "reward" in record},
+        ends={k: record["ended"] for k, record in by_horizon.items() if "ended" in record},
     )
 
 
@@ -212,13 +212,13 @@ def make_results(
     refused: Refusals,
     settings: RunSettings,
     records: dict[Key, Record],
-    seen: Seen | None,
+    seen_table: Seen | None,
 ) -> dict[str, Any]:
     """Return the content of `results.json`. windows: those that were scored; every figure is of them only."""
     items: list[Item] = []
     for window in windows:
         predicted = recorded_prediction(window, records, settings.horizons)
-        items += score_window(window, settings.context, predicted, seen)
+        items += score_window(window, settings.context, predicted, seen_table)
     # Windows whose oldest steps did not fit the context, which does not depend on the horizon.
     cut = sum(records[window["id"], settings.horizons[0]]["steps_cut"] > 0 for window in windows)
     head = ("model", "suite", "context", "metrics_version")
@@ -231,7 +231,7 @@ def make_results(
         "games": {window["id"]: game_of(window) for window in windows},
         "windows_cut_share": cut / len(windows),
         "unanswered": sum("unanswered" in records[window["id"], k] for window in windows for k in settings.horizons),
-        "seen_in": None if seen is None else seen.training_set,
+        "seen_in": None if seen_table is None else seen_table.training_set,
         "rows": make_rows(items, settings.horizons),
         "pairs": summarize_pairs(items),
     }
@@ -245,7 +245,7 @@ def read_results(path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: {name}: missing")
     if results.get("intervals") != INTERVALS:
         raise InputError(
-            f"{path}: intervals: {results.get('intervals', 'over windows')!r}, not {INTERVALS!r} (over games); "
-            "the run's own command makes the file again from its predictions"
+            f"{path}: intervals: must be {INTERVALS!r} (over games), got {results.get('intervals', 'over windows')!r}; "
+            "rerun the run's command to rewrite the file from its predictions"
         )
     return results

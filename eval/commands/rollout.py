@@ -60,12 +60,12 @@ class RolloutSettings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="episode files or folders")
-    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of the start the model is shown")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what the model is shown of the start")
     parser.add_argument("--depth-limit", type=positive, default=DEPTH_LIMIT, help="most steps (default: %(default)s)")
     parser.add_argument("--limit", type=positive, help="sample of this many episodes, stratified by task")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rollouts")
     parser.add_argument("--batch-size", type=positive, default=8, help="episodes at once (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -84,9 +84,9 @@ def select_starts(paths: Sequence[Path], settings: RolloutSettings) -> list[Wind
     """
     windows = start_windows(recorded_episodes(paths), settings.depth_limit)
     if not windows:
-        raise InputError("--episodes: none has a step to imagine")
+        raise InputError("--episodes: must have a step to imagine")
     if len(environments := sorted({window["env"] for window in windows})) > 1:
-        raise InputError(f"--episodes: expected episodes of one environment, found {', '.join(environments)}")
+        raise InputError(f"--episodes: must be of one environment, got {', '.join(environments)}")
     chosen = stratified_sample(windows, settings.limit or len(windows), settings.seed)
     check_runnable(chosen, settings.context, (1,))
     return chosen
@@ -130,8 +130,8 @@ def imagine_missing(
     with tqdm(total=len(windows), unit="episode", desc=f"{settings.model} {way}") as bar:
         for batch in batches:
             complete = all((window["id"], k) in records for window in batch for k in _depths(window))
-            made = {} if complete else imagine_batch(predictor, batch, settings.context)
-            if new := {key: record for key, record in made.items() if key not in records}:
+            batch_records = {} if complete else imagine_batch(predictor, batch, settings.context)
+            if new := {key: record for key, record in batch_records.items() if key not in records}:
                 folder.append(list(new.values()))
                 records |= new
             bar.update(len(batch))
@@ -170,8 +170,10 @@ def make_results(
             predicted = recorded_prediction(window, records[way], _depths(window))
             items[way].append(list(score_window(window, settings.context, predicted)))
     scores = {
-        way: np.array([[np.mean([item.scores[metric] for item in episode]) for metric in _SCORES] for episode in found])
-        for way, found in items.items()
+        way: np.array(
+            [[np.mean([item.scores[metric] for item in episode]) for metric in _SCORES] for episode in way_items]
+        )
+        for way, way_items in items.items()
     }
     games = [game_of(window) for window in windows]
     return {
@@ -221,7 +223,7 @@ def render_rollout(results: Mapping[str, Any]) -> str:
 
 def plot_depths(path: Path, results: Mapping[str, Any]) -> None:
     """Plot EM and token F1 by depth, a line a way, with bounds."""
-    from matplotlib.figure import Figure  # a second to import, and only plots need it
+    from matplotlib.figure import Figure  # imported late: it takes a second, and only plots need it
 
     from eval.scores.figures import TITLES, save_figure
 

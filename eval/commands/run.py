@@ -24,9 +24,11 @@ EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
-        "--suite", required=True, help="name of a committed suite, or a window file; NAME:word2world: its families"
+        "--suite",
+        required=True,
+        help="name of a committed suite, or a window file; NAME:word2world takes a part of its families",
     )
-    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of a window the model is shown")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what the model is shown of a window")
     parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")
     parser.add_argument(
@@ -37,18 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="run folder")
     parser.add_argument("--batch-size", type=positive, default=16, help="windows at once (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
 
 
 def run(args: argparse.Namespace) -> None:
     suite = load_suite(args.suite)
     settings = RunSettings(args.model, args.context, args.horizons, args.limit, args.seed, args.batch_size)
-    seen = find_seen(suite, args.seen)
+    seen_table = find_seen(suite, args.seen)
     windows = sample_windows(suite, settings)
     predictor = make_predictor(args.model, windows, ModelOptions.of(args), args.context, args.horizons)
     if isinstance(predictor, Trained):
-        seen = seen_by_checkpoint(suite, predictor.training_episodes, seen, args.seen)
-    results = evaluate(predictor, suite, windows, settings, args.out, seen)
+        seen_table = seen_by_checkpoint(suite, predictor.training_episodes, seen_table, args.seen)
+    results = evaluate(predictor, suite, windows, settings, args.out, seen_table)
     print(render_comparison_table([results]), end="")
     print(f"\n{describe_windows(results)}")
     if results["seen_in"] is None:

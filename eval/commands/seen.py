@@ -67,11 +67,13 @@ def build_tables(suites: Sequence[Suite], paths: Iterable[Path], trained: Traini
                 wanted[place_of(window, k)].append((number, window["id"], k))
     envs = [environment_of(suite) for suite in suites]
     read = {env: _Episodes(trained.episodes(env) if trained else None) for env in envs}
-    seen: list[dict[str, list[int]]] = [{} for _ in suites]
+    horizons_seen: list[dict[str, list[int]]] = [{} for _ in suites]
     for place in _met(wanted.keys(), read_train_episodes(paths), read):
         for number, name, k in wanted[place]:
-            seen[number].setdefault(name, []).append(k)
-    return [_table(suite, read[env], found) for suite, env, found in zip(suites, envs, seen, strict=True)]
+            horizons_seen[number].setdefault(name, []).append(k)
+    return [
+        _table(suite, read[env], horizons) for suite, env, horizons in zip(suites, envs, horizons_seen, strict=True)
+    ]
 
 
 def _met(wanted: Set[Place], episodes: Iterable[TrainEpisode], read: Mapping[str, _Episodes]) -> set[Place]:
@@ -81,15 +83,17 @@ def _met(wanted: Set[Place], episodes: Iterable[TrainEpisode], read: Mapping[str
     for episode in episodes:
         if episode.env in read and read[episode.env].add(episode):
             met |= wanted & set(_places(episode, starts, longest))
-    for env, found in read.items():
-        if found.only is not None and (lacking := len(found.only - found.hashes)):
-            raise InputError(f"--episodes: lack {lacking:,} of the {len(found.only):,} {env} episodes of --model")
+    for env, episodes_read in read.items():
+        if episodes_read.only is not None and (lacking := len(episodes_read.only - episodes_read.hashes)):
+            raise InputError(
+                f"--episodes: lack {lacking:,} of the {len(episodes_read.only):,} {env} episodes of --model"
+            )
     return met
 
 
-def _table(suite: Suite, read: _Episodes, seen: Mapping[str, list[int]]) -> Seen:
+def _table(suite: Suite, read: _Episodes, horizons: Mapping[str, list[int]]) -> Seen:
     known = (read.sha256.hexdigest(), digest(read.hashes), read.count, read.transitions)
-    return Seen(suite.name, suite.sha256, *known, {name: sorted(seen[name]) for name in sorted(seen)})
+    return Seen(suite.name, suite.sha256, *known, {name: sorted(horizons[name]) for name in sorted(horizons)})
 
 
 def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator[Place]:
@@ -106,7 +110,7 @@ def _places(episode: TrainEpisode, starts: set[Place], longest: int) -> Iterator
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
     parser.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="checkpoint: only the episodes that it was trained on"
+        "--model", type=Path, metavar="FOLDER", help="checkpoint, to select the episodes it was trained on"
     )
     parser.add_argument("--suites", nargs="+", required=True, help="names of committed suites, or window files")
     parser.add_argument("--out", type=Path, required=True, help="folder for seen-SUITE.json.gz")
@@ -115,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     trained = None if args.model is None else TrainingEpisodes.load(args.model)
     if args.model is not None and trained is None:
-        raise InputError(f"--model: {args.model} has no {FILE}: nobody knows what it was trained on")
+        raise InputError(f"--model: {args.model} must have {FILE}, which names its training episodes")
     tables = build_tables([load_suite(name) for name in args.suites], args.episodes, trained)
     for table in tables:
         path = args.out / table_path(table.suite).name

@@ -14,7 +14,7 @@ EXAMPLE = "python -m eval validate data/dev-windows.jsonl.gz"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="a window file: .jsonl, .jsonl.gz or .jsonl.xz")
+    parser.add_argument("file", type=Path, help="window file: .jsonl, .jsonl.gz or .jsonl.xz")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -24,16 +24,16 @@ def run(args: argparse.Namespace) -> None:
         for fault in faults:
             print(f"{args.file}: {fault}")
     if not by_window:
-        raise InputError(f"{args.file}: holds no windows")
+        raise InputError(f"{args.file}: must hold windows, found none")
     bad = sum(map(bool, by_window))
     if bad:
-        raise InputError(f"{args.file}: {bad} of {len(by_window)} lines are no windows")
+        raise InputError(f"{args.file}: {bad} of {len(by_window)} lines are invalid")
     print(f"{args.file}: {len(by_window)} windows, fine")
 
 
 def faults_by_window(path: Path) -> Iterator[list[str]]:
     """Yield the number and the faults of every line that is not blank. Raises InputError for an unreadable file."""
-    seen: dict[str, int] = {}
+    lines_by_id: dict[str, int] = {}
     for line, text in read_lines(path):
         try:
             record = parse_object(text, f"line {line}")
@@ -42,6 +42,6 @@ def faults_by_window(path: Path) -> Iterator[list[str]]:
             continue
         faults = [f"line {line}: {fault}" for fault in window_faults(record)]
         name = record.get("id")
-        if isinstance(name, str) and seen.setdefault(name, line) != line:
-            faults.append(f"line {line}: id: {name!r} is also that of line {seen[name]}")
+        if isinstance(name, str) and lines_by_id.setdefault(name, line) != line:
+            faults.append(f"line {line}: id: {name!r} is also that of line {lines_by_id[name]}")
         yield faults

@@ -43,7 +43,7 @@ class Scene:
     def spell(self, name: str) -> str:
         """Return the name in the case of the latest observation; actions ignore case."""
         pattern = re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
-        return next((found[0] for text in self._observations if (found := pattern.search(text))), name)
+        return next((match[0] for text in self._observations if (match := pattern.search(text))), name)
 
 
 @cache
@@ -88,19 +88,19 @@ def renaming(
     actions, observations: (there, here) of the same step, the last first. Names in the first action, the one to
     predict, are always renamed; other names only if the new world does not have them as well.
     """
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for i, (there, here) in enumerate(actions):
         for part, other in aligned(there, here, names):
             whole, its = old.complete(part), new.complete(other)
             if (part != other or new.knows(its)) and (i == 0 or _differ(whole, its, old, new)):
-                found.setdefault(whole, its)
+                mapping.setdefault(whole, its)
             if i == 0 or _differ(part, other, old, new):
-                found.setdefault(part, other)
+                mapping.setdefault(part, other)
     for there, here in observations:
         for part, other in aligned(there, here, names):
             if _are_names(part, other, names) and _differ(part, other, old, new):
-                found.setdefault(part, other)
-    return {name: new.spell(other) for name, other in found.items() if name != other}
+                mapping.setdefault(part, other)
+    return {name: new.spell(other) for name, other in mapping.items() if name != other}
 
 
 def _differ(name: str, other: str, old: Scene, new: Scene) -> bool:

@@ -124,6 +124,6 @@ def load_markov(windows: Sequence[Window], train_episodes: Sequence[Path]) -> Ma
         if env in tables:
             continue
         if train_episodes or not table_path(env).is_file():
-            raise InputError(f"--train-episodes: no markov table for {env!r}; give train episodes of that environment")
+            raise InputError(f"--train-episodes: must hold episodes of {env!r}, which has no markov table")
         tables[env] = load_table(table_path(env))
     return Markov(tables)

@@ -43,7 +43,7 @@ class CausalLMPredictor:
         self._model = model.to(device).eval()
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
         if self._tokenizer.pad_token is None:
-            raise InputError(f"--model: {folder}: its tokenizer has neither a padding nor an end token")
+            raise InputError(f"--model: {folder}: its tokenizer must have a padding or an end token")
         longest = getattr(model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
         self._limit = min(longest, self._tokenizer.model_max_length) - MAX_NEW_TOKENS
 
@@ -72,12 +72,12 @@ class CausalLMPredictor:
             prompts = (self._prompt(window, context, context_kind, k) for k in horizons)
             return all(self._length(prompt) <= self._limit for prompt in prompts)
 
-        found = fit_history(window_context(window, context_kind), fits)
-        if found is None:
+        fitted = fit_history(window_context(window, context_kind), fits)
+        if fitted is None:
             reads = f"what the model reads besides {MAX_NEW_TOKENS} new ones; take fewer --shots"
             error = FormatError("prompt", f"is over {self._limit} tokens, {reads}")
             raise InputError(f"window {window['id']}: {error}") from error
-        return found
+        return fitted
 
     def _prompt(self, window: Window, context: Context, context_kind: ContextKind, horizon: int) -> str:
         messages = self._shots.messages(window, context, context_kind, horizon)

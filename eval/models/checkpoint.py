@@ -85,15 +85,15 @@ class CheckpointPredictor:
         self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
     ) -> list[dict[int, tuple[float, int]]]:
         """Return the teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
-        found: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
+        losses: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
         worlds = self.begin(windows, context_kind)
         for k in range(1, max(horizons) + 1):
             worlds.step([window["actions"][k - 1] for window in windows], decode=False)
             if k in horizons:
-                losses, tokens = worlds.nll([window["observations"][k - 1] for window in windows])
-                for row, loss, count in zip(found, losses.tolist(), tokens.tolist(), strict=True):
+                nats, tokens = worlds.nats([window["observations"][k - 1] for window in windows])
+                for row, loss, count in zip(losses, nats.tolist(), tokens.tolist(), strict=True):
                     row[k] = (loss, count)
-        return found
+        return losses
 
 
 def read_depth(text: str) -> ExitRule:

@@ -152,10 +152,12 @@ class Address:
             raise InputError(f"{option}: {text!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.host or not model:
             raise InputError(
-                f"{option}: {text!r} is not openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine"
+                f"{option}: must be openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine, got {text!r}"
             )
         if url.userinfo:
-            raise InputError(f"{option}: a key in the address would be written to the results; set {KEY_VARIABLE}")
+            raise InputError(
+                f"{option}: must not contain a key, which would be written to the results; set {KEY_VARIABLE}"
+            )
         return cls(base.rstrip("/"), model)
 
 
@@ -219,8 +221,8 @@ class Endpoint:
     def reply(self, request: str) -> Reply:
         """Return the reply to a request, from the cache if present."""
         key = sha256(request)
-        kept = self._cache.get(key)
-        if kept is not None and not (reply := read_reply(kept)).cut:
+        cached = self._cache.get(key)
+        if cached is not None and not (reply := read_reply(cached)).cut:
             return reply
         body = self._ask_until_usable(json.loads(request))
         reply = read_reply(body)
@@ -241,7 +243,7 @@ class Endpoint:
         try:
             return retrying(self._ask, request)
         except UnusableError as error:
-            raise InputError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts; the last: {error}") from error
+            raise InputError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts, the last: {error}") from error
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one attempt. Raises UnusableError, or InputError for errors that a retry would repeat."""
@@ -252,7 +254,7 @@ class Endpoint:
         if response.status_code in _RETRIED or response.status_code >= 500:
             pause = retry_after(response.headers.get("Retry-After"))
             if pause is not None and pause > MAX_RETRY_AFTER:
-                raise InputError(f"{request['url']}: asks to wait {pause:.0f} s; start the run again then")
+                raise InputError(f"{request['url']}: asks to wait {pause:.0f} s; rerun the command then")
             raise UnusableError(f"status {response.status_code}", pause)
         if response.status_code != 200:
             raise InputError(f"{request['url']}: status {response.status_code}: {_refusal(response)}")

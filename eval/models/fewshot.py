@@ -1,7 +1,7 @@
 """Few-shot prompts that ask a general language model for an observation: instruction, examples, window.
 
 Examples are windows of train episodes, never of a suite. Eight for each known environment are committed
-(`eval/data/examples-*.jsonl.gz`, made by `python -m eval build-examples`); --examples replaces them by a window file.
+(`eval/data/examples-*.jsonl.gz`, made by `python -m lab build-examples`); --examples replaces them by a window file.
 They have the horizon and the kind of context of the window to predict, so that a deferred observation is missing there
 too. There is no system message: some chat templates refuse one.
 """
@@ -52,14 +52,14 @@ class Shots:
 
     def messages(self, window: Window, context: Context, context_kind: ContextKind, horizon: int) -> list[Message]:
         """Return user and assistant messages in turn, a user's last. context: the window's, of this kind."""
-        found: list[Message] = []
+        turns: list[Message] = []
         for example in self.examples[window["env"]]:
             question = ask(window_context(example, context_kind), example["actions"][:horizon])
-            found.append({"role": "user", "content": question})
-            found.append({"role": "assistant", "content": example["observations"][horizon - 1].strip()})
-        found.append({"role": "user", "content": ask(context, window["actions"][:horizon])})
-        found[0]["content"] = f"{INSTRUCTION}\n\n{found[0]['content']}"
-        return found
+            turns.append({"role": "user", "content": question})
+            turns.append({"role": "assistant", "content": example["observations"][horizon - 1].strip()})
+        turns.append({"role": "user", "content": ask(context, window["actions"][:horizon])})
+        turns[0]["content"] = f"{INSTRUCTION}\n\n{turns[0]['content']}"
+        return turns
 
 
 def load_shots(
@@ -72,20 +72,20 @@ def load_shots(
     envs = sorted({window["env"] for window in windows})
     files = [examples] if examples is not None else [examples_path(env) for env in envs]
     suites = [load_suite(str(path)) for path in files if (shots and path.is_file()) or path == examples]
-    found = {env: tuple(w for s in suites for w in s.windows if w["env"] == env)[:shots] for env in envs}
-    for env, chosen in found.items():
+    by_env = {env: tuple(w for s in suites for w in s.windows if w["env"] == env)[:shots] for env in envs}
+    for env, chosen in by_env.items():
         if len(chosen) < shots:
             raise InputError(f"--shots: {shots} examples of {env!r} are asked for, there are {len(chosen)}")
         for window in chosen:
             _check_example(window, max(horizons))
         check_runnable(chosen, context_kind, horizons)
-    return Shots(found, shots, sha256(" ".join(suite.sha256 for suite in suites)))
+    return Shots(by_env, shots, sha256(" ".join(suite.sha256 for suite in suites)))
 
 
 def _check_example(window: Window, longest: int) -> None:
     """Raise InputError for an example of another split, or one shorter than the horizon `longest`."""
     if window["split"] not in TRAIN_SPLITS:
-        raise InputError(f"--examples: window {window['id']}: split: is {window['split']!r}, not train")
+        raise InputError(f"--examples: window {window['id']}: split: must be train, got {window['split']!r}")
     if (length := len(window["actions"])) < longest:
         raise InputError(
             f"--shots: example {window['id']} has {length} actions, {longest} are asked about; ask about as many "
@@ -130,6 +130,6 @@ def fit_history(context: Context, fits: Callable[[Context], bool]) -> tuple[Cont
 
     Returns None if goal and first observation alone do not fit. A shorter history must fit where a longer one does.
     """
-    kept = [replace(context, history=context.history[dropped:]) for dropped in range(len(context.history) + 1)]
-    dropped = bisect_left(kept, True, key=fits)
-    return (kept[dropped], dropped) if dropped < len(kept) else None
+    shortened = [replace(context, history=context.history[dropped:]) for dropped in range(len(context.history) + 1)]
+    dropped = bisect_left(shortened, True, key=fits)
+    return (shortened[dropped], dropped) if dropped < len(shortened) else None

@@ -32,10 +32,10 @@ class PredictorWorlds:
         self._real, self._now = list(contexts), list(contexts)
 
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
-        windows = [next_window(self._env, *asked) for asked in zip(self._now, actions, strict=True)]
+        windows = [next_window(self._env, *query) for query in zip(self._now, actions, strict=True)]
         predictions = self._predictor.predict(windows, "observed", (1,))
         if any(prediction.unanswered for prediction in predictions):
-            raise InputError("--model: a step was not answered within the limit of tokens, and none can follow it")
+            raise InputError("--model: a step was cut off at the token limit, so the rollout cannot go on")
         texts = [prediction.texts[1] for prediction in predictions]
         self._now = [longer(*step) for step in zip(self._now, actions, texts, strict=True)]
         return [Imagined(text) for text in texts]

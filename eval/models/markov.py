@@ -74,7 +74,7 @@ def _keys(action: str) -> tuple[_Key, ...]:
 
 
 def _table(env: str, expert: _Counts, other: _Counts) -> MarkovTable:
-    # Ties go to the text that sorts first, so that the order of the files does not matter.
+    # Ties go to the text that sorts first, so the result does not depend on the order of files.
     best = {
         key: min(counts.items(), key=lambda item: (-item[1], item[0]))[0] for key, counts in {**other, **expert}.items()
     }
@@ -97,18 +97,18 @@ def load_table(path: Path) -> MarkovTable:
         record: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         return MarkovTable(**record)
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not a markov table ({error})") from error
+        raise InputError(f"{path}: must be a markov table ({error})") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
-    parser.add_argument("--out", type=Path, required=True, help="the table, a .json.gz file")
+    parser.add_argument("--out", type=Path, required=True, help="file of the table, .json.gz")
 
 
 def run(args: argparse.Namespace) -> None:
     tables = build_tables(args.episodes)
     if len(tables) != 1:
-        raise InputError(f"--episodes: expected episodes of one environment, found {', '.join(tables) or 'none'}")
+        raise InputError(f"--episodes: must be of one environment, got {', '.join(tables) or 'none'}")
     (table,) = tables.values()
     write_atomic(args.out, pack_gzip(_to_json(table)))
     print(f"{args.out}: {len(table.actions)} actions from {table.transitions} transitions")

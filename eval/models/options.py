@@ -96,28 +96,34 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--device",
         choices=("auto", "cpu", "cuda"),
-        help="of a checkpoint or language model (default: auto)",
+        help="device of a checkpoint or language model (default: auto)",
     )
-    add("--beams", type=positive, help="of the search that decodes a checkpoint's observations (default: 1, greedy)")
+    add(
+        "--beams",
+        type=positive,
+        help="beams of the search that decodes a checkpoint's observations (default: 1, greedy)",
+    )
     add(
         "--train-episodes",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="what retrieve, markov and extrapolate learn from",
+        help="train episodes of retrieve, markov and extrapolate",
     )
     add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
-    add("--examples", type=Path, metavar="FILE", help="window file of train episodes to take them from")
+    add("--examples", type=Path, metavar="FILE", help="window file of these examples")
     add("--concurrency", type=positive, help="requests to an endpoint at once (default: 8)")
-    add("--request-timeout", type=above_zero, metavar="SECONDS", help="of one request in all (default: 120)")
-    add("--reply-cache", type=Path, metavar="FILE", help=f"an endpoint's replies (default: {DEFAULT_CACHE})")
+    add("--request-timeout", type=above_zero, metavar="SECONDS", help="seconds of one request in all (default: 120)")
+    add("--reply-cache", type=Path, metavar="FILE", help=f"cache of an endpoint's replies (default: {DEFAULT_CACHE})")
     limit = group.add_mutually_exclusive_group().add_argument
-    limit("--max-tokens", type=positive, help="of an endpoint's answer, thoughts included (default: 512)")
-    limit("--max-completion-tokens", type=positive, help="the same by the name that OpenAI's current models want")
-    add("--no-temperature", action="store_const", const=True, help="send none, for models that refuse 0")
-    add("--reasoning-effort", metavar="EFFORT", help="of models that think, such as low; as the endpoint names it")
-    add("--price-in", type=above_zero, metavar="PRICE", help="of a million tokens asked")
-    add("--price-out", type=above_zero, metavar="PRICE", help="of a million tokens answered")
+    limit("--max-tokens", type=positive, help="most tokens of an answer, reasoning included (default: 512)")
+    limit("--max-completion-tokens", type=positive, help="the same limit by the name that OpenAI's current models want")
+    add("--no-temperature", action="store_const", const=True, help="send no temperature, for models that refuse 0")
+    add(
+        "--reasoning-effort", metavar="EFFORT", help="effort of reasoning models, such as low; as the endpoint names it"
+    )
+    add("--price-in", type=above_zero, metavar="PRICE", help="price of a million prompt tokens")
+    add("--price-out", type=above_zero, metavar="PRICE", help="price of a million answer tokens")
 
 
 def make_predictor(
@@ -132,7 +138,7 @@ def make_predictor(
     if kind in BASELINES:
         return BASELINES[kind].make(windows, options.train_episodes or [])
     if kind == CHECKPOINT:
-        # torch: seconds to import, and the baselines run without it
+        # imported late: torch takes seconds, and the baselines run without it
         from eval.models.checkpoint import CheckpointPredictor, read_depth
         from loopwm.runtime import use_device
 
@@ -156,7 +162,7 @@ def _kind(model: str) -> str:
     folder = Path(model)
     if not folder.is_dir():
         known = ", ".join(BASELINES)
-        raise InputError(f"--model: {model!r} is neither a model's folder, nor openai:URL#MODEL, nor one of {known}")
+        raise InputError(f"--model: must be a model's folder, openai:URL#MODEL or one of {known}, got {model!r}")
     config = folder / "config.json"
     is_ours = not config.is_file() or read_json(config).get("model_type") == "loopwm"
     return CHECKPOINT if is_ours else LANGUAGE_MODEL
@@ -186,26 +192,26 @@ def fed_back(predictor: Predictor, model: str, context_kind: ContextKind) -> Pre
 def make_imagination(predictor: Predictor, model: str, context_kind: ContextKind) -> Imagination:
     """Return the model as an agent's world. Raises InputError for a context that it does not support."""
     if Path(model).is_dir():
-        from eval.models.checkpoint import CheckpointPredictor  # torch, which the baselines do without
+        from eval.models.checkpoint import CheckpointPredictor  # imported late: the baselines run without torch
 
         if isinstance(predictor, CheckpointPredictor):
             return predictor.imagination()
     if context_kind != "observed":
         raise InputError(
-            f"--context: {model!r} imagines step by step from what was 'observed' only, not {context_kind!r}"
+            f"--context: must be 'observed' for {model!r}, which imagines step by step, got {context_kind!r}"
         )
     return Imagination(partial(PredictorWorlds, predictor))
 
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
     return int(text)
 
 
 def at_least_zero(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
     return int(text)
 
 
@@ -215,5 +221,5 @@ def above_zero(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
     return value

@@ -49,11 +49,11 @@ class EndpointPredictor:
         counted = [r for r in replies if r.prompt_tokens is not None and r.completion_tokens is not None]
         prompt, completion = _total(counted, "prompt_tokens"), _total(counted, "completion_tokens")
         cut = sum(reply.cut for reply in replies)
-        found: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(counted)}
-        found |= {"prompt_tokens": prompt, "completion_tokens": completion}
+        counts: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(counted)}
+        counts |= {"prompt_tokens": prompt, "completion_tokens": completion}
         if self.prices.prompt is not None and self.prices.completion is not None:
-            found["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
-        return found
+            counts["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
+        return counts
 
     def _ask(self, window: Window, context_kind: ContextKind, horizons: Sequence[int]) -> Iterator[list[Message]]:
         context = window_context(window, context_kind)

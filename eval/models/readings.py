@@ -90,25 +90,25 @@ class ReadingIndex:
         times = {id(episode): list(accumulate(ticks(*step) for step in episode.steps)) for episode in index.episodes}
         for number, place in enumerate(index.places):
             clock = times[id(place.episode)]
-            told = readings(place.episode.steps, clock, place.step - 1, place.action, clock[place.step])
-            self._before.append(frozenset(reading for reading in islice(told, AT_MOST) if reading.numbers))
+            place_readings = readings(place.episode.steps, clock, place.step - 1, place.action, clock[place.step])
+            self._before.append(frozenset(reading for reading in islice(place_readings, AT_MOST) if reading.numbers))
             for reading in self._before[-1]:
                 self._by_reading[verb(place.action), reading].append(number)
 
     def look_up(self, question: Question) -> InView:
         """Return the places that agree with most of the readings in view, counted from the last."""
-        times = list(accumulate(ticks(*step) for step in question.seen))
+        times = list(accumulate(ticks(*step) for step in question.history))
         target = times[-1] + sum(self._usual.get(action, 1) for action in question.actions)
         action = question.actions[-1]
-        in_view = list(islice(readings(question.seen, times, question.now, action, target), AT_MOST))
-        found: Sequence[int] = ()
+        in_view = list(islice(readings(question.history, times, question.now, action, target), AT_MOST))
+        matches: Sequence[int] = ()
         for agreed, reading in enumerate(in_view):
             of_verb = self._by_reading.get((verb(action), reading), [])
-            further = [number for number in found if reading in self._before[number]] if agreed else of_verb
+            further = [number for number in matches if reading in self._before[number]] if agreed else of_verb
             if not further:
-                return InView(in_view, found, agreed)
-            found = further
-        return InView(in_view, found, len(in_view))
+                return InView(in_view, matches, agreed)
+            matches = further
+        return InView(in_view, matches, len(in_view))
 
 
 def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
@@ -122,7 +122,7 @@ def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
 
 def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
     """Continue the readings to the observation to predict; repeat the last if no time passed since."""
-    *_, last = (text for action, text in question.seen if action == question.actions[-1])
+    *_, last = (text for action, text in question.history if action == question.actions[-1])
     if in_view[0].back == in_view[-1].back:
         return last
     texts = [_with_numbers(last, reading.numbers) for reading in reversed(in_view)]
@@ -130,5 +130,5 @@ def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
 
 
 def _with_numbers(text: str, numbers: Sequence[str]) -> str:
-    told = iter(numbers)
-    return _NUMBER.sub(lambda _: next(told), text)
+    values = iter(numbers)
+    return _NUMBER.sub(lambda _: next(values), text)

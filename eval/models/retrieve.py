@@ -53,7 +53,7 @@ class Place:
         return self.step - self.horizon
 
     @property
-    def seen(self) -> Steps:
+    def history(self) -> Steps:
         return self.episode.steps[: self.now + 1]
 
     @property
@@ -74,12 +74,12 @@ class Question:
     """Query of a window at a horizon: the observation after the last of `actions`."""
 
     goal: str
-    seen: Steps
+    history: Steps
     actions: Sequence[str]
 
     @property
     def now(self) -> int:
-        return len(self.seen) - 1
+        return len(self.history) - 1
 
 
 class Index:
@@ -90,12 +90,12 @@ class Index:
         self.places = [Place(e, step, horizon) for e in episodes for step in range(horizon, len(e.steps))]
         self._bm25 = bm25s.BM25(k1=1.5, b=0.0)
         if self.places:
-            terms = [describe(place.episode.goal, place.seen, place.actions) for place in self.places]
+            terms = [describe(place.episode.goal, place.history, place.actions) for place in self.places]
             self._bm25.index(terms, show_progress=False)
 
     def scores(self, question: Question) -> NDArray[np.float32]:
         """Return similarities by place, (places,)."""
-        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.seen, question.actions))
+        scores: NDArray[np.float32] = self._bm25.get_scores(describe(question.goal, question.history, question.actions))
         return scores
 
 
@@ -127,7 +127,7 @@ class Retrieval(ABC):
     def _make_index(self, env: str, horizon: int) -> Index:
         index = Index([e for e in self._episodes if e.env == env], horizon)
         if not index.places:
-            raise InputError(f"--train-episodes: none of {env!r} has {horizon} steps")
+            raise InputError(f"--train-episodes: must hold an episode of {env!r} of {horizon} steps")
         return index
 
 
@@ -146,10 +146,10 @@ def load_retrieve(windows: Sequence[Window], train_episodes: Sequence[Path]) -> 
 def read_episodes_for(windows: Sequence[Window], train_episodes: Sequence[Path]) -> list[TrainEpisode]:
     """Read train episodes. Raises InputError if they lack an environment of the windows."""
     if not train_episodes:
-        raise InputError("--train-episodes: retrieval needs them, no index comes with the package")
+        raise InputError("--train-episodes: must be given for retrieval, since no index comes with the package")
     episodes = list(read_train_episodes(train_episodes))
     for env in sorted({window["env"] for window in windows} - {episode.env for episode in episodes}):
-        raise InputError(f"--train-episodes: none of environment {env!r}")
+        raise InputError(f"--train-episodes: must hold episodes of {env!r}")
     return episodes
 
 
@@ -157,16 +157,16 @@ def _steps(context: Context) -> list[tuple[str, str]]:
     return [("", context.observation), *((step.action, step.observation) for step in context.history)]
 
 
-def describe(goal: str, seen: Steps, actions: Sequence[str]) -> list[str]:
+def describe(goal: str, steps: Steps, actions: Sequence[str]) -> list[str]:
     """Return the terms of a place: its goal, the steps up to now, and the next actions, the last to be predicted."""
     *between, last = actions
-    last_action, last_observation = seen[-1]
+    last_action, last_observation = steps[-1]
     terms = [f"action={_squeeze(last)}"] * ACTION_WEIGHT + _words("action", last)
     for back, action in enumerate(reversed(between), start=1):
         terms += [f"between{back}={_squeeze(action)}", *_words("between", action)]
     terms += _words("now", last_observation) * OBSERVATION_WEIGHT
     terms += [f"done={_squeeze(last_action)}"]
-    for _, observation in seen[-1 - EARLIER_OBSERVATIONS : -1]:
+    for _, observation in steps[-1 - EARLIER_OBSERVATIONS : -1]:
         terms += _words("before", observation)
     return terms + _words("goal", goal)
 

@@ -58,14 +58,14 @@ def retell(place: Place, question: Question) -> str:
     if names is None:
         return place.answer
     there = Scene([observation for _, observation in reversed(place.episode.steps[: place.step + 1])], names)
-    here = Scene([observation for _, observation in reversed(question.seen)], names)
+    here = Scene([observation for _, observation in reversed(question.history)], names)
     return rename(place.answer, renaming(*_pairs(place, question), there, here, names), names)
 
 
 def _pairs(place: Place, question: Question) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return actions and observations (there, here) of steps with equal verbs, the last first."""
     deferred = zip(reversed(place.actions), reversed(question.actions), strict=True)
-    steps = zip(reversed(place.seen[1:]), reversed(question.seen[1:]), strict=False)
+    steps = zip(reversed(place.history[1:]), reversed(question.history[1:]), strict=False)
     alike = [pair for pair in islice(steps, EARLIER_STEPS) if verb(pair[0][0]) == verb(pair[1][0])]
     actions = [pair for pair in deferred if verb(pair[0]) == verb(pair[1])]
     return [*actions, *((old[0], new[0]) for old, new in alike)], [(old[1], new[1]) for old, new in alike]

@@ -70,7 +70,7 @@ class Track:
 def load_track(windows: Sequence[Window]) -> Track:
     """Load the baseline. Raises InputError for windows of another environment."""
     for env in sorted({window["env"] for window in windows} - {"alfworld"}):
-        raise InputError(f"--model: 'track' knows the rules of alfworld alone, the windows are of {env!r}")
+        raise InputError(f"--model: 'track' must have windows of alfworld, whose rules it applies, got {env!r}")
     return Track()
 
 

@@ -41,9 +41,9 @@ def read_train_episodes(paths: Iterable[Path]) -> Iterator[TrainEpisode]:
         episodes = tqdm(read_episodes(path), desc=path.name, unit="episode", leave=False)
         for line, episode in enumerate(episodes, start=1):
             if episode.split not in TRAIN_SPLITS:
-                raise InputError(f"{path}: line {line}: split: is {episode.split!r}, baselines learn from train alone")
+                raise InputError(f"{path}: line {line}: split: must be train, got {episode.split!r}")
             steps = [((step.action or "").strip(), step.observation.strip()) for step in episode.steps]
             if not all(action for action, _ in steps[1:]):
-                raise InputError(f"{path}: line {line}: an action is empty")
+                raise InputError(f"{path}: line {line}: action: must not be empty")
             number = int(episode_hash(episode), 16)
             yield TrainEpisode(episode.env, episode.policy, episode.goal, tuple(steps), number)

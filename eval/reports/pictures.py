@@ -37,25 +37,27 @@ def pictures(store: ResultsStore) -> Iterator[tuple[Picture, str | None, str]]:
     """Yield (picture, SVG, caption); the SVG is None without results to draw."""
     for picture in PICTURES:
         with mpl.rc_context(STYLE):
-            drawn = picture.draw(store)
-            svg = None if drawn is None else svg_text(drawn[0], picture.name)
-        yield picture, svg, "" if drawn is None else drawn[1]
+            drawing = picture.draw(store)
+            svg = None if drawing is None else svg_text(drawing[0], picture.name)
+        yield picture, svg, "" if drawing is None else drawing[1]
 
 
 def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
     """Plot EM over horizons with 95 % bands: a panel a suite, and one of its unseen windows if known."""
     observed = [run for run in store.runs if run["context"] == "observed"]
     panels = [(suite, name) for suite in SUITE_TITLES for name in ("em", "em_novel")]
-    found = {panel: _lines(observed, *panel) for panel in panels}
-    found = {panel: lines for panel, lines in found.items() if lines and (panel[1] == "em" or "500" in panel[0])}
-    if not found:
+    panel_lines = {panel: _lines(observed, *panel) for panel in panels}
+    panel_lines = {
+        panel: lines for panel, lines in panel_lines.items() if lines and (panel[1] == "em" or "500" in panel[0])
+    }
+    if not panel_lines:
         return None
-    canvas, grid = make_canvas(9, 2.4 * math.ceil(len(found) / 4), math.ceil(len(found) / 4), 4)
+    canvas, grid = make_canvas(9, 2.4 * math.ceil(len(panel_lines) / 4), math.ceil(len(panel_lines) / 4), 4)
     names = sorted({called(run["model"]) for run in observed}, key=lambda name: (name != SHIPPED_NAME, name))
     looks = {name: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
-    for axes in grid[len(found) :]:
+    for axes in grid[len(panel_lines) :]:
         axes.axis("off")
-    for axes, ((suite, name), lines) in zip(grid, found.items(), strict=False):
+    for axes, ((suite, name), lines) in zip(grid, panel_lines.items(), strict=False):
         for label, points in lines.items():
             color, marker = looks[label]
             ks = [k for k, *_ in points]
@@ -74,19 +76,19 @@ def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
 
 def _lines(runs: Sequence[Result], suite: str, name: str) -> dict[str, list[tuple[int, float, float, float]]]:
     """Return (horizon, percent, bounds) of each model."""
-    found = {}
+    by_model = {}
     for run in (run for run in runs if run["suite"] == suite):
         rows = [row for row in run["rows"] if row["family"] == OVERALL and name in row["ci95"]]
         points = [(row["horizon"], 100 * row[name], *(100 * bound for bound in row["ci95"][name])) for row in rows]
         if points:
-            found[called(run["model"])] = sorted(points)
-    return found
+            by_model[called(run["model"])] = sorted(points)
+    return by_model
 
 
 def _paper_line(axes: Axes, suite: str) -> None:
     environment = papers.environment_beside(suite)
-    found = {k: papers.printed(environment, "LoopWM", k, OVERALL) for k in range(1, 6)} if environment else {}
-    points = [(k, rows[0].figures["em"]) for k, rows in found.items() if rows]
+    by_horizon = {k: papers.printed(environment, "LoopWM", k, OVERALL) for k in range(1, 6)} if environment else {}
+    points = [(k, rows[0].figures["em"]) for k, rows in by_horizon.items() if rows]
     if points:
         axes.plot(*zip(*points, strict=True), "-.", color=INK, marker="x", ms=4, lw=1, label=PAPER)
 
@@ -102,18 +104,18 @@ def _standing(runs: Sequence[Result]) -> str:
 
 def _families(store: ResultsStore) -> tuple[Figure, str] | None:
     """Plot EM at the paper's horizon by family: ours, the best baseline, the paper."""
-    horizon, found = papers.paper_rows()["horizon"], {}
+    horizon, by_suite = papers.paper_rows()["horizon"], {}
     for suite, environment in papers.paper_rows()["suites"].items():
         runs = [run for run in store.runs if run["suite"] == suite and run["context"] == "observed"]
         ours = next((run for run in runs if called(run["model"]) == SHIPPED_NAME), None)
         if ours and any(row["family"] != OVERALL for row in ours["rows"]):
             stand = stands(ours, runs)
-            found[suite] = (environment, [ours] + ([stand[1]] if stand else []))
-    if not found:
+            by_suite[suite] = (environment, [ours] + ([stand[1]] if stand else []))
+    if not by_suite:
         return None
-    canvas, grid = make_canvas(9, 4.2, 1, len(found))
+    canvas, grid = make_canvas(9, 4.2, 1, len(by_suite))
     better = []
-    for axes, (suite, (environment, runs)) in zip(grid, found.items(), strict=True):
+    for axes, (suite, (environment, runs)) in zip(grid, by_suite.items(), strict=True):
         rows = {row["family"]: row for row in runs[0]["rows"] if row["horizon"] == horizon and row["family"] != OVERALL}
         names = sorted(rows, key=lambda name: (-rows[name]["n"], name))
         _dots(axes, runs, names, horizon)

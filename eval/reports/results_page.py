@@ -52,7 +52,7 @@ MOVED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of the page; the results lie in its folder data")
-    parser.add_argument("--keep", type=Path, nargs="+", default=[], metavar="RUN", help="finished runs to keep")
+    parser.add_argument("--keep", type=Path, nargs="+", default=[], metavar="RUN", help="finished runs to store")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -72,7 +72,7 @@ def label_of(result: Result) -> str:
 
 def render(store: ResultsStore) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the page and its plots."""
-    from eval.reports.pictures import pictures  # matplotlib takes a second
+    from eval.reports.pictures import pictures  # imported late: matplotlib takes a second
 
     parts = [f"# All results\n\n{LEAD}"]
     for number, (picture, svg, caption) in enumerate(pictures(store), start=1):
@@ -124,8 +124,8 @@ def in_short(result: Sequence[Result]) -> str:
         runs = [run for run in result if run["suite"] == suite and run["context"] == "observed"]
         for run in (run for run in runs if called(run["model"]) == SHIPPED_NAME):
             rivals = (other for other in runs if other["model"] == STRONGEST_BASELINES[environment_of(run)])
-            asked = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
-            rows.append([title, asked, *_in_short(run), *(_in_short(o)[1] for o in rivals)])
+            count = f"{run['pairs']['n']} pairs" if run["pairs"] else str(run["windows"]["scored"])
+            rows.append([title, count, *_in_short(run), *(_in_short(o)[1] for o in rivals)])
     return table(header, rows)
 
 

@@ -66,10 +66,10 @@ def _check_alike(data: Path, runs: Sequence[Result]) -> None:
     for suite in {run["suite"] for run in runs}:
         of = [run for run in runs if run["suite"] == suite]
         windows = {run["provenance"].get("suite_sha256") for run in of}
-        seen = {run["seen_in"]["episodes_sha256"] for run in of if run.get("seen_in")}
-        if len(windows) > 1 or len(seen) > 1:
-            told = "windows" if len(windows) > 1 else "tables of what was seen in training"
-            raise InputError(f"{data}: {suite}: runs with different {told}: make them again and keep them")
+        seen_tables = {run["seen_in"]["episodes_sha256"] for run in of if run.get("seen_in")}
+        if len(windows) > 1 or len(seen_tables) > 1:
+            what = "windows" if len(windows) > 1 else "tables of what was seen in training"
+            raise InputError(f"{data}: {suite}: runs must have the same {what}; rerun and store them")
 
 
 def rank(run: Result) -> int:
@@ -121,7 +121,7 @@ def keep(folder: Path, data: Path) -> None:
     """
     path = folder / "results.json"
     if not path.is_file():
-        raise InputError(f"{folder}: not a finished run: it has no results.json")
+        raise InputError(f"{folder}: must be a finished run with a results.json")
     results = read_json(path)
     if "suite" in results:
         _keep_run(folder, read_results(path), data)
@@ -138,7 +138,7 @@ def keep(folder: Path, data: Path) -> None:
 def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
     """Store a run without windows and deviations."""
     if results["suite"] not in SUITE_TITLES:
-        raise InputError(f"{folder}: suite: {results['suite']!r} is not one of {', '.join(SUITE_TITLES)}")
+        raise InputError(f"{folder}: suite: must be one of {', '.join(SUITE_TITLES)}, got {results['suite']!r}")
     result = {
         **{name: results[name] for name in ("model", "suite", "context", "metrics_version", "windows", "unanswered")},
         "provenance": {name: value for name, value in results["provenance"].items() if name != "versions"},
@@ -182,13 +182,13 @@ def _study(results: Row) -> tuple[str, dict[str, Any]]:
     model = called(settings["model"]) if settings else ""
     base = Path(results["protocol"]["base"]).stem if "base" in results.get("protocol", {}) else ""
     if study == "halting":
-        found = [policy["against_random"] for policy in results["policies"] if policy["against_random"]]
+        differences = [policy["against_random"] for policy in results["policies"] if policy["against_random"]]
         costs: dict[str, float] = {}
     elif "transitions" in results:
         whole = [d for d in results["differences"] if (d["part"], d["creatures"]) == ("frame", "all")]
-        found, costs = [{**d, "arm": d["ours"], "reference": d["theirs"]} for d in whole], {}
+        differences, costs = [{**d, "arm": d["ours"], "reference": d["theirs"]} for d in whole], {}
     else:
-        found = [d for d in results["differences"] if (d["metric"], d["horizon"]) == ("em", "all")]
+        differences = [d for d in results["differences"] if (d["metric"], d["horizon"]) == ("em", "all")]
         costs = results.get("flops_per_token") or {arm["arm"]: arm["flops_per_token"] for arm in results["arms"]}
     means = {m["arm"]: m["mean"] for m in results.get("means", []) if (m["metric"], m["horizon"]) == ("em", "all")}
     by_arm = {f"T={name}" if name.isdecimal() else name: flops for name, flops in costs.items()}
@@ -197,9 +197,10 @@ def _study(results: Row) -> tuple[str, dict[str, Any]]:
         "model": model,
         "base": base,
         "windows": results.get("windows") or results["transitions"],
-        "seeds": max((len(d["by_seed"]) for d in found), default=1),
+        "seeds": max((len(d["by_seed"]) for d in differences), default=1),
         "differences": [
-            {name: d[name] for name in ("arm", "reference", "difference", "low", "high", "by_seed")} for d in found
+            {name: d[name] for name in ("arm", "reference", "difference", "low", "high", "by_seed")}
+            for d in differences
         ],
         "costs": [{"arm": a, "mflops": by_arm[a] / 1e6, "em": means[a]} for a in by_arm if a in means],
     }

@@ -112,13 +112,13 @@ def _loops(text: str) -> bool:
 def _without_names(env: str, text: str) -> str:
     """Replace names by `@`, with their states of matter and numbers; several in a row by one."""
     names = names_of(env)
-    found = sorted(names.named(text), key=len, reverse=True) if names else []
-    pattern = "|".join([*map(re.escape, found), _NAME_WORDS])
+    longest_first = sorted(names.named(text), key=len, reverse=True) if names else []
+    pattern = "|".join([*map(re.escape, longest_first), _NAME_WORDS])
     masked = re.sub(rf"\b(?:unknown )?(?:{pattern})\b", "@", _PHASE.sub("", text)) if names else text
     return _NAME_RUN.sub("@", masked)
 
 
 def _head(text: str) -> str | None:
     """Return the text before the first enumerated thing; None without an enumeration."""
-    found = _LISTING.search(text)
-    return None if found is None else text[: found.end()]
+    match = _LISTING.search(text)
+    return None if match is None else text[: match.end()]

@@ -70,7 +70,7 @@ def corpus_bleu4(predictions: Sequence[str], references: Sequence[str]) -> float
     return min(1.0, _bleu().corpus_score(list(predictions), [list(references)]).score / 100)
 
 
-@lru_cache(maxsize=8)  # three metrics ask for the same
+@lru_cache(maxsize=8)  # cached: three metrics need the same result
 def entity_scores(env: str, prediction: str, reference: str) -> tuple[float, float, float]:
     """Return recall, precision and F1 of the reference's set of names."""
     names = names_of(env)

@@ -49,10 +49,10 @@ def printed(environment: str, system: str, horizon: int, family: str) -> list[Pr
     rows = paper_rows()
     steps = rows["by_horizon"].get(environment, {}).get(system, {}).get(str(horizon), {})
     main = rows["tables"][environment][system] if horizon == rows["horizon"] else {}
-    found = [Printed(main[family], "main table")] if family in main else []
+    matches = [Printed(main[family], "main table")] if family in main else []
     if family in steps and steps[family] != main.get(family):
-        found.append(Printed(steps[family], "table of steps"))
-    return found
+        matches.append(Printed(steps[family], "table of steps"))
+    return matches
 
 
 def relative_change(ours: float, baseline: float) -> float | None:

@@ -56,7 +56,7 @@ class PredictionFolder:
         if (path / "run.json").is_file():
             _refuse_other(path, read_json(path / "run.json"), spec)
         elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"--out: {path} exists and is no run folder; choose another")
+            raise InputError(f"--out: {path} must be new or a run folder; choose another")
         else:
             write_json(path / "run.json", spec)
         self._noted = False
@@ -67,7 +67,7 @@ class PredictionFolder:
         if path.is_file():
             known: list[dict[str, Any]] = read_json(path)
             return known
-        return [{}] if any(self.path.glob("*.jsonl")) else []  # lines of before commits were kept
+        return [{}] if any(self.path.glob("*.jsonl")) else []  # older runs did not store commits
 
     def add_lines(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append one JSON object a line to a file of the folder, and sync."""
@@ -134,11 +134,13 @@ def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> d
     return records
 
 
-def _refuse_other(path: Path, found: dict[str, Any], spec: dict[str, Any]) -> None:
-    for name in spec.keys() | found.keys():
-        old, new = found.get(name), spec.get(name)
+def _refuse_other(path: Path, existing: dict[str, Any], spec: dict[str, Any]) -> None:
+    for name in spec.keys() | existing.keys():
+        old, new = existing.get(name), spec.get(name)
         if old != new:
-            raise InputError(f"--out: {path} holds a run with {name} {old!r}, not {new!r}; choose another folder")
+            raise InputError(
+                f"--out: {path}: {name} must be {old!r} as in the folder, got {new!r}; choose another folder"
+            )
 
 
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

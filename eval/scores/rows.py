@@ -65,7 +65,7 @@ SPLITS: dict[str, Callable[[Item], bool]] = {
 
 
 def score_window(
-    window: Window, context_kind: ContextKind, predicted: Prediction, seen: Seen | None = None
+    window: Window, context_kind: ContextKind, predicted: Prediction, seen_table: Seen | None = None
 ) -> Iterator[Item]:
     """Score the predictions of one window at each of their horizons."""
     env, last = window["env"], window["history"][-1]["observation"]
@@ -86,7 +86,7 @@ def score_window(
             scores=scores,
             changed=not exact_match(last, reference),
             answerable=is_answerable(env, reference, known, window["actions"][:horizon]),
-            seen=None if seen is None else seen.at(window, horizon),
+            seen=None if seen_table is None else seen_table.at(window, horizon),
             error=None if scores["em"] else error_kind(env, prediction, reference, last),
             reward=None if reward is None else (reward, window["rewards"][at]),
             end=None if end is None else (end, window["dones"][at]),
@@ -124,10 +124,10 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
         row[f"n_{name}"] = len(chosen)
         if chosen:
             em = np.array([[item.scores["em"]] for item in chosen])
-            found = estimates(em, [item.game for item in chosen], (f"em_{name}",))
-            row["ci95"] |= found.pop("ci95")
-            row["stderr"] |= found.pop("stderr")
-            row |= found
+            split_estimates = estimates(em, [item.game for item in chosen], (f"em_{name}",))
+            row["ci95"] |= split_estimates.pop("ci95")
+            row["stderr"] |= split_estimates.pop("stderr")
+            row |= split_estimates
     errors = Counter(item.error for item in items)
     row["errors"] = {kind: errors[kind] for kind in ERROR_KINDS}
     row["refusal"] = detection([(is_refused(item.prediction), is_refused(item.reference)) for item in items])
@@ -159,17 +159,17 @@ def detection(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float | int]:
     """
     predicted, true = sum(p for p, _ in pairs), sum(t for _, t in pairs)
     hits = sum(p and t for p, t in pairs)
-    found: dict[str, float | int] = {"n": true, "predicted": predicted}
+    figures: dict[str, float | int] = {"n": true, "predicted": predicted}
     parts = {"precision": (hits, predicted), "recall": (hits, true), "f1": (2 * hits, predicted + true)}
-    return found | {name: part / whole for name, (part, whole) in parts.items() if whole}
+    return figures | {name: part / whole for name, (part, whole) in parts.items() if whole}
 
 
 def reward_accuracy(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
     """Return the share of (predicted, true) rewards that agree, and of those that are not 0: most are 0."""
     right = [abs(predicted - true) < REWARD_TOLERANCE for predicted, true in pairs]
     paid = [hit for hit, (_, true) in zip(right, pairs, strict=True) if true != 0]
-    found: dict[str, float | int] = {"n": len(pairs), "accuracy": sum(right) / len(right), "n_nonzero": len(paid)}
-    return found | ({"accuracy_nonzero": sum(paid) / len(paid)} if paid else {})
+    figures: dict[str, float | int] = {"n": len(pairs), "accuracy": sum(right) / len(right), "n_nonzero": len(paid)}
+    return figures | ({"accuracy_nonzero": sum(paid) / len(paid)} if paid else {})
 
 
 def summarize_pairs(items: Sequence[Item]) -> dict[str, Any] | None:
@@ -187,5 +187,5 @@ def summarize_pairs(items: Sequence[Item]) -> dict[str, Any] | None:
         (min(a.scores["em"], b.scores["em"]), a.scores["em"], b.scores["em"], a.prediction == b.prediction)
         for a, b in pairs
     ]
-    found = estimates(np.array(rows, dtype=np.float64), games, ("both", "fact", "counterfact", "same"))
-    return {"n": len(pairs), "games": len(set(games)), **found}
+    figures = estimates(np.array(rows, dtype=np.float64), games, ("both", "fact", "counterfact", "same"))
+    return {"n": len(pairs), "games": len(set(games)), **figures}

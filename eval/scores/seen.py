@@ -47,7 +47,9 @@ def environment_of(suite: Suite) -> str:
     """Return the one environment of a suite. Raises InputError for several."""
     envs = sorted({window["env"] for window in suite.windows})
     if len(envs) > 1:
-        raise InputError(f"--suites: {suite.name}: holds windows of {' and '.join(envs)}: give a file for each")
+        raise InputError(
+            f"--suites: {suite.name}: must be of one environment, got {' and '.join(envs)}; give a file for each"
+        )
     return envs[0]
 
 
@@ -69,16 +71,16 @@ def find_seen(suite: Suite, given: Path | None) -> Seen | None:
     path = table_path(suite.name) if given is None else given
     if given is None and not path.is_file():
         return None
-    seen = load_table(path)
-    if seen.suite_sha256 == suite.sha256:
-        return seen
+    table = load_table(path)
+    if table.suite_sha256 == suite.sha256:
+        return table
     if given is None:
         return None
-    raise InputError(f"--seen: {path} is of {seen.suite!r} ({seen.suite_sha256[:12]}), not of these windows")
+    raise InputError(f"--seen: {path} must be of these windows, got {table.suite!r} ({table.suite_sha256[:12]})")
 
 
 def seen_by_checkpoint(
-    suite: Suite, trained: TrainingEpisodes | None, seen: Seen | None, given: Path | None
+    suite: Suite, trained: TrainingEpisodes | None, table: Seen | None, given: Path | None
 ) -> Seen | None:
     """Return the table if it is about the episodes that a checkpoint was trained on, None for unknown.
 
@@ -90,7 +92,7 @@ def seen_by_checkpoint(
     episodes.
     """
     if trained is None:
-        return seen if given is not None else None
+        return table if given is not None else None
     for window in suite.windows:
         game = game_of(window)
         if window["variation"] is not None and trained.holds_game(window["env"], game):
@@ -98,10 +100,10 @@ def seen_by_checkpoint(
                 f"--suite: {suite.name}: window {window['id']}: the checkpoint was trained on its game {game}: take "
                 "windows of another split"
             )
-    if seen is None or seen.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
-        return seen
+    if table is None or table.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
+        return table
     if given is not None:
-        raise InputError(f"--seen: {given} is of other train episodes than those of --model")
+        raise InputError(f"--seen: {given} must be of the train episodes of --model")
     return None
 
 
@@ -110,4 +112,4 @@ def load_table(path: Path) -> Seen:
     try:
         return Seen(**json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
-        raise InputError(f"{path}: not a table of seen windows ({error})") from error
+        raise InputError(f"{path}: must be a table of seen windows ({error})") from error

@@ -62,10 +62,10 @@ def load_suite(name_or_path: str) -> Suite:
 def _select(suite: Suite, selection: str) -> Suite:
     """Return a suite with a name and a hash of its own, so that its figures cannot pass for the whole suite's."""
     if selection not in SELECTIONS:
-        raise InputError(f"--suite: unknown selection {selection!r}, expected one of {', '.join(SELECTIONS)}")
+        raise InputError(f"--suite: selection must be one of {', '.join(SELECTIONS)}, got {selection!r}")
     chosen = tuple(w for w in suite.windows if SELECTIONS[selection].holds(w["env"], w["family"]))
     if not chosen:
-        raise InputError(f"--suite: {suite.name!r} holds no windows of {selection!r}")
+        raise InputError(f"--suite: {suite.name!r} must hold windows of {selection!r}")
     ids = "\n".join(window["id"] for window in chosen)
     return Suite(f"{suite.name}:{selection}", sha256(f"{suite.sha256}\n{ids}"), chosen)
 
@@ -76,17 +76,17 @@ def _read_suite(name_or_path: str) -> Suite:
         path = Path(name_or_path)
     if not path.is_file():
         known = ", ".join(suite_names()) or "none"
-        raise InputError(f"--suite: {name_or_path!r} is neither a file nor a committed suite ({known})")
+        raise InputError(f"--suite: must be a file or a committed suite ({known}), got {name_or_path!r}")
     windows = tuple(check_window(record, f"{path}: line {line}") for line, record in read_json_lines(path))
     if not windows:
-        raise InputError(f"{path}: holds no windows")
+        raise InputError(f"{path}: must hold windows, found none")
     _check_unique(windows, path)
     return Suite(path.name.split(".jsonl")[0], sha256(path.read_bytes()), windows)
 
 
 def _check_unique(windows: Sequence[Window], path: Path) -> None:
-    seen: set[str] = set()
+    ids: set[str] = set()
     for window in windows:
-        if window["id"] in seen:
-            raise InputError(f"{path}: id: {window['id']!r} occurs twice")
-        seen.add(window["id"])
+        if window["id"] in ids:
+            raise InputError(f"{path}: id: must be unique, got {window['id']!r} twice")
+        ids.add(window["id"])

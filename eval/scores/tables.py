@@ -111,12 +111,12 @@ def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the tables of refusals (from the text), and of ends and rewards if predicted."""
     parts = ["## Refusals, ends and rewards\n"]
     for name, title in (("refusal", "Refusals"), ("end", "Ends")):
-        found = [(row["horizon"], row[name]) for row in rows if name in row]
+        detections = [(row["horizon"], row[name]) for row in rows if name in row]
         lines = [
             [str(k), *(str(d[count]) for count in ("n", "predicted")), *map(percent, map(d.get, DETECTION))]
-            for k, d in found
+            for k, d in detections
         ]
-        parts += [table(["Horizon", f"{title}: true", "predicted", *DETECTION], lines)] if found else []
+        parts += [table(["Horizon", f"{title}: true", "predicted", *DETECTION], lines)] if detections else []
     rewards = [(row["horizon"], row["reward"]) for row in rows if "reward" in row]
     lines = [
         [str(k), str(r["n"]), percent(r["accuracy"]), str(r["n_nonzero"]), percent(r.get("accuracy_nonzero"))]

@@ -108,13 +108,13 @@ def test_splits_and_seeds_never_share_an_episode() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--steps", "9", "--split", "valid"), "--split: unknown 'valid', expected one of train, dev, test"),
-        (("--steps", "9", "--seed", "-1"), "--seed: -1 is not within"),
-        (("--steps", "0"), "--steps: at least 1"),
-        ((), "--steps: say how much to play"),
-        (("--steps", "9", "--policy", "gold"), "--policy: 'gold': frames are played by one of random, look-back"),
-        (("--steps", "9", "--episodes-per-task", "2"), "--episodes-per-task: not an option of toy"),
-        (("--steps", "9", "--workers", "2"), "--workers: not an option of toy"),
+        (("--steps", "9", "--split", "valid"), "--split: must be one of train, dev, test, got 'valid'"),
+        (("--steps", "9", "--seed", "-1"), "--seed: must be 0 to "),
+        (("--steps", "0"), "--steps: must be >= 1, got 0"),
+        ((), "--steps: must be given"),
+        (("--steps", "9", "--policy", "gold"), "--policy: must be one of random, look-back"),
+        (("--steps", "9", "--episodes-per-task", "2"), "--episodes-per-task: not an option for frames"),
+        (("--steps", "9", "--workers", "2"), "--workers: not an option for frames"),
     ],
 )
 def test_bad_options_are_one_line_and_write_nothing(
@@ -142,6 +142,6 @@ def test_a_folder_begun_otherwise_is_refused(
 def test_text_environments_still_ask_for_their_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["collect", "scienceworld", "--split", "train", "--out", str(tmp_path)]
     assert main(arguments) == 2
-    assert "--episodes-per-task: say how many" in capsys.readouterr().err
+    assert "--episodes-per-task: must be given" in capsys.readouterr().err
     assert main([*arguments, "--episodes-per-task", "1", "--steps", "5"]) == 2
-    assert "--steps: of frames only" in capsys.readouterr().err
+    assert "--steps: only for frames" in capsys.readouterr().err

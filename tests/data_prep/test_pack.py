@@ -75,7 +75,7 @@ def test_what_is_there_is_left_alone_and_another_plan_is_refused(
     assert there.read_text() == "mine"
     (there.parent / "plan.json").write_text("{}")
     assert unpack(tmp_path / "p.tar.xz", tmp_path / "new") == 2
-    assert "plan.json: begun with another plan than" in capsys.readouterr().err
+    assert "plan.json: must have the plan of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "climbs"])
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_pack_is_one_line(
 
 def test_a_folder_that_was_not_collected_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pack(tmp_path, tmp_path / "p.tar.xz") == 2
-    assert "not a folder of collected episodes (no plan.json)" in capsys.readouterr().err
+    assert "must be a folder of collected episodes with a plan.json" in capsys.readouterr().err
     assert not (tmp_path / "p.tar.xz").exists()
 
 

@@ -238,8 +238,8 @@ def test_cut_probes_takes_kinds_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--count", "0"], "--count, --horizon: at least 1"),
-        (["--count", "9"], "only 0 windows were found, 9 are asked"),
+        (["--count", "0"], "--count, --horizon: must be >= 1"),
+        (["--count", "9"], "found 0 windows, --count is 9"),
     ],
 )
 def test_probe_windows_with_bad_input_is_one_line(

@@ -229,7 +229,7 @@ def test_the_command_renames_by_seed_and_share(tmp_path: Path, capsys: pytest.Ca
     assert int(said[1]) > 5
     assert int(said[1]) + int(said[2]) == 11
     assert main(["tokenize", "--episodes", str(source), "--out", str(tmp_path / "bad"), "--rename", "1.5"]) == 2
-    assert capsys.readouterr().err == "error: --rename: from 0 to 1\n"
+    assert capsys.readouterr().err == "error: --rename: must be 0 to 1\n"
     order = RenamingPlan(0.3, 0)
     drawn = [order.carry_out(e, str(i))[1] for e in read_episodes(source) for i in range(40) if e.env == "alfworld"]
     assert drawn.count(NOT_DRAWN) / len(drawn) == pytest.approx(0.7, abs=0.08)

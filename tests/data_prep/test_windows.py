@@ -109,12 +109,20 @@ def test_windows_carry_every_hidden_state_that_their_episodes_recorded(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"split": "train"}, ["--suite", "scienceworld-500"], "--episodes: split: 'train' in boil"),
-        ({"split": "test", "policy": "random"}, ["--suite", "scienceworld-500"], "--episodes: policy: 'random'"),
-        ({"split": "test"}, ["--suite", "scienceworld-500"], "family Incline: only 0 windows fit, 150 are asked for"),
-        ({}, ["--count", "9"], "only 4 windows fit"),
-        ({}, ["--count", "0"], "--count, --horizon: at least 1"),
-        ({"task": "dance"}, ["--count", "1"], "task: 'dance' of 'scienceworld' belongs to no family"),
+        (
+            {"split": "train"},
+            ["--suite", "scienceworld-500"],
+            "--episodes: split: must be 'test' for the suite, got 'train' in boil",
+        ),
+        (
+            {"split": "test", "policy": "random"},
+            ["--suite", "scienceworld-500"],
+            "--episodes: policy: must be 'gold' for the suite, got 'random'",
+        ),
+        ({"split": "test"}, ["--suite", "scienceworld-500"], "family Incline: episodes must hold 150 windows, found 0"),
+        ({}, ["--count", "9"], "episodes must hold 9 windows, found 4"),
+        ({}, ["--count", "0"], "--count, --horizon: must be >= 1"),
+        ({"task": "dance"}, ["--count", "1"], "task: must belong to a family of 'scienceworld', got 'dance'"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_in_one_line(
@@ -202,5 +210,5 @@ def test_an_environment_from_outside_brings_its_families(monkeypatch):
     monkeypatch.setitem(ENVIRONMENTS, "toy", Toy)
     assert family_of("toy", "run") == "on foot"
     assert family_of("logs", "walk") == "walk", "tasks of an environment known from logs are families"
-    with pytest.raises(InputError, match="'swim' of 'toy' belongs to no family"):
+    with pytest.raises(InputError, match="must belong to a family of 'toy', got 'swim'"):
         family_of("toy", "swim")

@@ -58,10 +58,10 @@ def test_markov_refuses_other_splits_and_environments_without_a_table(make_windo
     with pytest.raises(InputError, match=r"dev.jsonl: line 1: split"):
         build_tables([path])
     path.write_text(episode(("go", "A.")) + episode((" ", "A.")))
-    with pytest.raises(InputError, match=r"dev.jsonl: line 2: an action is empty"):
+    with pytest.raises(InputError, match=r"dev.jsonl: line 2: action: must not be empty"):
         build_tables([path])
     path.write_text(episode(("go", "A.")))
-    with pytest.raises(InputError, match="no markov table for 'alfworld'"):
+    with pytest.raises(InputError, match="must hold episodes of 'alfworld', which has no markov table"):
         load_markov([make_window(env="alfworld")], [path])
 
 

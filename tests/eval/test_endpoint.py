@@ -195,7 +195,7 @@ def test_no_step_is_imagined_after_one_that_was_cut(
     worlds.begin([window_context(window, "observed")])
     assert worlds.step(["wait"])[0].observation.endswith("ACTION: WAIT")
     mock.thoughts = 600
-    with pytest.raises(InputError, match="--model: a step was not answered within the limit of tokens"):
+    with pytest.raises(InputError, match="--model: a step was cut off at the token limit"):
         worlds.step(["look around"])
 
 
@@ -241,7 +241,7 @@ def test_attempts_end_with_the_last_fault_named(
 ) -> None:
     monkeypatch.setattr("eval.models.endpoint.ATTEMPTS", 2)
     mock.script = ["error", "error"]
-    with pytest.raises(InputError, match=r"no usable answer in 2 attempts; the last: status 500"):
+    with pytest.raises(InputError, match=r"no usable answer in 2 attempts, the last: status 500"):
         endpoint.complete(QUESTION)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from eval.__main__ import main
 from eval.models.fewshot import END, INSTRUCTION, as_text, examples_path, load_shots, read_continuation
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.episodes import TRAIN_SPLITS
@@ -72,7 +70,7 @@ def test_a_continuation_is_read_up_to_the_mark_that_ends_examples(make_window: M
 @pytest.mark.parametrize(
     ("fields", "shots", "named"),
     [
-        ({"split": "test"}, 1, "split: is 'test'"),
+        ({"split": "test"}, 1, "split: must be train, got 'test'"),
         ({"split": "train"}, 2, "--shots: 2"),
         ({"look": None, "split": "train"}, 1, "look"),
     ],
@@ -82,22 +80,3 @@ def test_examples_that_will_not_do_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=named):
         load_shots([make_window()], write_suite([make_window("x", **fields)]), shots, "snapshot", HORIZONS)
-
-
-def test_examples_are_chosen_for_the_verbs_they_show(
-    make_window: MakeWindow, write_suite: WriteSuite, tmp_path: Path
-) -> None:
-    def train(name: str, *verbs: str, goal: str = "g") -> object:
-        return make_window(name, split="train", goal=goal, actions=[f"{verb} it" for verb in verbs])
-
-    windows = [
-        train("few", "go", "go", "go", "go", "go"),
-        train("many", "go", "open", "look", "take", "put"),
-        train("new", "go", "heat", "heat", "heat", "heat"),
-        train("long", "a", "b", "c", "d", "e", goal="x" * 4000),
-    ]
-    out = tmp_path / "examples.jsonl.gz"
-    options = ["build-examples", "--windows", str(write_suite(windows)), "--out", str(out)]
-    assert main([*options, "--count", "2"]) == 0
-    assert [window["id"] for window in load_suite(str(out)).windows] == ["many", "new"]
-    assert main([*options, "--count", "4"]) == 2

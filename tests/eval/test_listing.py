@@ -60,7 +60,7 @@ def test_every_fault_is_named_by_its_line(
             "6: expected a JSON object",
         )
     ]
-    assert captured.err == f"error: {path}: 4 of 5 lines are no windows\n"
+    assert captured.err == f"error: {path}: 4 of 5 lines are invalid\n"
 
 
 def test_a_file_without_windows_or_unreadable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,10 +123,10 @@ def test_runs_of_other_windows_or_another_table_of_seen_ones_do_not_stand_togeth
         (folders[-1] / "results.json").write_text(json.dumps(results))
     assert main([*arguments, str(folders[0])]) == 0
     assert main([*arguments, str(folders[1])]) == 2
-    assert "scienceworld-500: runs with different windows" in capsys.readouterr().err
+    assert "scienceworld-500: runs must have the same windows" in capsys.readouterr().err
     (tmp_path / "page/data/scienceworld-500--observed--markov.json").unlink()
     assert main([*arguments, str(folders[2])]) == 2
-    assert "scienceworld-500: runs with different tables of what was seen" in capsys.readouterr().err
+    assert "scienceworld-500: runs must have the same tables of what was seen" in capsys.readouterr().err
 
 
 def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(finished, tmp_path) -> None:
@@ -186,9 +186,9 @@ def test_what_cannot_be_kept_is_one_line(finished, tmp_path, capsys) -> None:
     results = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps({**results, "suite": "mine"}))
     assert main(["results", str(tmp_path / "page"), "--keep", str(folder)]) == 2
-    assert "suite: 'mine' is not one of scienceworld-500" in capsys.readouterr().err
+    assert "suite: must be one of scienceworld-500" in capsys.readouterr().err
     assert main(["results", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
-    assert "not a finished run" in capsys.readouterr().err
+    assert "must be a finished run" in capsys.readouterr().err
     (tmp_path / "results.json").write_text("{}")
     assert main(["results", str(tmp_path / "page"), "--keep", str(tmp_path)]) == 2
     assert "must have one of the keys suite" in capsys.readouterr().err

@@ -82,9 +82,9 @@ def test_identity_is_of_the_episodes_and_not_of_their_files(
 
 
 def test_train_episodes_of_the_environment_are_needed(make_window: MakeWindow, train: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--train-episodes: retrieval needs them"):
+    with pytest.raises(InputError, match="--train-episodes: must be given for retrieval"):
         load_retrieve([make_window()], [])
-    with pytest.raises(InputError, match="none of environment 'alfworld'"):
+    with pytest.raises(InputError, match="must hold episodes of 'alfworld'"):
         load_retrieve([make_window(env="alfworld")], [train])
     dev = tmp_path / "dev.jsonl"
     dev.write_text(episode(("go", "A."), split="dev"))

@@ -179,13 +179,13 @@ def test_the_command_writes_results_table_and_plot(
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ([episode(1, 0)], (), "--episodes: none has a step to imagine"),
-        ([episode(1, 2), episode(1, 2, "alfworld")], (), "--episodes: expected episodes of one environment, found alf"),
+        ([episode(1, 0)], (), "--episodes: must have a step to imagine"),
+        ([episode(1, 2), episode(1, 2, "alfworld")], (), "--episodes: must be of one environment, got alf"),
         ([episode(1, 2)], ("--context", "full"), "window scienceworld/walk/1/gold/0: hidden_state: is null"),
         (
             [episode(1, 2)],
             ("--context", "snapshot"),
-            "--context: 'copy' imagines step by step from what was",
+            "--context: must be 'observed' for 'copy'",
         ),
         (
             [episode(1, 7)],

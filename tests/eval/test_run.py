@@ -226,7 +226,7 @@ def test_results_with_intervals_over_windows_are_refused_until_made_again(
     assert main([command, str(out), *more[command]]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "intervals: 'over windows'" in error
+    assert "got 'over windows'" in error
     assert run(suite_path, out) == 0
     assert main([command, str(out), *more[command]]) == 0
 
@@ -275,8 +275,8 @@ def test_compare_pairs_the_windows(make_window: MakeWindow, write_suite: WriteSu
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--suite", "scienceworld-501"], "--suite: 'scienceworld-501'"),
-        (["--model", "oracle"], "--model: 'oracle'"),
+        (["--suite", "scienceworld-501"], "got 'scienceworld-501'"),
+        (["--model", "oracle"], "got 'oracle'"),
         (["--model", "{empty}"], "--model: {empty}"),
         (["--context", "full"], "window w0: hidden_state"),
         (["--context", "all"], "--context"),
@@ -327,7 +327,7 @@ def test_a_folder_of_another_run_is_refused(
     before = (out / "predictions.jsonl").read_bytes()
     capsys.readouterr()
     assert run(suite_path, out, "--context", "snapshot") == 2
-    assert "context 'observed', not 'snapshot'" in capsys.readouterr().err
+    assert "context must be 'observed' as in the folder, got 'snapshot'" in capsys.readouterr().err
     assert (out / "predictions.jsonl").read_bytes() == before
     suite_path.write_text(suite_path.read_text().replace("boil water", "boil lead"))
     assert run(suite_path, out) == 2

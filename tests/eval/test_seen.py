@@ -115,7 +115,10 @@ def test_a_table_of_other_windows_is_refused(
     (tmp_path / "torn.json.gz").write_bytes((tmp_path / "seen-other.json.gz").read_bytes()[:40])
     capsys.readouterr()
     run = ["run", "--model", "copy", "--suite", str(suite), "--context", "observed", "--out", str(tmp_path / "out")]
-    for name, named in (("seen-other.json.gz", "not of these windows"), ("torn.json.gz", "torn.json.gz: not a table")):
+    for name, named in (
+        ("seen-other.json.gz", "must be of these windows"),
+        ("torn.json.gz", "torn.json.gz: must be a table"),
+    ):
         assert main([*run, "--seen", str(tmp_path / name)]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
@@ -185,7 +188,7 @@ def test_checkpoint_trained_on_other_episodes_is_unknown(
     assert "Unseen and seen: unknown." in (tmp_path / "other" / "report.md").read_text()
     assert splits(tmp_path / "other") == (None, None, False)
     assert trained("refused", *given) == 2
-    assert "is of other train episodes than those of --model" in capsys.readouterr().err
+    assert "must be of the train episodes of --model" in capsys.readouterr().err
     (tmp_path / "model" / FILE).unlink()
     assert trained("unrecorded") == trained("asserted", *given) == 0
     assert splits(tmp_path / "unrecorded") == (None, None, False)
@@ -202,7 +205,7 @@ def test_table_without_some_of_the_episodes_is_refused(
     assert line == "error: --episodes: lack 1 of the 2 scienceworld episodes of --model"
     (tmp_path / "model" / FILE).unlink()
     assert build(tmp_path, *arguments) == 2
-    assert "has no training_episodes.npz" in capsys.readouterr().err
+    assert "must have training_episodes.npz" in capsys.readouterr().err
 
 
 def test_suite_of_a_game_trained_on_is_refused(

@@ -145,7 +145,7 @@ def test_other_contexts_know_what_they_show(play: Play) -> None:
 def test_other_environments_are_refused(
     make_window: MakeWindow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(InputError, match="--model: 'track' knows the rules of alfworld alone"):
+    with pytest.raises(InputError, match="--model: 'track' must have windows of alfworld"):
         load_track([make_window()])
     out = tmp_path / "run"
     asked = ["run", "--suite", "scienceworld-500", "--context", "observed", "--out", str(out), "--model", "track"]

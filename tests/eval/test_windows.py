@@ -81,7 +81,7 @@ def test_a_corrupt_file_is_one_line_that_names_it(tmp_path: Path, name: str, con
 
 
 def test_an_id_occurs_once(make_window: MakeWindow, write_suite: WriteSuite) -> None:
-    with pytest.raises(InputError, match=r"id: 'a' occurs twice"):
+    with pytest.raises(InputError, match=r"id: must be unique, got 'a' twice"):
         load_suite(str(write_suite([make_window("a"), make_window("a")])))
 
 
@@ -143,9 +143,9 @@ def test_word2world_leaves_out_the_tasks_that_its_simulator_does() -> None:
 
 def test_a_selection_that_is_none_or_empty_is_refused(make_window: MakeWindow, write_suite: WriteSuite) -> None:
     path = write_suite([make_window(family="Grow")])
-    with pytest.raises(InputError, match="--suite: unknown selection 'word2word', expected one of word2world"):
+    with pytest.raises(InputError, match="--suite: selection must be one of word2world, got 'word2word'"):
         load_suite(f"{path}:word2word")
-    with pytest.raises(InputError, match="--suite: 'suite' holds no windows of 'word2world'"):
+    with pytest.raises(InputError, match="--suite: 'suite' must hold windows of 'word2world'"):
         load_suite(f"{path}:word2world")
     colon = path.rename(path.with_name("12:30.jsonl"))
     assert len(load_suite(str(colon)).windows) == 1

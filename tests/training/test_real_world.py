@@ -26,5 +26,5 @@ def test_real_environments_are_the_simulators_themselves() -> None:
 
 
 def test_a_name_that_is_unknown_is_one_line_with_its_key() -> None:
-    with pytest.raises(InputError, match=r"^real.environment: environment: unknown 'pong', expected one of catch"):
+    with pytest.raises(InputError, match=r"^real.environment: environment: must be one of catch"):
         real_environments("pong", 2)

@@ -176,8 +176,8 @@ class AlfWorld(Declared):
         game = build_game(name) if name.startswith(f"{BUILT}/") else _read_game(name)
         self._goal = expert.parse_goal(game["pddl_problem"])
         self._first = self._engine.call("load", game)
-        found = _TASK_SENTENCE.search(self._first["observation"])
-        self._task = found[0] if found else ""
+        match = _TASK_SENTENCE.search(self._first["observation"])
+        self._task = match[0] if match else ""
         self._game, self._seen, self._places = name, set(), _PLACES.findall(self._first["look"])
 
 
@@ -288,7 +288,7 @@ def _start_engine() -> subprocess.Popen[bytes]:
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", "data_prep.environments.alfworld.simulator"],
-        # the package makes the folder that ALFWORLD_DATA names, and the engine needs none
+        # the package creates the folder in ALFWORLD_DATA, which the engine does not need
         env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "ALFWORLD_DATA": gettempdir()},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -95,19 +95,19 @@ class Situation:
         return self.true("cancontain", f"{kind_of(receptacle)}type", f"{kind_of(thing)}type")
 
 
-def make_plan(facts: Iterable[Sequence[str]], goal: Goal, seen: Collection[str], seed: str) -> list[str]:
+def make_plan(facts: Iterable[Sequence[str]], goal: Goal, known_places: Collection[str], seed: str) -> list[str]:
     """Return commands that win from here. seen: receptacles whose contents were shown already.
 
     Raises SimulatorError if a thing of the goal is out of reach.
     """
-    return _Player(Situation.of(facts), seen, Random(seed)).play(goal)
+    return _Player(Situation.of(facts), known_places, Random(seed)).play(goal)
 
 
 class _Player:
     """Applies commands to a copy of the facts and records them."""
 
-    def __init__(self, world: Situation, seen: Collection[str], rng: Random) -> None:
-        self.world, self.seen, self.rng = world, set(seen), rng
+    def __init__(self, world: Situation, known_places: Collection[str], rng: Random) -> None:
+        self.world, self.seen, self.rng = world, set(known_places), rng
         self.commands: list[str] = []
         self.closes = rng.random() < 0.5
         """True to close receptacles that turned out useless."""
@@ -124,7 +124,7 @@ class _Player:
             raise SimulatorError(f"not solvable: no {goal.place} within reach")
         target = self.rng.choice(targets)
         while True:
-            # with a state to make, an object that lies at the target already is as good as any other
+            # an object at the target also needs its state changed first, so it is as good as any other
             self._take(goal.thing, barred=target if goal.state is None else "")
             if goal.state is not None and not self.world.true(goal.state, str(self.world.held)):
                 self._treat(goal.state)
@@ -166,7 +166,7 @@ class _Player:
         """Look into a receptacle."""
         length = len(self.commands)
         self._reach(place)
-        if len(self.commands) == length:  # it stood there already, before another receptacle
+        if len(self.commands) == length:  # already within reach, from another receptacle
             self.commands.append(f"examine {place}")
         self.seen.add(place)
 

@@ -27,7 +27,7 @@ def contents_facts(texts: Sequence[str]) -> list[TextFacts]:
 
 def _of(text: str) -> TextFacts:
     needs = tuple(
-        Need(*found.span("listed"), frozenset({found["surface"] or found["closable"] or found["vessel"]}))
-        for found in _CONTENTS.finditer(text)
+        Need(*match.span("listed"), frozenset({match["surface"] or match["closable"] or match["vessel"]}))
+        for match in _CONTENTS.finditer(text)
     )
     return TextFacts(frozenset().union(*(need.facts for need in needs)), needs)

@@ -38,7 +38,7 @@ SEEDS = 99
 DEV_GAMES = 12
 """Dev games of a task, on as many floor plans, with the first seed that is not listed."""
 
-APPLIANCES = {  # what makes the goal's state, and what it asks of the object
+APPLIANCES = {  # appliance for the goal's state, and the object's ability it requires
     "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
     "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
     "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
@@ -73,10 +73,10 @@ class Package:
 @cache
 def load_package() -> Package:
     """Load the package's data. Raises InputError if it is not installed."""
-    if (found := find_spec("alfworld")) is None or not found.submodule_search_locations:
+    if (spec := find_spec("alfworld")) is None or not spec.submodule_search_locations:
         raise InputError("alfworld: the package alfworld is not installed; pip install 'loopwm[alfworld]'")
-    home = Path(found.submodule_search_locations[0])
-    # run as files: importing the package makes the folder that ALFWORLD_DATA names
+    home = Path(spec.submodule_search_locations[0])
+    # run as files: importing the package creates the folder in ALFWORLD_DATA
     constants = run_path(str(home / "gen" / "constants.py"))
     return Package(
         layouts=home / "gen" / "layouts",
@@ -167,14 +167,14 @@ def list_dev_games(task: str) -> tuple[str, ...]:
 
 def _plans_of(task: str) -> list[int]:
     files = load_package().layouts.glob("FloorPlan*-openable.json")
-    found = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in files)
-    return [plan for plan in sorted(found) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
+    plans = (int(path.name[len("FloorPlan") : -len("-openable.json")]) for path in files)
+    return [plan for plan in sorted(plans) if plan not in EXCLUDED_PLANS and goals_of(task, plan)]
 
 
 def build_game(name: str) -> dict[str, Any]:
     """Return the fields of a `game.tw-pddl`. Raises InputError for an invalid name."""
     if (parts := _NAME.fullmatch(name)) is None or parts[1] not in TASKS:
-        raise InputError(f"alfworld: {name!r}: expected built/TASK-PLAN-SEED")
+        raise InputError(f"alfworld: must be built/TASK-PLAN-SEED, got {name!r}")
     task, plan = parts[1], int(parts[2])
     goals = goals_of(task, plan)
     if not goals:
@@ -245,5 +245,5 @@ def _properties(kind: str) -> list[str]:
     if kind == LAMP:
         return ["toggleable"]
     package = load_package()
-    found = [fact for ability, fact in ABILITIES.items() if kind in package.abilities[ability]]
-    return ["pickupable", *found, *(["isReceptacleObject"] if kind in package.vessels else [])]
+    properties = [fact for ability, fact in ABILITIES.items() if kind in package.abilities[ability]]
+    return ["pickupable", *properties, *(["isReceptacleObject"] if kind in package.vessels else [])]

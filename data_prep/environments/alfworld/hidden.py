@@ -68,7 +68,7 @@ def _shared_places(world: Situation) -> Iterator[str]:
     places = defaultdict(list)
     for receptacle in sorted(world.spots, key=listed):
         places[world.spots[receptacle]].append(receptacle)
-    # What was once in a receptacle and is not now: the engine notes what became false, not what always was.
+    # Things once in a receptacle and no more: the engine records facts that became false, not those always false.
     removed = world.facts["not_inreceptacle"]
     taken = {spot: [thing for thing, place in removed if place == spot] for spot in world.spots}
     for place, receptacles in places.items():

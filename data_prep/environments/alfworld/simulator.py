@@ -39,7 +39,7 @@ def make_engine() -> Any:
     fast_downward.pddl2sas = lambda domain, problem, verbose=False, optimize=False: ground(domain, problem)
     Rule.parse_conjunctive_query = lru_cache(PARSED_TEXTS)(Rule.parse_conjunctive_query)
     parse = lru_cache(PARSED_TEXTS)(textgen._parse_and_convert)
-    # copied, since the symbols of a sentence carry the context in which it is said
+    # copied, because the symbols of a sentence hold its context
     textgen._parse_and_convert = lambda *texts, **options: deepcopy(parse(*texts, **options))
     for unchanging in (EntityInfo, Placeholder, Variable):  # the grammar copies them again and again
         unchanging.__deepcopy__ = lambda self, memo: self
@@ -51,7 +51,7 @@ def make_engine() -> Any:
             for info in self._entity_infos.values():
                 info.name = names.demangle_alfred_name(info.id).strip()
             self.names = {key: info.name for key, info in self._entity_infos.items()}
-            # The grammar's template asks the facts which receptacle is at the place; the action names it already.
+            # The grammar's template looks up the receptacle at the place; the action already names it.
             self._logic.actions["gotolocation"].template = "go to {r}"
 
         def _gather_infos(self) -> None:
@@ -132,14 +132,14 @@ class Simulator:
 def serve() -> None:
     """Answer requests until standard input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the engine prints must not mix with the replies
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the engine prints, which must not mix with the replies
     simulator: Simulator | None = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
             simulator = simulator or Simulator()
             reply = {"result": getattr(simulator, request["call"])(*request["arguments"])}
-        except (Exception, SystemExit) as error:  # the planner's parser exits at what it does not understand
+        except (Exception, SystemExit) as error:  # the planner's parser exits on invalid input
             text = " ".join(str(error).split())
             reply = {"error": f"{type(error).__name__}: {text}"}
         print(json.dumps(reply), file=replies, flush=True)

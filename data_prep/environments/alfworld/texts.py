@@ -50,18 +50,18 @@ def train_texts(path: Path) -> Iterator[tuple[str, str]]:
 
     Raises InputError if there is none.
     """
-    found = False
+    any_game = False
     for name, text in _train_files(path):
         try:
             record = json.loads(text)
             if name.endswith("game.tw-pddl"):
-                found = True
+                any_game = True
                 yield from ((GAME, text) for text in game_texts(parse_game(record)))
             else:
                 yield from ((NOTE, note["task_desc"]) for note in record["turk_annotations"]["anns"])
         except (json.JSONDecodeError, KeyError, IndexError) as error:
-            raise InputError(f"{name}: not a game ({error!r})") from error
-    if not found:
+            raise InputError(f"{name}: must be a game ({error!r})") from error
+    if not any_game:
         raise InputError(f"{path}: no game.tw-pddl under {' or '.join(TRAIN_FOLDERS)}")
 
 
@@ -77,7 +77,7 @@ def _train_files(path: Path) -> Iterator[tuple[str, str]]:
                 if (content := archive.extractfile(member)) and _FILE.search(member.name):
                     yield member.name, content.read().decode()
     except (OSError, tarfile.TarError) as error:
-        raise InputError(f"{path}: not a folder or tar archive of games ({error})") from error
+        raise InputError(f"{path}: must be a folder or tar archive of games ({error})") from error
 
 
 def parse_game(record: Mapping[str, Any]) -> GameTexts:
@@ -102,12 +102,12 @@ def parse_game(record: Mapping[str, Any]) -> GameTexts:
 
 def _names(typed: list[tuple[str, str]]) -> dict[str, str]:
     """Number the things of a kind as the game does, `drawer 1` first."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names = {}
     for thing, kind in typed:
         word = kind.removesuffix("Type").lower()
-        seen[word] += 1
-        names[thing] = f"{word} {seen[word]}"
+        counts[word] += 1
+        names[thing] = f"{word} {counts[word]}"
     return names
 
 

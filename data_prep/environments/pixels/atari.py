@@ -30,12 +30,12 @@ class Atari:
             from ale_py import ALEInterface, LoggerMode, roms
         except ModuleNotFoundError as error:
             raise missing("atari", error) from error
-        found = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
-        if game not in found:
-            raise InputError(f"atari: unknown game {game!r}, expected one of {', '.join(sorted(found))}")
+        rom_ids = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
+        if game not in rom_ids:
+            raise InputError(f"atari: game: must be one of {', '.join(sorted(rom_ids))}, got {game!r}")
         ALEInterface.setLoggerMode(LoggerMode.Error)
-        self._ale, rom = ALEInterface(), roms.get_rom_path(found[game])
-        assert rom is not None  # it is one of those the package has
+        self._ale, rom = ALEInterface(), roms.get_rom_path(rom_ids[game])
+        assert rom is not None  # the game is one of the package
         self._rom = rom
         self._ale.setFloat("repeat_action_probability", 0.0)
         self._ale.setInt("max_num_frames_per_episode", LIMIT)
@@ -46,7 +46,7 @@ class Atari:
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         self._ale.setInt("random_seed", seed)
-        self._ale.loadROM(self._rom)  # a seed counts from the next loading on
+        self._ale.loadROM(self._rom)  # a seed takes effect at the next load
         self._ale.reset_game()
         for _ in range(int(np.random.default_rng(seed).integers(NO_OPS + 1))):
             self._ale.act(0)

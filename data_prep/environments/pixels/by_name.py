@@ -102,7 +102,7 @@ def make_frame_environment(name: str) -> FrameEnvironment:
     family, _, game = plain.partition("/")
     if family not in FAMILIES:
         expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
-        raise InputError(f"environment: unknown {name!r}, expected one of {expected}")
+        raise InputError(f"environment: must be one of {expected}, got {name!r}")
     _, *known = signature(FAMILIES[family]).parameters
     return FrameEnvironment(FAMILIES[family](game, **_settings(known, name, settings)))
 
@@ -122,7 +122,7 @@ def number(family: str, key: str, text: str, choices: tuple[float, ...]) -> floa
     for choice in choices:
         if text == f"{choice:g}":
             return choice
-    raise InputError(f"{family}: {key}: {text!r} is not one of {', '.join(f'{choice:g}' for choice in choices)}")
+    raise InputError(f"{family}: {key}: must be one of {', '.join(f'{choice:g}' for choice in choices)}, got {text!r}")
 
 
 def make_frame_vector(name: str, num_envs: int) -> SyncVectorEnv:
@@ -130,7 +130,7 @@ def make_frame_vector(name: str, num_envs: int) -> SyncVectorEnv:
 
     Raises InputError as make_frame_environment does.
     """
-    first = make_frame_environment(name)  # whose errors come before those of gymnasium's own package
+    first = make_frame_environment(name)  # imported first, so that its errors precede those of gymnasium
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     makers: list[Callable[[], FrameEnvironment]] = [lambda: first]

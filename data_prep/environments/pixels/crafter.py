@@ -51,8 +51,8 @@ class Crafter:
         player = self._env._player
         corner = player.pos - MAP_TILES // 2
         creatures = [thing.pos - corner for thing in self._env._world.objects if isinstance(thing, self._creatures)]
-        seen = any(((place >= 0) & (place < MAP_TILES)).all() for place in creatures)
-        return {"creature": seen, "achievements": np.array(list(player.achievements.values()), np.uint16)}
+        in_view = any(((place >= 0) & (place < MAP_TILES)).all() for place in creatures)
+        return {"creature": in_view, "achievements": np.array(list(player.achievements.values()), np.uint16)}
 
     def close(self) -> None: ...
 

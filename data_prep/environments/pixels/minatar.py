@@ -29,7 +29,7 @@ class MinAtar:
         except ModuleNotFoundError as error:
             raise missing("minatar", error) from error
         if game not in GAMES:
-            raise InputError(f"minatar: unknown game {game!r}, expected one of {', '.join(GAMES)}")
+            raise InputError(f"minatar: game: must be one of {', '.join(GAMES)}, got {game!r}")
         self._env = Environment(game, sticky_action_prob=sticky, difficulty_ramping=True)
         self._actions: list[int] = self._env.minimal_action_set()
         self._limit, self._steps = (0 if sticky else LIMIT), 0
@@ -40,7 +40,7 @@ class MinAtar:
 
     def begin(self, seed: int) -> tuple[Frame, dict[str, Any]]:
         self._env.seed(seed)
-        self._env.last_action = 0  # the package repeats the last action of the episode before
+        self._env.last_action = 0  # reset: the package may repeat the last action of the previous episode
         self._env.reset()
         self._steps = 0
         return self._frame(), {}

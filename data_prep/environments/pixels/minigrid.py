@@ -39,9 +39,9 @@ class MiniGrid:
         known = [name.removeprefix("MiniGrid-").removesuffix("-v0") for name in gymnasium.registry if "Grid-" in name]
         tasks = task.split("+")
         for unknown in sorted(set(tasks) - set(known)):
-            raise InputError(f"minigrid: unknown task {unknown!r}, expected one of {', '.join(sorted(known))}")
-        made = (gymnasium.make(f"MiniGrid-{name}-v0") for name in tasks)
-        self._envs: list[Any] = [ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES)) for env in made]
+            raise InputError(f"minigrid: task: must be one of {', '.join(sorted(known))}, got {unknown!r}")
+        envs = (gymnasium.make(f"MiniGrid-{name}-v0") for name in tasks)
+        self._envs: list[Any] = [ImgObsWrapper(RGBImgPartialObsWrapper(env, tile_size=pixels // TILES)) for env in envs]
         self._env = self._envs[0]
         self._pixels, self._has_cue = pixels, all(name.startswith("Memory") for name in tasks)
         name = f"minigrid/{task}" if pixels == PIXELS else f"minigrid/{task}@pixels={pixels}"
@@ -67,8 +67,8 @@ class MiniGrid:
             return metric
         grid: Any = self._env.unwrapped
         place = 1, grid.height // 2 - 1
-        seen = grid.in_view(*place) and grid.agent_sees(*place)
-        column, row = grid.relative_coords(*place) if seen else (-1, -1)
+        in_view = grid.in_view(*place) and grid.agent_sees(*place)
+        column, row = grid.relative_coords(*place) if in_view else (-1, -1)
         cue = {"cue": np.array((row, column)), "cue_kind": int(grid.grid.get(*place).type == "ball")}
         return metric | cue
 

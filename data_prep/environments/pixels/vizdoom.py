@@ -79,11 +79,11 @@ class VizDoom:
         except ModuleNotFoundError as error:
             raise missing("vizdoom", error) from error
         if name not in SCENARIOS:
-            raise InputError(f"vizdoom: unknown scenario {name!r}, expected one of {', '.join(SCENARIOS)}")
+            raise InputError(f"vizdoom: scenario: must be one of {', '.join(SCENARIOS)}, got {name!r}")
         self._variables, self._from_fixed = GameVariable, doom_fixed_to_double
         self._scenario = SCENARIOS[name]
-        made: Any = gymnasium.make(self._scenario.gym_id, frame_skip=SKIP, max_buttons_pressed=1)
-        self._env = made
+        env: Any = gymnasium.make(self._scenario.gym_id, frame_skip=SKIP, max_buttons_pressed=1)
+        self._env = env
         self._frame = np.zeros((PIXELS, PIXELS, 3), np.uint8)
         self._counters, self._steps = Counters(), 0
         version = installed("vizdoom", f"skip={SKIP}", "rewards=edeline")
@@ -95,17 +95,17 @@ class VizDoom:
         return self._frame, self._info()
 
     def act(self, action: int) -> Outcome:
-        seen, _, over, cut, _ = self._env.step(action)
+        observation, _, over, cut, _ = self._env.step(action)
         self._steps += 1
         if not (over or cut):
-            self._frame = self._drawn(seen)
+            self._frame = self._drawn(observation)
         truncated = cut or (self._steps >= self._scenario.limit and not over)
         before, self._counters = self._counters, self._counted(ended=over and not cut)
         reward = self._scenario.reward(before, self._counters)
         return Outcome(self._frame, reward, over and not cut, truncated, self._info())
 
-    def _drawn(self, seen: dict[str, Any]) -> Frame:
-        return resize(seen["screen"], PIXELS, PIXELS)
+    def _drawn(self, observation: dict[str, Any]) -> Frame:
+        return resize(observation["screen"], PIXELS, PIXELS)
 
     def _counted(self, ended: bool) -> Counters:
         game, of = self._env.unwrapped.game, self._variables

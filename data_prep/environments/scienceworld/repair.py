@@ -54,9 +54,9 @@ def repair(before: Arrangement, now: Arrangement) -> list[str]:
     way = _shortest_way(now.doors, now.room, before.room)
     actions = [action for room, target in pairwise(way) for action in _pass(now.doors, room, target)]
     for key, was in before.things.items():
-        found = now.things.get(key)
-        if found is not None and found != was:
-            actions += _put_right(was, found, before.room)
+        current = now.things.get(key)
+        if current is not None and current != was:
+            actions += _put_right(was, current, before.room)
     for target, was_open in before.doors.get(before.room, {}).items():
         is_open = target in way or now.doors[before.room][target]
         if is_open != was_open:

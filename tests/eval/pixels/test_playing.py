@@ -114,7 +114,7 @@ def test_filmstrip_has_rows_for_truth_and_each_sampling(frames, twisted_config, 
     shown = Image.open(tmp_path / "film.gif")
     assert (shown.n_frames, shown.size[0] > 2 * shown.size[1]) == (4, True)
     assert main([*common, "--steps", "400", "--out", str(tmp_path / "none.png")]) == 2
-    assert "--steps: the episode ends" in capsys.readouterr().err
+    assert "--steps: must be <= " in capsys.readouterr().err
     assert main([*arguments, "--sampling", "other={dekoder: {}}"]) == 2
     assert "dekoder: unknown key" in capsys.readouterr().err
     assert not (tmp_path / "none.png").exists()

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from data_prep.environments import ENVIRONMENTS
-from eval.commands.agents import REFUSALS, RetrievalAgent
-from eval.commands.play import play_real
-from eval.commands.real_world import Game, RealWorld
 from eval.models.checkpoint import CheckpointPredictor
 from lab.__main__ import main
+from lab.agents.agents import REFUSALS, RetrievalAgent
+from lab.agents.play import play_real
+from lab.agents.real_world import Game, RealWorld
 from lab.studies.planner import (
     AnyPlan,
     LookAhead,
@@ -33,7 +33,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
 from loopwm.text.world import World, WorldModel
 from loopwm.worlds.local import LocalWorlds
-from tests.eval.corridor import Corridor, gold_episode
+from tests.lab.agents.corridor import Corridor, gold_episode
 
 SETTINGS = PlanSettings(("ring",), "test", 3, 6, 0, candidates=3, horizon=3, weight=0.5)
 START = Context("Ring the bell in room 3.", "You are in room 0.")

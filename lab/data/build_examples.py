@@ -21,7 +21,7 @@ from loopwm.records.files import pack_gzip, write_atomic
 from loopwm.records.template import window_context
 from loopwm.records.windows import Window
 
-EXAMPLE = "python -m eval build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
+EXAMPLE = "python -m lab build-examples --windows data/train-windows.jsonl.gz --out eval/data/examples-mine.jsonl.gz"
 
 LONGEST = 3000
 """Most characters of goal and history."""
@@ -31,14 +31,14 @@ def choose(windows: Sequence[Window], count: int) -> list[Window]:
     """Choose `count` windows. Raises InputError if too few are short enough."""
     left = [w for w in windows if len(ask(window_context(w, "observed"), w["actions"])) <= LONGEST]
     if len(left) < count:
-        raise InputError(f"--count: only {len(left)} windows have at most {LONGEST} characters")
+        raise InputError(f"--count: must be at most {len(left)}, the windows of at most {LONGEST} characters")
     chosen: list[Window] = []
-    seen: set[str] = set()
+    known_verbs: set[str] = set()
     for _ in range(count):
-        best = max(left, key=lambda window: len(_verbs(window) - seen))
+        best = max(left, key=lambda window: len(_verbs(window) - known_verbs))
         chosen.append(best)
         left.remove(best)
-        seen |= _verbs(best)
+        known_verbs |= _verbs(best)
     return chosen
 
 
@@ -47,16 +47,16 @@ def _verbs(window: Window) -> set[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--windows", required=True, help="a window file of train episodes, of one environment")
+    parser.add_argument("--windows", required=True, help="window file of train episodes of one environment")
     parser.add_argument("--count", type=positive, default=8, help="examples to choose (default: 8)")
-    parser.add_argument("--out", type=Path, required=True, help="the examples, a .jsonl.gz file")
+    parser.add_argument("--out", type=Path, required=True, help="file of the examples, .jsonl.gz")
 
 
 def run(args: argparse.Namespace) -> None:
     windows = load_suite(args.windows).windows
     for window in windows:
         if window["split"] not in TRAIN_SPLITS:
-            raise InputError(f"{args.windows}: window {window['id']}: split: is {window['split']!r}, not train")
+            raise InputError(f"{args.windows}: window {window['id']}: split: must be train, got {window['split']!r}")
     chosen = choose(windows, args.count)
     lines = [json.dumps(window, ensure_ascii=False) + "\n" for window in chosen]
     write_atomic(args.out, pack_gzip("".join(lines)))

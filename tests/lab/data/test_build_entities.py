@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.environments.scienceworld.names import ENTITIES, name_list
-from eval.commands.build_entities import KINDS, episode_names, jar_names, without_state
+from lab.data.build_entities import KINDS, episode_names, jar_names, without_state
 from loopwm.records.errors import InputError
 
 
@@ -49,5 +49,5 @@ def test_committed_names_cover_rooms_substances_and_lettered_things() -> None:
 def test_a_file_that_is_no_jar_is_refused_by_name(tmp_path: Path) -> None:
     jar = tmp_path / "x.jar"
     jar.write_text("no zip")
-    with pytest.raises(InputError, match=r"x\.jar: not a readable jar"):
+    with pytest.raises(InputError, match=r"x\.jar: must be a readable jar"):
         list(jar_names(jar))

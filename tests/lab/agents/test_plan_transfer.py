@@ -14,20 +14,20 @@ import pytest
 from data_prep.environments import ENVIRONMENTS
 from data_prep.environments.base import SimulatorError
 from data_prep.environments.scienceworld.environment import ScienceWorld
-from eval.__main__ import main
-from eval.commands.agents import ChatAgent, RetrievalAgent
-from eval.commands.consistency import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
-from eval.commands.play import Play, play_imagined, play_real, replay, won, won_as_imagined
-from eval.commands.real_world import Game, RealWorld
 from eval.models.baselines import Copy
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.fewshot import Message
 from eval.models.imagination import PredictorWorlds
 from eval.models.options import make_imagination
+from lab.agents.agents import ChatAgent, RetrievalAgent
+from lab.agents.plan_transfer import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
+from lab.agents.play import Play, play_imagined, play_real, replay, won, won_as_imagined
+from lab.agents.real_world import Game, RealWorld
+from lab.main import main
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
-from tests.eval.corridor import Corridor, Dream, FalseDream, JudgedDream, TrueDream, dreaming, gold_episode
+from tests.lab.agents.corridor import Corridor, Dream, FalseDream, JudgedDream, TrueDream, dreaming, gold_episode
 
 SETTINGS = ConsistencySettings("model", "retrieval-agent", "corridor", ("ring",), "test", 3, "observed", 12, 0, 2)
 START = Context("Ring the bell in room 3.", "You are in room 0.")
@@ -116,7 +116,7 @@ def test_the_agent_does_not_repeat_what_it_did_in_the_same_place(agent: Retrieva
 
 def test_agents_learn_from_successful_experts_of_train_alone() -> None:
     lost = replace(gold_episode(2), steps=gold_episode(2).steps[:-1])
-    with pytest.raises(InputError, match="none in which an expert succeeded"):
+    with pytest.raises(InputError, match="must hold a successful episode of an expert"):
         RetrievalAgent([lost, gold_episode(2, policy="random")])
     with pytest.raises(InputError, match="split: 'test'"):
         RetrievalAgent([gold_episode(2), gold_episode(1, split="test")])
@@ -261,7 +261,7 @@ def command(tmp_path: Path, *options: str, episodes: Sequence[Episode] = ()) -> 
     path = tmp_path / "train.jsonl"
     write_episodes(path, episodes or [gold_episode(2)])
     return [
-        "consistency", "--env", "corridor", "--model", "copy", "--episodes", "2", "--context", "observed",
+        "plan-transfer", "--env", "corridor", "--model", "copy", "--episodes", "2", "--context", "observed",
         "--agent-episodes", str(path), "--out", str(tmp_path / "out"), *options,
     ]  # fmt: skip
 
@@ -269,12 +269,12 @@ def command(tmp_path: Path, *options: str, episodes: Sequence[Episode] = ()) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tasks", "fly"], "--tasks: unknown 'fly', expected some of ring, ring-again"),
-        (["--split", "dev"], "--split: unknown 'dev', expected one of train, test"),
-        (["--episodes", "99"], "--episodes: these tasks have 6 variations of split 'test', not 99"),
-        (["--agent", "me"], "--agent: 'me' is neither retrieval-agent nor openai:URL#MODEL"),
-        (["--env", "moon"], "--env: environment: unknown 'moon'"),
-        (["--context", "snapshot"], "--context: 'copy' imagines step by step from what was 'observed' only"),
+        (["--tasks", "fly"], "--tasks: must be some of ring, ring-again, got 'fly'"),
+        (["--split", "dev"], "--split: must be one of train, test, got 'dev'"),
+        (["--episodes", "99"], "--episodes: must be at most 6, the variations in split 'test', got 99"),
+        (["--agent", "me"], "--agent: must be retrieval-agent or openai:URL#MODEL, got 'me'"),
+        (["--env", "moon"], "--env: environment: must be one of "),
+        (["--context", "snapshot"], "--context: must be 'observed' for 'copy', which imagines step by step"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -292,7 +292,7 @@ def test_another_run_in_the_folder_is_refused(
 ) -> None:
     assert main(command(tmp_path)) == 0
     assert main(command(tmp_path, "--max-steps", "5")) == 2
-    assert "max_steps 40, not 5" in capsys.readouterr().err
+    assert "max_steps must be 40 as in the folder, got 5" in capsys.readouterr().err
 
 
 def test_scienceworld_is_played_imagined_and_replayed(

@@ -45,20 +45,20 @@ _AFTER_ARTICLE = re.compile(
 _NOT_A_NAME = re.compile(r"\b(?:reads?|temperature|height|wireits|stage|at|of|on|to|[a-z])\b")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
-EXAMPLE = "python -m eval build-entities --jar scienceworld.jar --episodes data/episodes/train"
+EXAMPLE = "python -m lab build-entities --jar scienceworld.jar --episodes data/episodes/train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jar", type=Path, required=True, help="scienceworld.jar of the scienceworld package")
     parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
-    parser.add_argument("--out", type=Path, default=ENTITIES, help="the list, a name a line")
+    parser.add_argument("--out", type=Path, default=ENTITIES, help="list of names, one a line")
 
 
 def run(args: argparse.Namespace) -> None:
     names = set(jar_names(args.jar)) | set(episode_names(args.episodes)) | set(designated_names())
-    kept = sorted(name for name in names if name not in KINDS)
-    write_atomic(args.out, "\n".join(kept) + "\n")
-    print(f"{args.out}: {len(kept)} names")
+    entities = sorted(name for name in names if name not in KINDS)
+    write_atomic(args.out, "\n".join(entities) + "\n")
+    print(f"{args.out}: {len(entities)} names")
 
 
 def jar_names(jar: Path) -> Iterator[str]:
@@ -106,7 +106,7 @@ def read_classes(jar: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, byt
                 if path.endswith(".class") and path.startswith(folders):
                     yield path, archive.read(path)
     except (OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"{jar}: not a readable jar ({error})") from error
+        raise InputError(f"{jar}: must be a readable jar ({error})") from error
 
 
 def assigned_names(class_file: bytes) -> set[str]:

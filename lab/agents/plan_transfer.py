@@ -20,19 +20,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from eval.commands.agents import Agent, ChatAgent, RetrievalAgent
-from eval.commands.play import (
-    PLAYS,
-    Plays,
-    play_imagined,
-    play_real,
-    read_plays,
-    replay,
-    start_all,
-    won,
-    won_as_imagined,
-)
-from eval.commands.real_world import Game, RealWorld
 from eval.models.base import Predictor
 from eval.models.imagination import Imagination, next_window
 from eval.models.options import (
@@ -48,6 +35,19 @@ from eval.scores.metrics import METRICS_VERSION, exact_match, token_f1
 from eval.scores.predictions import PredictionFolder
 from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table
+from lab.agents.agents import Agent, ChatAgent, RetrievalAgent
+from lab.agents.play import (
+    PLAYS,
+    Plays,
+    play_imagined,
+    play_real,
+    read_plays,
+    replay,
+    start_all,
+    won,
+    won_as_imagined,
+)
+from lab.agents.real_world import Game, RealWorld
 from loopwm.records.episodes import recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
@@ -56,7 +56,7 @@ from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind
 from loopwm.records.windows import Episode
 
 EXAMPLE = (
-    "python -m eval consistency --model loopwm/pretrained --env scienceworld --tasks find-plant find-animal "
+    "python -m lab plan-transfer --model loopwm/pretrained --env scienceworld --tasks find-plant find-animal "
     "--episodes 30 --agent-episodes data/episodes/train-gold --context observed --out runs/eval/consistency"
 )
 MAX_STEPS = 40
@@ -109,14 +109,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", default=RETRIEVAL_AGENT, help="%(default)s (the default) or openai:URL#MODEL")
     parser.add_argument("--env", required=True, help="the real world: scienceworld, alfworld, textworld")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="default: all of them")
-    parser.add_argument("--split", default="test", help="whose variations are played (default: test)")
-    parser.add_argument("--episodes", type=positive, required=True, help="how many games, tasks in turn")
-    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what of the start the model is shown")
+    parser.add_argument("--split", default="test", help="split of the variations (default: test)")
+    parser.add_argument("--episodes", type=positive, required=True, help="number of games, tasks in turn")
+    parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what the model is shown of the start")
     parser.add_argument("--agent-episodes", type=Path, nargs="+", required=True, metavar="FILE", help="train episodes")
-    parser.add_argument("--max-steps", type=positive, default=MAX_STEPS, help="of a play (default: %(default)s)")
+    parser.add_argument(
+        "--max-steps", type=positive, default=MAX_STEPS, help="most actions of a play (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--batch-size", type=positive, default=8, help="games imagined at once (default: 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of variations (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of variations (default: 0)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -139,7 +141,7 @@ def make_agent(name: str, episodes: Sequence[Episode]) -> Agent:
     if name == RETRIEVAL_AGENT:
         return RetrievalAgent(episodes)
     if not name.startswith("openai:"):
-        raise InputError(f"--agent: {name!r} is neither {RETRIEVAL_AGENT} nor openai:URL#MODEL")
+        raise InputError(f"--agent: must be {RETRIEVAL_AGENT} or openai:URL#MODEL, got {name!r}")
     from eval.models.endpoint import Address, Endpoint, ReplyCache
 
     return ChatAgent(Endpoint(Address.parse(name, "--agent"), ReplyCache(DEFAULT_CACHE)), episodes)
@@ -179,8 +181,8 @@ def play_missing(
     with tqdm(total=len(games), unit="game", desc=f"{settings.model} {settings.env}") as bar:
         for batch in batches:
             if missing := [game for game in batch if game.name not in plays]:
-                made = play_batch(agent, imagination, world, batch, settings)
-                new = [made[game.name] for game in missing]
+                lines = play_batch(agent, imagination, world, batch, settings)
+                new = [lines[game.name] for game in missing]
                 folder.add_lines(PLAYS, new)
                 plays |= {record["game"]: record for record in new}
             bar.update(len(batch))
@@ -247,8 +249,8 @@ def _matches(wm: Mapping[str, Any], w2r: Mapping[str, Any]) -> tuple[float, floa
     """Return EM and token F1 of the imagined observations over the replayed steps."""
     pairs = list(zip(wm["observations"], w2r["observations"], strict=False))
     return (
-        float(np.mean([exact_match(imagined, seen) for imagined, seen in pairs])),
-        float(np.mean([token_f1(imagined, seen) for imagined, seen in pairs])),
+        float(np.mean([exact_match(imagined, observed) for imagined, observed in pairs])),
+        float(np.mean([token_f1(imagined, observed) for imagined, observed in pairs])),
     )
 
 

@@ -77,11 +77,11 @@ class RetrievalAgent:
         """Index the episodes. Raises InputError for one outside the train split, or if no expert succeeded."""
         chosen = [episode for episode in map(_of_train, episodes) if _is_example(episode)]
         if not chosen:
-            raise InputError("--agent-episodes: none in which an expert succeeded")
+            raise InputError("--agent-episodes: must hold a successful episode of an expert, found none")
         places = [place for episode in chosen for place in _places(episode)]
         whole = [_transitions(episode) for episode in chosen]
         self._steps = [(steps, now) for steps in whole for now in range(len(steps) + 1)]
-        import bm25s  # not needed by the other commands
+        import bm25s  # imported late: the other commands run without it
 
         self._index = bm25s.BM25()
         self._index.index([terms for terms, _ in places], show_progress=False)
@@ -107,7 +107,7 @@ class RetrievalAgent:
 
 def _of_train(episode: Episode) -> Episode:
     if episode.split not in TRAIN_SPLITS:
-        raise InputError(f"--agent-episodes: split: {episode.split!r} in {episode.task}, agents learn from train alone")
+        raise InputError(f"--agent-episodes: split: {episode.split!r} in {episode.task}, must be train")
     return episode
 
 
@@ -189,12 +189,12 @@ class ChatAgent:
 
     def messages(self, context: Context) -> list[Message]:
         """Return observations (user) and actions (assistant) in turn; the first holds the task and the example too."""
-        told = (
+        instruction = (
             "You act in a text environment. Answer with your next action alone, in one line and in the wording of the "
             f"example. When the goal is reached, answer: {self.STOP}\n\n{self._example(context.goal)}"
             f"Goal: {context.goal}\n\n{context.observation}"
         )
-        messages: list[Message] = [{"role": "user", "content": told}]
+        messages: list[Message] = [{"role": "user", "content": instruction}]
         for step in context.history:
             messages.append({"role": "assistant", "content": step.action})
             messages.append({"role": "user", "content": step.observation})

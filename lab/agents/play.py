@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eval.commands.agents import Agent
-from eval.commands.real_world import Game, RealWorld
 from eval.scores.predictions import drop_torn_line
+from lab.agents.agents import Agent
+from lab.agents.real_world import Game, RealWorld
 from loopwm.records.episodes import FULL_SCORE
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines

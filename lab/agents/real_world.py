@@ -52,16 +52,18 @@ class RealWorld:
         """Draw `count` games, tasks in turn, each task's without repeats. Raises InputError naming the option."""
         known, splits = self._environment.tasks(), self._environment.splits()
         if unknown := sorted(set(tasks) - set(known)):
-            raise InputError(f"--tasks: unknown {unknown[0]!r}, expected some of {', '.join(known)}")
+            raise InputError(f"--tasks: must be some of {', '.join(known)}, got {unknown[0]!r}")
         if split not in splits:
-            raise InputError(f"--split: unknown {split!r}, expected one of {', '.join(splits)}")
+            raise InputError(f"--split: must be one of {', '.join(splits)}, got {split!r}")
         try:
-            drawn = [self._shuffled(task, split, seed) for task in dict.fromkeys(tasks or known)]
+            by_task = [self._shuffled(task, split, seed) for task in dict.fromkeys(tasks or known)]
         except (InputError, SimulatorError) as error:
             raise InputError(f"--env: {error}") from error
-        in_turn = [game for turn in zip_longest(*drawn) for game in turn if game is not None]
+        in_turn = [game for turn in zip_longest(*by_task) for game in turn if game is not None]
         if len(in_turn) < count:
-            raise InputError(f"--episodes: these tasks have {len(in_turn)} variations of split {split!r}, not {count}")
+            raise InputError(
+                f"--episodes: must be at most {len(in_turn)}, the variations in split {split!r}, got {count}"
+            )
         return in_turn[:count]
 
     def _shuffled(self, task: str, split: str, seed: int) -> list[Game]:

@@ -1,0 +1,1 @@
+"""Text agents in real and imagined worlds."""
