@@ -90,7 +90,7 @@ class CheckpointPredictor:
         for k in range(1, max(horizons) + 1):
             worlds.step([window["actions"][k - 1] for window in windows], decode=False)
             if k in horizons:
-                nats, tokens = worlds.nats([window["observations"][k - 1] for window in windows])
+                nats, tokens = worlds.nll([window["observations"][k - 1] for window in windows])
                 for row, loss, count in zip(losses, nats.tolist(), tokens.tolist(), strict=True):
                     row[k] = (loss, count)
         return losses
