@@ -65,7 +65,7 @@ def test_scoring_interrupted_anywhere_ends_with_the_same_scores(
     again = read_scores(windows, HORIZONS, tmp_path)
     np.testing.assert_allclose(again["nats"], whole["nats"], rtol=1e-5)
     before = path.read_bytes()
-    monkeypatch.setattr(CheckpointPredictor, "nats", None)
+    monkeypatch.setattr(CheckpointPredictor, "nll", None)
     monkeypatch.setattr(CheckpointPredictor, "predict", None)
     score_and_loss(predictor, suite, windows, tmp_path)
     assert path.read_bytes() == before
