@@ -238,7 +238,7 @@ def test_settings_are_in_name_and_version_and_unknown_ones_are_one_line() -> Non
     assert "limit=1000" in sticky.version
     for text, message in (
         ("@colour=3", "unknown setting 'colour', expected one of sticky"),
-        ("@sticky=2", "sticky: '2'"),
+        ("@sticky=2", "sticky: must be one of .*, got '2'"),
     ):
         with pytest.raises(InputError, match=message):
             make_frame_environment(f"minatar/breakout{text}")

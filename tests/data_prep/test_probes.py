@@ -159,7 +159,7 @@ def probe_actions(path: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def test_act_probe_without_prober_is_refused() -> None:
-    with pytest.raises(InputError, match="--policy: probe: toy"):
+    with pytest.raises(InputError, match="must not be probe for"):
         next(POLICIES["probe"].act(Toy(), [], Random(0)))
 
 

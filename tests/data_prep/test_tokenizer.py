@@ -267,14 +267,14 @@ def test_a_tokenizer_is_the_same_bytes_twice_and_then_frozen(
     assert tokenizer_hash(tmp_path / "again.json") == frozen
     assert main([*arguments, "--out", str(out)]) == 2
     assert tokenizer_hash(out) == frozen
-    assert "frozen" in capsys.readouterr().err
+    assert "--force replaces it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--word-entries", "264"], "--word-entries: at least 265"),
-        (["--word-entries", "300", "--vocab-size", "491"], "--vocab-size: at least 492"),
+        (["--word-entries", "264"], "--word-entries: must be at least 265"),
+        (["--word-entries", "300", "--vocab-size", "491"], "--vocab-size: must be at least 492"),
         (["--names", "nowhere.txt"], "nowhere.txt"),
     ],
 )
