@@ -10,7 +10,7 @@ from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.trainer.config import OptimizerConfig
 from loopwm.trainer.optimizer import build_optimizers
-from serve.engine.passes import Forward
+from serve.engine.forward import ModelRunner
 
 SHAPES = [{}, {"num_key_value_heads": 1, "block_layers": 2}, {"copy_attention": False, "coda_layers": 3}]
 
@@ -23,7 +23,7 @@ def small(**changed) -> LoopWMForCausalLM:
 @pytest.mark.parametrize("loops", [1, 3])
 def test_kv_bytes_are_those_of_a_cached_token(changed, loops):
     model = small(**changed).eval()
-    assert scaling.kv_bytes(model.config, loops, scaling.FLOAT32) == Forward(model).token_bytes(loops)
+    assert scaling.kv_bytes(model.config, loops, scaling.FLOAT32) == ModelRunner(model).token_bytes(loops)
 
 
 @pytest.mark.parametrize("changed", SHAPES)
