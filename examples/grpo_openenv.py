@@ -51,7 +51,7 @@ def tiny_policy(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def sample_action(policy: Any, ids: list[int], tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
-    """Sampled token ids, special ones excluded, and their log-probabilities."""
+    """Return sampled token ids, special ones excluded, and their log-probabilities."""
     chosen: list[int] = []
     logprobs: list[float] = []
     device = next(policy.parameters()).device
@@ -86,7 +86,7 @@ def play(policy: Any, tokenizer: PreTrainedTokenizerFast, url: str, prompt: list
 
 
 def _append(episode: Episode, tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    """What the environment says: read by the policy, not chosen by it."""
+    """Append the tokens of an observation, which the policy reads and does not choose."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"][:64]
     episode.observations.append(text)
     episode.ids += ids

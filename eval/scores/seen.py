@@ -85,11 +85,13 @@ def seen_by_checkpoint(
     """Return the table if it is about the episodes that a checkpoint was trained on, None for unknown.
 
     Args:
+        suite: to be evaluated on.
         trained: of the checkpoint; None for one without a record, for which only a table that was given counts.
+        table: of --seen, or the suite's committed one; None for none.
         given: the file of --seen.
 
-    Raises InputError for a suite with a game that the checkpoint was trained on, and for a given table of other
-    episodes.
+    Raises:
+        InputError: for a suite with a game that the checkpoint was trained on, and for a given table of other episodes.
     """
     if trained is None:
         return table if given is not None else None

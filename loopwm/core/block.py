@@ -25,8 +25,9 @@ class Attend(Protocol):
     """Attention of one slot: caching, masks and backends are up to the implementation."""
 
     def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """Attend with q (B, H, L, E), k and v (B, G, L, E); `mask` is specific to the implementation. Returns (B, L, H
-        * E).
+        """Return attention (B, L, H * E) of q (B, H, L, E) over k and v (B, G, L, E).
+
+        `mask` is specific to the implementation.
         """
 
 
@@ -68,8 +69,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def for_queries(x_BGSE: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values (B, G, S, E) for the heads of queries that share them: (B, heads, S, E) (Ainslie et al.
-    2023).
+    """Repeat keys or values (B, G, S, E) for the heads that share them, (B, heads, S, E).
+
+    Source: Ainslie et al. 2023.
     """
     groups = x_BGSE.shape[1]
     if groups == heads:
@@ -99,9 +101,11 @@ def prefix_attention(
 
     Args:
         q: (B, H, L, E).
-        k, v: own keys and values (B, G, S, E), the last L of the queries.
+        k: own keys (B, G, S, E), the last L of the queries.
+        v: own values, as `k`.
         mask: (B, 1, L, S) bool over own columns, None for causal.
-        prefix_k, prefix_v: (1, G, P, E), visible to every query.
+        prefix_k: (1, G, P, E), visible to every query.
+        prefix_v: as `prefix_k`.
 
     Returns:
         (B, L, H * E).
@@ -213,8 +217,9 @@ class Block(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw matrices with variance 1 / fan-in; zero the two output projections, so that a fresh layer is the
-        identity.
+        """Draw matrices with variance 1 / fan-in and zero the two output projections.
+
+        A fresh layer is then the identity.
         """
         # The variance 1 / fan-in keeps activations at unit scale.
         for linear in (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj, self.mlp.up_proj):

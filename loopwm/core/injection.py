@@ -39,8 +39,9 @@ class StateInjection(nn.Module):
         identity_(self.B.weight)
 
     def decay(self) -> Tensor:
-        """Return dt * exp(a) = -dt * A, clamped, (D,) float32 (LoopWM, equation 6). Its negative is the exponent of
-        A_bar.
+        """Return dt * exp(a) = -dt * A, clamped, (D,) float32 (LoopWM, equation 6).
+
+        Its negative is the exponent of A_bar.
 
         Computed from logarithms, since dt may underflow while exp(a) overflows.
         """
@@ -51,8 +52,9 @@ class StateInjection(nn.Module):
         return (self.a.float() + log_dt).clamp(math.log(MIN_DECAY), math.log(MAX_DECAY)).exp()
 
     def retention(self) -> Tensor:
-        """Return A_bar, (D,) float32, every entry strictly inside (0, 1) for any finite parameters (LoopWM, equation
-        7).
+        """Return A_bar, (D,) float32 (LoopWM, equation 7).
+
+        Every entry is strictly inside (0, 1) for any finite parameters.
         """
         return torch.exp(-self.decay())
 

@@ -327,7 +327,7 @@ class RaggedBatch:
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
-        """caches: at least one, all different."""
+        """Batch the rows of caches: at least one, all different."""
         self.caches = list(caches)
         self._rows = [len(cache.valid) for cache in caches]
 

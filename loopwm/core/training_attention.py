@@ -29,8 +29,9 @@ def training_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None =
 
     Args:
         q: (B, H, L, E).
-        k, v: (B, G, S, E).
-        seen: (L, S) bool, True where a query attends, at least one key each; None for causal.
+        k: (B, G, S, E).
+        v: (B, G, S, E).
+        visible: (L, S) bool, True where a query attends, at least one key each; None for causal.
     """
     if q.dtype == torch.bfloat16 and q.device.type == "cpu":
         out: Tensor = _Blockwise.apply(q, k, v, visible)

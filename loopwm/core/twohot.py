@@ -34,8 +34,9 @@ def two_hot(x: Tensor) -> Tensor:
 
 
 def two_hot_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross-entropy in nats of logits (..., BINS) against two-hot targets of values (...) (DreamerV3,
-    equation 11).
+    """Return the cross-entropy in nats of logits (..., BINS) against two-hot targets of values (...).
+
+    Source: DreamerV3, equation 11.
     """
     return -(two_hot(target) * logits.float().log_softmax(-1)).sum(-1)
 

@@ -155,8 +155,9 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def line_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the JSON-lines files below given folders, sorted. Raises InputError if one is
-    missing.
+    """Return the given files, and the JSON-lines files below given folders, sorted.
+
+    Raises InputError if one is missing.
     """
     files: list[Path] = []
     for path in paths:

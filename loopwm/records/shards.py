@@ -57,8 +57,11 @@ TOTALS = (*PARTS, "episodes")
 
 @dataclass(frozen=True)
 class EpisodeArrays:
-    """One episode's tokens uint16 (n,), spans SPAN_DTYPE (s,) and facts FACT_DTYPE (f,) with starts from 0, steps
-    STEP_DTYPE (t,), metadata."""
+    """Arrays of one episode.
+
+    Tokens uint16 (n,), spans SPAN_DTYPE (s,) and facts FACT_DTYPE (f,) with starts from 0, steps STEP_DTYPE (t,),
+    metadata.
+    """
 
     tokens: NDArray[np.uint16]
     spans: NDArray[np.void]

@@ -45,8 +45,9 @@ class TrainingEpisodes:
 
     @classmethod
     def of_shards(cls, folders: Iterable[Path]) -> Self:
-        """Collect the hashes of training shards. Raises InputError for an episode of a held-out split, or without a
-        hash.
+        """Collect the hashes of training shards.
+
+        Raises InputError for an episode of a held-out split, or without a hash.
         """
         hashes: defaultdict[str, set[int]] = defaultdict(set)
         for folder in folders:

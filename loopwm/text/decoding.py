@@ -56,7 +56,11 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
     """Take the most probable token until the end mark, for every row of a state.
 
     Args:
+        forward: appends tokens to the state.
+        state: of the rows, changed in place.
         first: the token that comes before the text.
+        max_new_tokens: of each text.
+        end: id of the end mark.
     """
     chosen: list[list[int]] = [[] for _ in range(len(state.valid))]
     loops_of: list[list[int]] = [[] for _ in chosen]
@@ -110,6 +114,9 @@ def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, en
     Args:
         state: forks of it must be cheap: a `SharedPrefixCache`, whose prefix is kept and read once for all beams.
         first: the token that comes before the text.
+        beams: hypotheses that are kept.
+        max_new_tokens: of each text.
+        end: id of the end mark.
         results: return this many hypotheses, best first; the search stops when these have ended.
     """
     beam, tokens = [Hypothesis()], [first]

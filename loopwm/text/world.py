@@ -306,8 +306,9 @@ class WorldModel:
 
     @torch.inference_mode()
     def predictions(self, world: World) -> Predictions:
-        """Predict the reward of each row's last step and the probability that its world continues (LoopWM, equation
-        18).
+        """Predict the reward of each row's last step and the probability that its world continues.
+
+        Source: LoopWM, equation 18.
 
         Read from h_k; nothing is decoded. Raises ValueError if the checkpoint has no prediction heads.
         """

@@ -46,8 +46,9 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Return the factor of a linear warm-up, a plateau, and a linear decay to zero over the last `decay_share` of the
-    steps.
+    """Return the factor of a linear warm-up, a plateau and a linear decay to zero.
+
+    The decay takes the last `decay_share` of the steps.
     """
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     decay_steps = max(1, round(steps * config.decay_share))

@@ -26,8 +26,11 @@ class Throughput:
         self._tokens = self._flops = 0.0
 
     def add(self, tokens: float, flops: float | None) -> dict[str, float]:
-        """Count a step and return the rates to log: tokens_per_s and, where FLOPs are known, flops_per_token and
-        roof_share, the share of the roof that they reach."""
+        """Count a step and return the rates to log.
+
+        These are tokens_per_s and, where FLOPs are known, flops_per_token and roof_share, the share of the
+        roof that they reach.
+        """
         self._tokens += tokens
         seconds = self._clock() - self._since
         rates = {"tokens_per_s": self._tokens / seconds}

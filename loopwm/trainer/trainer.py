@@ -79,8 +79,11 @@ class Trainer(Generic[Config]):
         self.writer = SummaryWriter(str(folder / "tensorboard")) if self.accelerator.is_main_process else None
 
     def _precision(self, ranks: PartialState, device: torch.device) -> Precision:
-        """Return the precision of the run. `auto` is bfloat16 on a GPU. On a CPU rank 0 measures it once; a resumed run
-        keeps it, since losses differ between precisions."""
+        """Return the precision of the run.
+
+        `auto` is bfloat16 on a GPU. On a CPU rank 0 measures it once; a resumed run keeps it, since losses differ
+        between precisions.
+        """
         configured = self.config.run.mixed_precision
         if configured != "auto":
             return configured

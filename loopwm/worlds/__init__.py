@@ -1,3 +1,4 @@
-"""Imagined worlds for agents: one protocol, in this process (`local`) or in a service (`http`), and environments on it
-(`gym`, `openenv`).
+"""Imagined worlds for agents behind one protocol.
+
+They are in this process (`local`) or in a service (`http`), with environments on top (`gym`, `openenv`).
 """

@@ -76,8 +76,9 @@ class Client:
             raise WorldError(f"{self.base} serves no model") from error
 
     def call(self, method: str, path: str, body: Json | None = None, repeatable: bool = False) -> Json:
-        """Send a request with retries. repeatable: idempotent, so it is also retried without an answer. Raises
-        WorldError.
+        """Send a request with retries. Raises WorldError.
+
+        repeatable: idempotent, so it is also retried without an answer.
         """
         end = time.monotonic() + self._patience
         while True:

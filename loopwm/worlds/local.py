@@ -98,8 +98,9 @@ class LocalWorlds:
             self.begin(self._contexts)
 
     def nll(self, observations: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the teacher-forced loss of each row's observation after its last step, and its tokens
-        (`WorldModel.nll`).
+        """Return the teacher-forced loss of each row's observation after its last step, and its tokens.
+
+        See `WorldModel.nll`.
         """
         return self._model.nll(self.world, observations)
 

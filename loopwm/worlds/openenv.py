@@ -43,8 +43,11 @@ class TextAction(Action):
 
 
 class TextObservation(Observation):
-    """reward: predicted score difference in points, None where the checkpoint predicts none. metadata: the goal at a
-    reset; afterwards `truncated`, `continuation` and how the text ended (`finish`)."""
+    """Observation of an imagined environment.
+
+    reward: predicted score difference in points, None where the checkpoint predicts none. metadata: the goal at a
+    reset; afterwards `truncated`, `continuation` and how the text ended (`finish`).
+    """
 
     text: str
 

@@ -37,11 +37,13 @@ def make_env(
     """Make an imagined environment.
 
     Args:
-        url, key: of a service with the worlds, None for this process.
+        url: of a service with the worlds, None for this process.
         model: name in the service, None for its only one; in this process a checkpoint folder, None for the packaged
             one.
-        starts, context: window file and its context.
+        starts: window file.
+        context: what of its windows is shown.
         max_steps: of an episode.
+        key: of the service.
         max_new_tokens: of an observation.
         render_mode: of Gymnasium.
         real: environment, or its Gymnasium id, that replaces imagined steps every `every` steps; episodes are then its

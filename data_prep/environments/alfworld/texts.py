@@ -101,7 +101,7 @@ def parse_game(record: Mapping[str, Any]) -> GameTexts:
 
 
 def _names(typed: list[tuple[str, str]]) -> dict[str, str]:
-    """Number the things of a kind as the game does, `drawer 1` first."""
+    """Return numbers of the things of a kind as the game does, `drawer 1` first."""
     counts: Counter[str] = Counter()
     names = {}
     for thing, kind in typed:

@@ -128,8 +128,9 @@ class FrameEncoder(nn.Module):
 
 
 def mlp(inputs: int, hidden: int, hidden_layers: int, outputs: int) -> nn.Sequential:
-    """Create Linear, LayerNorm and ReLU blocks and a linear layer of zeros: initial outputs are uniform (STORM, table
-    8).
+    """Create Linear, LayerNorm and ReLU blocks and a linear layer of zeros.
+
+    Initial outputs are uniform (STORM, table 8).
     """
     layers: list[nn.Module] = []
     for width in [inputs] + [hidden] * (hidden_layers - 1):

@@ -114,8 +114,9 @@ class TreeBatch:
         return TreeMask(t, (in_trunk | own)[:, None])
 
     def state_mask(self) -> TreeMask:
-        """Mask as `attention_mask`, but decoded tokens attend to the newest slots and themselves only, D(h_K) (LoopWM,
-        equation 18).
+        """Mask as `attention_mask`, but decoded tokens attend to the newest slots and themselves only.
+
+        Source: D(h_K) (LoopWM, equation 18).
         """
         t = self.trunk
         slots = torch.zeros_like(self.tokens, dtype=torch.bool)

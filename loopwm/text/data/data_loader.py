@@ -99,7 +99,8 @@ def make_sources(
 
     Args:
         episodes: of all sources.
-        data, objective: of the configuration.
+        data: of the configuration.
+        objective: of the configuration.
         builder: builds rows.
         trunk_is_served: see `LoopWMConfig.trunk_is_served`.
         seed: of the run.

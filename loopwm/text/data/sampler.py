@@ -66,8 +66,9 @@ class MeasuredEpisode:
         return sum(len(text) + 1 for text in texts if text is not None) + int(self.targets[step]) - 1 + HEAD_MARKS
 
     def reach(self, step: int, room: int) -> int:
-        """Return the last step such that the steps after `step` up to it fit into `room` tokens; `step` itself if none
-        does.
+        """Return the last step such that the steps after `step` up to it fit into `room` tokens.
+
+        Returns `step` itself if none does.
         """
         return int(np.searchsorted(self.ends, self.ends[step] + room, side="right")) - 1
 

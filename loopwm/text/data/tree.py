@@ -169,8 +169,9 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """Weights of targets in the loss: by token id, times `opening` for the first of an observation, times
-    `undetermined`.
+    """Weights of targets in the loss.
+
+    By token id, times `opening` for the first of an observation, times `undetermined`.
     """
 
     tokens: Mapping[int, float] = field(default_factory=dict)

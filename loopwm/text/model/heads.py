@@ -30,9 +30,10 @@ def unit(h: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Predictions:
-    """reward: (N,) most probable score difference of the last step in points; expected_reward: (N,) its mean;
-    continuation:
-    (N,) probability that the episode continues.
+    """Predictions of the heads for N steps.
+
+    reward: (N,) most probable score difference of the last step in points; expected_reward: (N,) its mean;
+    continuation: (N,) probability that the episode continues.
     """
 
     reward: Tensor

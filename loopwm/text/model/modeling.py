@@ -139,11 +139,13 @@ class LoopWMModel(LoopWMPreTrainedModel):
         """Run tokens (B, L) through the core.
 
         Args:
-            input_ids, inputs_embeds, position_ids, use_cache: as in transformers.
+            input_ids: (B, L), or `inputs_embeds`.
             attention_mask: (B, S) for padding, (B, 1, L, S) bool for any other shape, a RaggedBatch's mask, or the
-                RowMask of
-                training rows, which bypasses the slots.
+                RowMask of training rows, which bypasses the slots.
+            position_ids: (B, L); None counts on from the cache.
             past_key_values: cache, changed in place.
+            inputs_embeds: (B, L, D), in place of `input_ids`.
+            use_cache: as in transformers.
             depth: number of loops, exit rule, or DepthPlan in training; None for `config.default_depth`.
             exit_columns: columns that an exit rule pools.
             carried: latents from the step before, with `propagate: latent`.

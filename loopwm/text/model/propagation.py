@@ -55,8 +55,9 @@ class Carried:
 def run_stages(
     model: Callable[..., Output], config: LoopWMConfig, batch: TreeBatch, mask: TreeMask, depth: DepthPlan | int
 ) -> list[Output]:
-    """Run the stages of a batch and return their outputs. Raises ValueError for a batch that is not laid out
-    `by_stage`.
+    """Run the stages of a batch and return their outputs.
+
+    Raises ValueError for a batch that is not laid out `by_stage`.
     """
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: must be laid out by_stage for propagate: latent, got the layout for one pass")

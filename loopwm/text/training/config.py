@@ -133,8 +133,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Targets, and terms added to their loss. Everything is summed and divided by the number of target tokens, so at
-    coefficient 1 the reward of a step weighs as much as one token.
+    """Targets, and terms added to their loss.
+
+    Everything is summed and divided by the number of target tokens, so at coefficient 1 the reward of a step weighs as
+    much as one token.
     """
 
     supervise: Literal["terminal", "all", "every"] = "every"

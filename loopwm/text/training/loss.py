@@ -164,8 +164,9 @@ def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
 
 
 def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) -> Term:
-    """Cross-entropy of one distribution over the vocabulary against the distinct tokens of o_k, in proportion to their
-    weights.
+    """Cross-entropy of one distribution over the vocabulary against the distinct tokens of o_k.
+
+    Tokens count in proportion to their weights.
 
     Summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss). A deferred plan
     decodes its last step only, so only that observation would train the latents before. This term trains each latent on
@@ -204,8 +205,9 @@ def state_loss(logits_NSV: Tensor, steps: BranchSteps, pad_id: int) -> Term:
 
 @torch.no_grad()
 def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
-    """Return state_rms and last_step_rms, the rms of h^(T) and of its last step in each row's batch, as pairs over
-    rows.
+    """Return state_rms and last_step_rms as pairs over rows.
+
+    They are the rms of h^(T) and of its last step in each row's batch.
     """
     real, rows = batch.branch >= 0, len(batch.row_ids)
     state, previous = out.state[real], out.previous_state[real]

@@ -56,9 +56,11 @@ def _exact(kind: str, exact: Tensor, observations: Tensor, source: str) -> dict[
 
 
 def _answerable(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the loss of determined and of undetermined targets and, where groups of worlds and policies were measured
-    apart, dev_answerable: the mean over groups of the share of answerable observations that are exact. State queries do
-    not count there: no suite asks them."""
+    """Return the losses of determined and of undetermined targets, and dev_answerable.
+
+    The latter, where groups of worlds and policies were measured apart, is the mean over groups of the share of
+    answerable observations that are exact. State queries do not count there: no suite asks them.
+    """
     record = {}
     undetermined, targets = sums["undetermined"].sum(), sums["targets"].sum()
     if undetermined > 0:
@@ -87,8 +89,11 @@ def counts(batch: TreeBatch, loops: int, device: torch.device) -> dict[str, Tens
 
 
 def flops(config: LoopWMConfig, batch: TreeBatch, plan: DepthPlan) -> Tensor:
-    """Return the FLOPs of a micro-batch, forward and backward. A token's position is the number of tokens before it on
-    its path, which are the keys that it attends to beside itself."""
+    """Return the FLOPs of a micro-batch, forward and backward.
+
+    A token's position is the number of tokens before it on its path, which are the keys that it attends to beside
+    itself.
+    """
     real = batch.branch >= 0
     tokens, keys = real.sum(1).float(), ((batch.positions + 1) * real).sum(1).float()
     loops = torch.tensor(plan.loops, dtype=torch.float32, device=real.device)

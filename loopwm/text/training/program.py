@@ -217,8 +217,9 @@ class TextProgram:
         )
 
     def evaluation_batches(self) -> list[DevBatch]:
-        """Return the rows of the first `eval_batches` steps of the dev stream, the same every time, by world and
-        policy.
+        """Return the rows of the first `eval_batches` steps of the dev stream, by world and policy.
+
+        They are the same every time.
         """
         if self.dev_stream is None:
             return []
@@ -301,8 +302,9 @@ def _episodes(folders: Sequence[str], weights: Mapping[str, float] = MappingProx
 def export_model(
     model: LoopWMForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, episodes: TrainingEpisodes | None = None
 ) -> None:
-    """Write a model in Hugging Face form, bfloat16 in shards of at most 8 MiB, with tokenizer and training episodes if
-    known.
+    """Write a model in Hugging Face form, with tokenizer and training episodes if known.
+
+    Parameters are bfloat16, in shards of at most 8 MiB.
 
     The folder appears complete or not at all.
     """
