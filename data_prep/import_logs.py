@@ -105,8 +105,8 @@ def _field(record: Mapping[str, Any], name: str, types: Any, default: Any = None
     value = record.get(name, default)
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         expected = " or ".join(kind.__name__ for kind in (types if isinstance(types, tuple) else (types,)))
-        found = type(value).__name__ if name in record else "nothing"
-        raise InputError(f"{prefix}{name}: must be {expected}, got {found}")
+        actual = type(value).__name__ if name in record else "nothing"
+        raise InputError(f"{prefix}{name}: must be {expected}, got {actual}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Where the registered environments begin: the first steps of episodes to train on, a few of each task.
+"""Write the starts of registered environments: the first steps of episodes to train on, a few of each task.
 
 python examples/make_starts.py EPISODE_FOLDER loopwm/worlds/data/scienceworld.jsonl.gz --per-task 20
 

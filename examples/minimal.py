@@ -101,7 +101,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Pass:
-    """What all layers of a forward pass share."""
+    """Inputs that all layers of a forward pass share."""
 
     cos: Tensor  # rotary angles, (B, 1, L, E)
     sin: Tensor
