@@ -215,7 +215,7 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
     [
         ({"world": {"updates": 0}}, "imagination.updates: requires a world"),
         ({"real": {"minibatches": 5}}, "real.minibatches: must be at most 4 rows, got 5"),
-        ({"imagination": {"burn_in": 0}}, "imagination.burn_in: 0 is not above zero"),
+        ({"imagination": {"burn_in": 0}}, "imagination.burn_in: must be above 0, got 0"),
         ({"policy": {"channels": []}}, "policy.channels: "),
         ({"world": {"recency": [0.5, 0.6]}}, r"world.recency: must be shares that sum to 1, got \(0.5, 0.6\)"),
     ],

@@ -224,7 +224,7 @@ def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(bu
 )  # fmt: skip
 def test_a_row_that_shows_what_is_not_recorded_is_refused(builder, episode, context_kind, missing):
     bare = TokenEpisode.of_texts(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
-    with pytest.raises(ValueError, match=f"no {missing}"):
+    with pytest.raises(ValueError, match=f"must have {missing}"):
         builder.build(bare, RowPlan(0, context_kind, 1, 0, (every(0, 1),), 1))
 
 
