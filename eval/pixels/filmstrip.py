@@ -57,7 +57,8 @@ class Clip:
                 f"--context: must be at most {self.start + 1} frames up to frame {self.start}, got {self.context}"
             )
         if self.start + self.steps > len(episode):
-            raise InputError(f"--steps: the episode ends {len(episode) - self.start} steps after frame {self.start}")
+            left = len(episode) - self.start
+            raise InputError(f"--steps: must be <= {left}, the steps after frame {self.start}, got {self.steps}")
 
 
 def imagined(world: FrameWorld[Any], episode: FrameEpisode, clip: Clip, seed: int) -> Frames:

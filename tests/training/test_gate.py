@@ -166,9 +166,9 @@ def test_the_second_stage_fits_the_gate_leaves_the_model_and_repeats_itself(sour
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--steps", "0"], "--steps: 0"),
-        (["--limit", "1"], "--limit: 1"),
-        (["--limit", "99"], "--limit: 99"),
+        (["--steps", "0"], "--steps: must be at least 1, got 0"),
+        (["--limit", "1"], "--limit: must be 2 to max_loops = 6, got 1"),
+        (["--limit", "99"], "--limit: must be 2 to max_loops = 6, got 99"),
         (["model.overrides={}"], "model.overrides.state_slots"),
         (["--model", "/no/such"], "/no/such/config.json"),
         (["--config", "/no/such.yaml"], "/no/such.yaml"),
