@@ -68,5 +68,5 @@ def test_both_games_are_told_apart_and_an_action_outside_is_refused() -> None:
     with pytest.raises(InputError, match="env is 'catch-drift', expected 'catch'"):
         catch.space.require(drift.space, "replay")
     catch.reset(seed=0)
-    with pytest.raises(InputError, match="not one of the 3 of catch"):
+    with pytest.raises(InputError, match="must be below 3 for catch"):
         catch.step(np.int64(3))

@@ -168,7 +168,7 @@ def played(simulator: ScienceWorld, window: dict[str, Any]) -> tuple[list[str], 
         ("[]", "line 1: expected a JSON object"),
         ('{"id": "a"}', "line 1: env: missing"),
         (json.dumps({"id": "a", "env": "chess", "task": "t", "variation": 0, "history": [], "actions": ["a", "b"],
-                     "observations": []}), "unknown 'chess'"),
+                     "observations": []}), "got 'chess'"),
     ],
 )  # fmt: skip
 def test_files_without_windows_are_refused_in_one_line(

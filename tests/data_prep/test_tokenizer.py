@@ -249,7 +249,7 @@ def test_only_train_text_is_learnt(
     write_episodes(episode_file, [make_episode(split="dev")])
     arguments = ["tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(alfworld_games)]
     assert main([*arguments, "--out", str(episode_file.with_name("t.json"))]) == 2
-    assert "split: 'dev'" in capsys.readouterr().err
+    assert "split: must be train, got 'dev'" in capsys.readouterr().err
 
 
 def test_a_tokenizer_is_the_same_bytes_twice_and_then_frozen(

@@ -64,7 +64,7 @@ class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
     def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
         """Take a step. Raises InputError for an action outside the space."""
         if not self.action_space.contains(action):
-            raise InputError(f"action: must be below {self.space.actions} for {self.space.env}, got {action!r}")
+            raise InputError(f"action: must be below {self.space.actions} for {self.space.env}, got {int(action)}")
         outcome = self._simulator.act(int(action))
         return outcome.frame, outcome.reward, outcome.terminated, outcome.truncated, outcome.info
 
