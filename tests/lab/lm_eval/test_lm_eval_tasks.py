@@ -114,7 +114,7 @@ def test_the_loss_is_what_the_target_lacks_in_likelihood(suite_path: Path, resul
 @pytest.mark.parametrize(
     ("fields", "options", "named"),
     [
-        ({}, ["--suites", "nowhere"], "--suite: 'nowhere'"),
+        ({}, ["--suites", "nowhere"], "--suite: must be a file or a committed suite"),
         ({}, ["--suites", "{suite}", "{suite}"], "--suites: {suite}: another suite goes by the same name"),
         ({}, ["--suites", "{suite}", "--contexts", "full"], "window second: hidden_state: is null"),
         ({}, ["--suites", "{suite}", "--horizons", "6"], "window second: actions: has 5"),

@@ -323,7 +323,7 @@ def test_report_intervals_over_windows_are_refused(
     assert report(suite_path, tmp_path / "page", out) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "intervals: 'over windows'" in error
+    assert "got 'over windows'" in error
 
 
 def test_report_with_seen_table_splits_unseen_windows(

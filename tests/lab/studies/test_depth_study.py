@@ -35,14 +35,14 @@ def test_depths_up_to_twice_the_mean_are_compared_with_the_default(
     assert losses["T=1"] != pytest.approx(losses["T=4"], rel=1e-3)
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(CheckpointPredictor, "predict", None)
-    monkeypatch.setattr(CheckpointPredictor, "nats", None)
+    monkeypatch.setattr(CheckpointPredictor, "nll", None)
     assert main(arguments) == 0
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--depths", "9"], "--depth: 9"),
+        (["--depths", "9"], "--depth: must be 1 to max_loops = 6, got 9"),
         (["--depths", "x"], "--depths"),
         (["--model", "nowhere"], "--model: must be a checkpoint folder, got 'nowhere'"),
     ],

@@ -135,7 +135,7 @@ def test_a_checkpoint_without_gate_is_studied_by_convergence_alone(
     ("options", "named"),
     [
         (["--rules", "gate=1.5"], "got 1.5"),
-        (["--rules", "cumulative=0"], "q: 0.0"),
+        (["--rules", "cumulative=0"], "q: must be inside (0, 1), got 0.0"),
         (["--rules", "convergence=-1"], "eps"),
         (["--rules", "gate=x"], "--rules"),
         (["--rules", "magic=1"], "--rules: 'magic'"),

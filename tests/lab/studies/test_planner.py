@@ -163,7 +163,7 @@ def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     assert again["differences"] == results["differences"]
     assert [line["game"] for line in map(json.loads, plays.open())] == [json.loads(line)["game"] for line in lines]
     assert "look-ahead-3 - retrieval" in report
-    with pytest.raises(InputError, match="model_sha256 'm', not 'other'"):
+    with pytest.raises(InputError, match="model_sha256 must be 'm'"):
         measure(agent, arms, world, SETTINGS, {"model_sha256": "other"}, tmp_path)
 
 
