@@ -42,8 +42,7 @@ class Trainer(Generic[Config]):
         program: called after the random state is seeded, so that initial weights follow from the seed.
         folder: run folder; resumed if it has a checkpoint.
         start_from: checkpoint of another run, from which a fresh run takes weights, optimiser states, average and
-            number of
-            steps; its rows start over. Raises InputError if it does not fit.
+            number of steps; its rows start over. Raises InputError if it does not fit.
     """
 
     def __init__(
