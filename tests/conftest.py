@@ -1,4 +1,4 @@
-"""Fixtures shared by all rooms."""
+"""Fixtures of every room: those of `tests/fixtures/`, and the real simulator."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-import torch
-from transformers import PreTrainedTokenizerFast
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
-from loopwm.text.model.configuration import PRESETS, LoopWMConfig
-from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import load_tokenizer
 
-
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return load_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tokenizer: PreTrainedTokenizerFast) -> LoopWMForCausalLM:
-    """A random `tiny` model whose layers all do something: a fresh one's output projections are zero.
-
-    Tests must not change it.
-    """
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"])).eval()
-        for name, weight in model.named_parameters():
-            if "injection" not in name:
-                weight.add_(0.3 * torch.randn_like(weight))
-    return model
+pytest_plugins = [
+    f"tests.fixtures.{name}" for name in ("models", "rows", "windows", "episodes", "shards", "frames", "service")
+]
 
 
 @pytest.fixture(scope="session")

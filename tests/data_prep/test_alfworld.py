@@ -26,8 +26,8 @@ from loopwm.records.episodes import Episode, Step, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files
 from loopwm.records.template import CONTEXT_KINDS, render_context, window_context
+from tests.fixtures.episodes import as_answered, check_that_kills_change_nothing, play_once
 
-from .conftest import as_answered, check_that_kills_change_nothing, play_once
 from .test_alfworld_texts import listings
 
 needs_engine = pytest.mark.skipif(

@@ -14,9 +14,8 @@ from data_prep.__main__ import main
 from data_prep.plan import CollectionPlan, Shard
 from loopwm.records.episodes import Step, read_episodes
 from loopwm.records.files import line_files
-
-from .conftest import check_that_kills_change_nothing, contents
-from .toy import Toy, collect_toy
+from tests.fixtures.episodes import check_that_kills_change_nothing, contents
+from tests.fixtures.toy import Toy, collect_toy
 
 TASK = "find-non-living-thing"
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-
-from .conftest import contents
+from tests.fixtures.episodes import contents
 
 OPTIONS = ("--split", "train", "--policy", "noisy-expert", "--episodes-per-task", "12", "--max-steps", "4")
 TASKS = ("find-non-living-thing", "lifespan-longest-lived")

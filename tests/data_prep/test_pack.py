@@ -8,9 +8,8 @@ import pytest
 
 from data_prep import solutions
 from data_prep.__main__ import main
-
-from .conftest import contents
-from .toy import Toy, collect_toy
+from tests.fixtures.episodes import contents
+from tests.fixtures.toy import Toy, collect_toy
 
 
 def pack(folder: Path, out: Path, *options: str) -> int:

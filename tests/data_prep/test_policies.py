@@ -12,8 +12,7 @@ from data_prep import policies
 from data_prep.environments.base import Environment
 from data_prep.policies import POLICIES
 from loopwm.records.episodes import Step
-
-from .toy import Toy
+from tests.fixtures.toy import Toy
 
 GOLD: Sequence[str] = [f"gold {i}" for i in range(200)]
 

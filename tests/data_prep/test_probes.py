@@ -23,10 +23,9 @@ from data_prep.probes import KINDS, OUTSIDE, PLACES, absent_name, altered_name
 from data_prep.windows import read_windows
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
-from tests.data_prep.conftest import as_answered, play_once
 from tests.data_prep.test_windows import check_variations, is_held_out
-
-from .toy import Toy
+from tests.fixtures.episodes import as_answered, play_once
+from tests.fixtures.toy import Toy
 
 SUITES = Path(__file__).parents[2] / "eval/suites"
 

@@ -16,8 +16,7 @@ from data_prep.policies import replay
 from data_prep.windows import Cut, cut_window, read_windows
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
-
-from .conftest import play_once
+from tests.fixtures.episodes import play_once
 
 TASK = "find-non-living-thing"
 ROOMS = ("art studio", "bathroom", "bedroom", "foundry", "greenhouse", "hallway", "kitchen", "living room", "workshop")

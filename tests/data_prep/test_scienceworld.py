@@ -12,8 +12,7 @@ from data_prep.environments.scienceworld import environment as scienceworld
 from data_prep.environments.scienceworld.class_patch import redirect
 from data_prep.environments.scienceworld.environment import ScienceWorld, find_java
 from loopwm.records.episodes import Episode, Step
-
-from .conftest import as_answered, play_once
+from tests.fixtures.episodes import as_answered, play_once
 
 TASK = "find-non-living-thing"
 

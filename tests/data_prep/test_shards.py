@@ -22,8 +22,7 @@ from loopwm.records.template import clean
 from loopwm.records.token_episode import ACTION, ANSWER, GOAL, HIDDEN, INVENTORY, LOOK, OBSERVATION, QUERY
 from loopwm.records.training_episodes import episode_hash
 from loopwm.text.model.tokenizer import tokenizer_hash
-
-from .conftest import make_episode
+from tests.fixtures.episodes import make_episode
 
 FIELDS = {LOOK: "look", INVENTORY: "inventory", OBSERVATION: "observation", ACTION: "action"}
 

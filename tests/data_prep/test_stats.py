@@ -16,8 +16,7 @@ from data_prep.stats import Counter, count_groups, token_counter
 from data_prep.tokenize import TOKENIZER_FILE
 from loopwm.records.episodes import format_episode, write_episodes
 from loopwm.records.template import CONTEXT_LIMIT, Context, StateSlots, Transition, render_context
-
-from .conftest import make_episode
+from tests.fixtures.episodes import make_episode
 
 
 def words(text: str) -> int:

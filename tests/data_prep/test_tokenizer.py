@@ -27,8 +27,7 @@ from data_prep.vocabulary import (
 from loopwm.records.episodes import Episode, Step, write_episodes
 from loopwm.records.template import ACT, END, OBS, SPECIAL_TOKENS, clean
 from loopwm.text.model.tokenizer import load_tokenizer, tokenizer_hash
-
-from .conftest import make_episode
+from tests.fixtures.episodes import make_episode
 
 NAMES = ("metal pot", "red wire", "unknown substance B", "fridge", "thermometer", "Thing")
 SENTENCES = (

@@ -19,9 +19,8 @@ from data_prep.families import PAPER_MIX, family_of, scaled_mix
 from data_prep.windows import RECIPES, cut_any, cut_mix, cut_window
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
-
-from .conftest import make_episode
-from .toy import Toy
+from tests.fixtures.episodes import make_episode
+from tests.fixtures.toy import Toy
 
 ROOT = Path(__file__).parents[2]
 EPISODES = [

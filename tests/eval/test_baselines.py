@@ -11,7 +11,7 @@ from eval.models.baselines import Copy, Extrapolate, Markov, load_markov
 from eval.models.markov import build_tables
 from loopwm.records.errors import InputError
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow, episode
+from tests.fixtures.windows import MakeWindow, episode
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from eval.scores.predictions import read_records
 from loopwm.records.errors import InputError
 from loopwm.records.template import window_context
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 

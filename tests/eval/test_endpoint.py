@@ -25,8 +25,8 @@ from eval.models.prompted import EndpointPredictor
 from eval.scores.predictions import read_records
 from loopwm.records.errors import InputError
 from loopwm.records.template import window_context
-from tests.eval.conftest import MakeWindow, WriteSuite
 from tests.eval.mock_endpoint import MockEndpoint
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 QUESTION: list[Message] = [{"role": "user", "content": "What now?"}]
 

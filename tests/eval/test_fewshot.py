@@ -11,7 +11,7 @@ from eval.scores.suites import load_suite, suite_names
 from loopwm.records.episodes import TRAIN_SPLITS
 from loopwm.records.errors import InputError
 from loopwm.records.template import CONTEXT_KINDS, ContextKind, window_context
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 HORIZONS = [1, 2, 3, 4, 5]
 

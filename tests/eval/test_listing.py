@@ -9,7 +9,7 @@ import pytest
 from eval.__main__ import main
 from eval.models.options import BASELINES
 from eval.scores.suites import suite_names
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 
 def test_list_names_every_suite_with_its_contexts_and_every_baseline(capsys: pytest.CaptureFixture[str]) -> None:

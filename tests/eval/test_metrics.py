@@ -26,7 +26,7 @@ from eval.scores.tables import four_cell
 from loopwm.records.names import NameList
 from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow
+from tests.fixtures.windows import MakeWindow
 
 
 @pytest.mark.parametrize(

@@ -6,37 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from eval.__main__ import main
 from eval.models.checkpoint import CheckpointPredictor
 from loopwm.records.template import window_context
-from loopwm.text.model.configuration import PRESETS, LoopWMConfig
-from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.world import WorldModel
-from tests.eval.conftest import MakeWindow, WriteSuite
-
-
-def save_checkpoint(folder: Path, **overrides: bool) -> Path:
-    torch.manual_seed(0)
-    tokenizer = load_tokenizer()
-    config = LoopWMConfig(vocab_size=len(tokenizer), **PRESETS["tiny"], **overrides)
-    LoopWMForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+from tests.fixtures.models import random_model, save_checkpoint
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 
 def test_a_checkpoint_with_heads_predicts_rewards_and_ends(
     tmp_path: Path, make_window: MakeWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eval.models.checkpoint.LONGEST_OBSERVATION", 2)
-    folder = save_checkpoint(tmp_path, prediction_heads=True)
+    folder = save_checkpoint(tmp_path, random_model(prediction_heads=True))
     windows = [make_window("a"), make_window("b", goal="another goal")]
     found = CheckpointPredictor(folder).predict(windows, "observed", [1, 3])
     model = WorldModel.from_pretrained(folder)

@@ -9,7 +9,7 @@ import pytest
 from eval.models.retrieve import Retrieve, load_retrieve
 from loopwm.records.errors import InputError
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow, episode
+from tests.fixtures.windows import MakeWindow, episode
 
 
 @pytest.fixture

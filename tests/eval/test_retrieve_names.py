@@ -13,7 +13,7 @@ from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.scores.entities import names_of
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow, episode
+from tests.fixtures.windows import MakeWindow, episode
 
 NAMES = names_of("scienceworld")
 assert NAMES is not None

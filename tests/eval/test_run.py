@@ -23,7 +23,7 @@ from eval.scores.predictions import Prediction, read_records
 from loopwm.records.errors import InputError
 from loopwm.records.template import ContextKind, FormatError
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow, WriteSuite, episode
+from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 
 RUN = ["run", "--model", "copy", "--context", "observed", "--batch-size", "4"]
 

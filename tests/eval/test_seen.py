@@ -22,8 +22,8 @@ from eval.scores.suites import load_suite, suite_names
 from loopwm.records.episodes import parse_episode
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, episode_hash
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow, WriteSuite, episode
 from tests.eval.test_models import save_checkpoint
+from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
 

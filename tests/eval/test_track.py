@@ -11,7 +11,7 @@ import pytest
 from eval.__main__ import main
 from eval.models.track import NOTHING, Track, load_track
 from loopwm.records.errors import InputError
-from tests.eval.conftest import MakeWindow
+from tests.fixtures.windows import MakeWindow
 
 ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see a "

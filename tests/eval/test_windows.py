@@ -16,7 +16,7 @@ from data_prep.environments.scienceworld.families import FAMILIES
 from eval.scores.suites import SELECTIONS, load_suite
 from loopwm.records.errors import InputError
 from loopwm.records.windows import NULLABLE, check_runnable, game_of, stratified_sample
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 
 def test_plain_gzip_and_xz_hold_the_same_windows(make_window: MakeWindow, write_suite: WriteSuite) -> None:

@@ -23,8 +23,8 @@ from loopwm.pixel.training_config import training_config
 from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files
 from loopwm.trainer.trainer import Trainer
+from tests.fixtures.blocks import SPACE
 from tests.pixel.agents.test_agent_trainer import blocks
-from tests.pixel.blocks import SPACE
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from loopwm.records.episodes import EpisodeError, format_episode, read_episodes, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, write_lines
-from tests.data_prep.conftest import make_episode
+from tests.fixtures.episodes import make_episode
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.xz"])

@@ -15,9 +15,9 @@ from serve.engine.engine import Engine
 from serve.engine.forward import ModelRunner
 from serve.engine.requests import Finish, Request
 from serve.engine.sampling import SamplingParams
+from tests.fixtures.engine import DEPTH, NEVER, Collector, fail, random_prompt, run
 from tests.serve.http.test_generation import CHAT, COMPLETIONS, choices_of
 from tests.serve.http.test_http import check_error, completion, events
-from tests.serve.in_the_engine import DEPTH, NEVER, Collector, fail, random_prompt, run
 
 PROMPTS = (random_prompt(1, 1), random_prompt(20, 2), random_prompt(33, 3))
 

@@ -25,14 +25,6 @@ from serve.start import listen, main
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tiny_model, tokenizer, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-world"
-    tiny_model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def refusal(capsys, *arguments: str) -> str:
     assert main([*arguments, "--port", "0"]) == 2
     captured = capsys.readouterr()

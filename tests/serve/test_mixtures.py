@@ -23,10 +23,10 @@ from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
 from serve.engine.forward import ForwardBatch, run_batch
 from serve.worlds.sessions import MAX_ACTIONS
-from tests.serve import conftest
-from tests.serve.conftest import assert_alike, wait_until
+from tests.fixtures import service
+from tests.fixtures.models import random_model
+from tests.fixtures.service import assert_alike, wait_until
 from tests.serve.http.test_http import post_without_reading
-from tests.text.conftest import random_model
 
 POISON, NO_NUMBER = "¿", "§"
 """The model fails at a pass with the last token of the first. Behind that of the second nothing is a number."""
@@ -123,7 +123,7 @@ class Watch:
             out.last_hidden_state[(tokens == self._no_number).any(1)] = torch.nan
             return out
 
-        patch.setattr(conftest, "Engine", start)
+        patch.setattr(service, "Engine", start)
         patch.setattr(engine_module, "run_batch", take)
         patch.setattr(RunningBatch, "step", decode)
         patch.setattr(model.model, "forward", poisoned)

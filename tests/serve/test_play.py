@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,7 +15,6 @@ from loopwm.worlds.http import Client, WorldError
 from serve.__main__ import main
 from serve.play import Game, PlayError
 from serve.playground import EXAMPLES
-from tests.text.conftest import random_model
 
 START = {
     "goal": "Your task is to boil water.",
@@ -37,22 +35,6 @@ def _short(monkeypatch):
     monkeypatch.setattr("serve.http.worlds.DEFAULT_MAX_TOKENS", TOKENS)
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return random_model(prediction_heads=True)
-
-
-@pytest.fixture(scope="module")
-def library(model, tokenizer) -> WorldModel:
-    return WorldModel(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
-def client(serving, model, library) -> Iterator[httpx.Client]:
-    with serving(model, end_token=library._end) as client:
-        yield client
-
-
 class Terminal:
     """A game, what it wrote since the last look, and the lines that it will read."""
 
@@ -69,8 +51,8 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(client) -> Terminal:
-    return Terminal(client)
+def terminal(worlds_client) -> Terminal:
+    return Terminal(worlds_client)
 
 
 def decoded(library: WorldModel, context: Context, *actions: str) -> str:
@@ -89,15 +71,15 @@ def test_actions_show_what_the_library_decodes(terminal, library):
     assert len(terminal.written) > 5, "the first observation comes bit by bit"
 
 
-def test_an_observation_that_breaks_off_is_told_and_changes_nothing(terminal, model, monkeypatch):
-    forward, calls = type(model.model).forward, []
+def test_an_observation_that_breaks_off_is_told_and_changes_nothing(terminal, library, monkeypatch):
+    forward, calls = type(library.model.model).forward, []
 
     def fails_later(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         return forward(*args, **kwargs) if len(calls) < 12 else 1 / 0
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(model.model), "forward", fails_later)
+        patch.setattr(type(library.model.model), "forward", fails_later)
         with pytest.raises(WorldError, match="The service failed"):
             terminal("open door")
     assert terminal.written[-1] in ("", "\n")
@@ -152,11 +134,11 @@ def test_a_wrong_command_is_told_and_changes_nothing(terminal, command, message)
     assert terminal("worlds") == "* 1  (no actions)\n"
 
 
-def test_commands_come_from_standard_input(client, capsys, monkeypatch, tmp_path):
+def test_commands_come_from_standard_input(worlds_client, capsys, monkeypatch, tmp_path):
     lines = iter(["act worlds", "world 5", "worlds", "quit"])
     monkeypatch.setattr("builtins.input", lambda _="": next(lines))
     (tmp_path / "world.json").write_text(json.dumps(START))
-    assert main(["play", "--url", f"{client.base_url}/v1", "--world", str(tmp_path / "world.json")]) == 0
+    assert main(["play", "--url", f"{worlds_client.base_url}/v1", "--world", str(tmp_path / "world.json")]) == 0
     said = capsys.readouterr().out
     assert "> wait\nNothing.\n" in said
     assert "error: world: must be a number from 1 to 1, got '5'" in said

@@ -12,7 +12,7 @@ from loopwm.core import Convergence, Fixed, SharedPrefixCache
 from loopwm.records import template
 from loopwm.text.decoding import Hypothesis, run_searches, search_beams
 from loopwm.text.world import WorldModel
-from tests.text.conftest import random_model
+from tests.fixtures.models import random_model
 from tests.text.test_world import ACTIONS, LONG, SHORT
 
 DEPTH, LENGTH = 3, 6

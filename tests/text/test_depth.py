@@ -9,7 +9,7 @@ from loopwm.core import Convergence, CumulativeGate, ExitRule, Fixed, Gate, Trac
 from loopwm.records.template import Context, Transition
 from loopwm.text.decoding import Decoded
 from loopwm.text.world import World, WorldModel
-from tests.text.conftest import random_model
+from tests.fixtures.models import random_model
 
 CONTEXTS = [
     Context("find a tree", "You are in a room."),

@@ -11,7 +11,7 @@ from loopwm.records.template import Context, FormatError
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMModel
 from loopwm.text.world import World, WorldModel
-from tests.text.conftest import random_model
+from tests.fixtures.models import random_model
 
 CONTEXTS = [Context("find 3 trees", "You see 5 doors."), Context("find 8 trees", "You see 9 doors.")]
 EVERYTHING = {

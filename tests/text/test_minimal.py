@@ -24,7 +24,8 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.fit_gate import decisions
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
-from tests.text.conftest import random_model, row_builder
+from tests.fixtures.models import random_model
+from tests.fixtures.rows import row_builder
 
 ROOT = Path(__file__).parents[2]
 STEPS, ROWS, SEED = 100, 3, 3

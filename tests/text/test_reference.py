@@ -15,8 +15,9 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.forward import run_rows
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
+from tests.fixtures.models import random_model
+from tests.fixtures.rows import every, row_builder
 from tests.reference.text import Sizes, TextReference, causal, sees_in_row
-from tests.text.conftest import every, random_model, row_builder
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 DEPTH = 3

@@ -6,7 +6,7 @@ import torch
 from loopwm.records import template as template
 from loopwm.records.template import Context, FormatError, Transition
 from loopwm.text.world import WorldModel
-from tests.text.conftest import random_model
+from tests.fixtures.models import random_model
 
 SHORT = Context("find a tree", "You are in a room.")
 LONG = Context(

@@ -14,7 +14,7 @@ import yaml
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
-from tests.training.conftest import TOY_CONFIG, write_toy_shards
+from tests.fixtures.shards import TOY_CONFIG, write_toy_shards
 
 FILE = Path(__file__).with_name("golden.json")
 

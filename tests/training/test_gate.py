@@ -17,7 +17,7 @@ from loopwm.text.training.config import load_config
 from loopwm.text.training.fit_gate import Decisions, decisions, gate_loss, judge, main, with_gate
 from loopwm.text.training.program import TextProgram
 from loopwm.text.world import WorldModel
-from tests.text.conftest import random_model
+from tests.fixtures.models import random_model
 
 SLOTS = 2
 LIMIT = 4

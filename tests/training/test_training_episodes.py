@@ -14,7 +14,7 @@ from loopwm.text.training.export import main as export
 from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
 from loopwm.training.__main__ import main
-from tests.training.conftest import toy_episode, write_toy_shards
+from tests.fixtures.shards import toy_episode, write_toy_shards
 
 BRIEF = ["data.dev=[]", "run={steps: 2, mixed_precision: 'no', save_every: 1}"]
 

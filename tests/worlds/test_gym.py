@@ -6,7 +6,7 @@ import gzip
 import json
 import runpy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,26 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from loopwm.records.template import Context, FormatError, Transition
-from loopwm.text.world import WorldModel
 from loopwm.worlds.anchored import AnchoredWorlds
 from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, read_starts
 from loopwm.worlds.http import Client, HttpWorlds, WorldError
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.starts import Start
-from tests.serve.conftest import serving  # noqa: F401 - a fixture
-from tests.text.conftest import random_model
 
 TOKENS = 12
 KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
 HALL = Context("find a tree", "This is the hall.")
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer) -> WorldModel:
-    return WorldModel(random_model(prediction_heads=True), tokenizer)
-
-
 @pytest.fixture
-def worlds(model) -> LocalWorlds:
-    return LocalWorlds(model, max_new_tokens=TOKENS)
+def worlds(library) -> LocalWorlds:
+    return LocalWorlds(library, max_new_tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
-def url(serving, model) -> Iterator[str]:  # noqa: F811
-    with serving(model.model, end_token=model._end) as client:
-        yield f"{client.base_url}/v1"
+def url(worlds_client) -> str:
+    return f"{worlds_client.base_url}/v1"
 
 
 def play(env: ImaginedTextEnv, actions: list[str]) -> list[Any]:
@@ -95,16 +86,16 @@ def test_texts_are_arrays_of_code_points_and_back():
         assert unflatten(space, array) == text
 
 
-def test_steps_are_those_of_the_world_model(model, worlds):
+def test_steps_are_those_of_the_world_model(library, worlds):
     env = ImaginedTextEnv(worlds, [KITCHEN])
     observation, info = env.reset(seed=0)
     assert (observation, info["goal"]) == ("Nothing happens.", "boil water")
-    world = model.encode([KITCHEN])
+    world = library.encode([KITCHEN])
     for action in ("open the oven", "look around"):
-        world = model.advance(world, [action])
+        world = library.advance(world, [action])
         observation, reward, terminated, _, info = env.step(action)
-        found = model.predictions(world)
-        assert observation == model.decode(world, TOKENS)[0]
+        found = library.predictions(world)
+        assert observation == library.decode(world, TOKENS)[0]
         assert reward == pytest.approx(found.reward.item())
         assert terminated == (found.continuation.item() < 0.5)
         assert info["predicted"]
@@ -123,12 +114,11 @@ def test_the_same_seed_starts_in_the_same_place_and_options_name_another(worlds)
     assert env.reset(seed=0, options={"context": HALL})[0] == "This is the hall."
 
 
-def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(tokenizer):
-    model = WorldModel(random_model(), tokenizer)
-    env = ImaginedTextEnv(LocalWorlds(model, max_new_tokens=TOKENS), [HALL], max_steps=2)
+def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(world_model):
+    env = ImaginedTextEnv(LocalWorlds(world_model, max_new_tokens=TOKENS), [HALL], max_steps=2)
     env.reset()
     assert [env.step("wait")[2:4] for _ in range(2)] == [(False, False), (False, True)]
-    long, env = "carry it on " * 16, ImaginedTextEnv(LocalWorlds(model, max_new_tokens=4000), [HALL])
+    long, env = "carry it on " * 16, ImaginedTextEnv(LocalWorlds(world_model, max_new_tokens=4000), [HALL])
     env.reset()
     ends = [env.step(long)[3] for _ in range(1)]
     while not ends[-1]:
@@ -136,7 +126,7 @@ def test_episodes_are_cut_after_max_steps_and_where_the_world_is_full(tokenizer)
     assert len(ends) < 50
 
 
-def test_worlds_behind_the_service_are_the_same(url, model, worlds):
+def test_worlds_behind_the_service_are_the_same(url, library, worlds):
     kept = HttpWorlds(Client(url), "tiny", max_new_tokens=TOKENS)
     local, remote = ImaginedTextEnv(worlds, [HALL]), ImaginedTextEnv(kept, [HALL])
     ours, theirs = ([step[0] for step in play(env, ["wait"])] for env in (local, remote))
@@ -251,7 +241,7 @@ def test_the_real_environment_decides_about_the_end():
     assert worlds.told[-2:] == [("smash", "Splinters."), ("wait", "Splinters.")]
 
 
-def test_looking_cuts_the_drift_of_a_world(model, worlds, url):
+def test_looking_cuts_the_drift_of_a_world(library, worlds, url):
     """After a look the world is one that has really seen all that, here and in a service."""
     client = Client(url)
     for kept in (worlds, HttpWorlds(client, "tiny", max_new_tokens=TOKENS)):
@@ -262,9 +252,9 @@ def test_looking_cuts_the_drift_of_a_world(model, worlds, url):
         told = rows.step(["wait", "smash"])
         assert [(one.observation, one.continuation) for one in told] == [("Light!", 1.0), ("Splinters.", 0.0)]
         seen = Context("make light", "It is dark.", (Transition("switch", "Light!"), Transition("wait", "Light!")))
-        fresh = model.advance(model.encode([seen]), ["look around"])
+        fresh = library.advance(library.encode([seen]), ["look around"])
         going, _ = kept.step(["look around"] * 2)
-        assert going.observation == model.decode(fresh, TOKENS)[0]
+        assert going.observation == library.decode(fresh, TOKENS)[0]
         assert rows.step(["wait"] * 2)[1] == told[1]  # an end stands
         rows.close()
 

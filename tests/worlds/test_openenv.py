@@ -26,7 +26,7 @@ from loopwm.records.template import Context
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.openenv import SESSION_TIMEOUT, create_app, main
-from tests.text.conftest import random_model
+from tests.fixtures.models import random_model
 
 PACKAGE = Path(__file__).parents[2] / "deploy" / "openenv"
 STARTS = [Context(f"find a tree in place {i}", f"This is the hall of place {i}.") for i in range(4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -10,12 +10,9 @@ import pytest
 
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, FormatError, Transition
-from loopwm.text.world import WorldModel
 from loopwm.worlds.http import Client, HttpWorlds, WorldError
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Worlds
-from tests.serve.conftest import serving  # noqa: F401 - a fixture
-from tests.text.conftest import random_model
 
 TOKENS = 12
 KITCHEN = Context("boil water", "This is the kitchen.", (Transition("wait", "Nothing happens."),))
@@ -25,25 +22,19 @@ MakeWorlds = Callable[[], Worlds]
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer) -> WorldModel:
-    return WorldModel(random_model(prediction_heads=True), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def client(serving, model) -> Iterator[Client]:  # noqa: F811
-    with serving(model.model, end_token=model._end) as service:
-        yield Client(str(service.base_url))
+def client(worlds_client: httpx.Client) -> Client:
+    return Client(str(worlds_client.base_url))
 
 
 @pytest.fixture
-def local(model) -> LocalWorlds:
-    return LocalWorlds(model, max_new_tokens=TOKENS)
+def local(library) -> LocalWorlds:
+    return LocalWorlds(library, max_new_tokens=TOKENS)
 
 
 @pytest.fixture(params=["local", "http"])
-def make(request, model, client) -> MakeWorlds:
+def make(request, library, client) -> MakeWorlds:
     if request.param == "local":
-        return lambda: LocalWorlds(model, max_new_tokens=TOKENS)
+        return lambda: LocalWorlds(library, max_new_tokens=TOKENS)
     return lambda: HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
 
 
@@ -99,8 +90,8 @@ def test_what_was_observed_takes_the_place_of_what_was_imagined(make):
     assert told(worlds.step(["wait", "wait"])) == close_to(fresh.step(["wait", "wait"]))
 
 
-def test_an_observation_over_the_limit_drops_the_oldest_steps(make, model, monkeypatch):
-    monkeypatch.setattr(model.model.config, "context_tokens", 60)
+def test_an_observation_over_the_limit_drops_the_oldest_steps(make, library, monkeypatch):
+    monkeypatch.setattr(library.model.config, "context_tokens", 60)
     worlds = make()
     worlds.begin([HALL])
     for _ in range(6):

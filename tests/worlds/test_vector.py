@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import gymnasium
 import numpy as np
 import pytest
 
 import loopwm.worlds.gym  # noqa: F401 - registers them
 from loopwm.records.template import Context, FormatError
-from loopwm.text.world import WorldModel
 from loopwm.worlds.gym import ImaginedTextEnv
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts, read_starts
-from tests.serve.conftest import serving  # noqa: F401 - a fixture
-from tests.text.conftest import random_model
 from tests.worlds import test_gym  # noqa: F401 - registers test/Lamp-v0
 
 NAME = "loopwm/ScienceWorld-v0"
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer) -> WorldModel:
-    return WorldModel(random_model(prediction_heads=False), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def url(serving, model):  # noqa: F811
-    with serving(model.model, end_token=model._end) as client:
+def url(serving, world_model) -> Iterator[str]:
+    with serving(world_model.model, end_token=world_model._end) as client:
         yield str(client.base_url)
 
 
-def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_themselves(url, model):
+def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_themselves(url, world_model):
     envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
     seen, infos = envs.reset(seed=0, options={"task": "boil"})
     assert list(infos["task"]) == ["boil"] * 3
@@ -40,7 +34,7 @@ def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_them
     taken = [envs.step(each) for each in actions]
     for row in range(3):
         env = ImaginedTextEnv(
-            LocalWorlds(model, max_new_tokens=12), [starts[seen[row], infos["goal"][row]]], max_steps=2
+            LocalWorlds(world_model, max_new_tokens=12), [starts[seen[row], infos["goal"][row]]], max_steps=2
         )
         env.reset()
         for step, (observations, rewards, terminated, truncated, _) in enumerate(taken):

@@ -20,8 +20,8 @@ from loopwm.pixel.imagined import RandomPolicy
 from loopwm.records.errors import InputError
 from loopwm.records.frames import episode_files, read_episode
 from loopwm.training.__main__ import main as train
+from tests.fixtures.blocks import SPACE
 from tests.pixel.agents.test_agent_trainer import Blocks, blocks, config
-from tests.pixel.blocks import SPACE
 
 
 def test_the_score_is_crafters():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eval.scores.suites import load_suite
 from lab.main import main
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 
 def test_examples_are_chosen_for_the_verbs_they_show(

@@ -18,7 +18,7 @@ from loopwm.records.template import CONTEXT_LIMIT, END, render_prompt, window_co
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.tokenizer import load_tokenizer
-from tests.eval.conftest import MakeWindow, WriteSuite
+from tests.fixtures.windows import MakeWindow, WriteSuite
 
 FUNCTION = re.compile(r"!function lab\.lm_eval\.documents\.(\w+)")
 

@@ -24,7 +24,7 @@ from loopwm.pixel.twisted.model import TwistedConfig
 from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
-from tests.pixel.blocks import PATCH, SPACE
+from tests.fixtures.blocks import PATCH, SPACE
 
 CONFIG = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, patch=(PATCH, PATCH))
 EVERYWHERE = torch.ones(12, dtype=torch.bool)

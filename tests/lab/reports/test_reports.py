@@ -21,7 +21,7 @@ from lab.reports.groups import make_groups
 from lab.reports.markdown import escape
 from lab.reports.runs import Run, SuiteStore, check_run
 from lab.reports.sections import lacking_baseline
-from tests.eval.conftest import MakeWindow, WriteSuite, episode
+from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 
 SCRIPT = "<script>alert('|')</script>"
 Edit = Callable[[Path, Callable[[dict[str, Any]], object]], None]

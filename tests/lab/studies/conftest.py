@@ -15,8 +15,7 @@ from lab.studies.study_protocol import load_protocol
 from lab.studies.text_protocol import TextProtocol
 from lab.studies.training_runs import TrainingRun, make_run, train
 from loopwm.records.windows import Window
-from tests.eval.conftest import MakeWindow
-from tests.training.conftest import config_file, shards, toy_dev  # noqa: F401 - fixtures
+from tests.fixtures.windows import MakeWindow
 
 Pretend = Callable[[TrainingRun], None]
 
@@ -33,7 +32,7 @@ def windows_file(make_window: MakeWindow, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def protocol_file(config_file: Path, windows_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def protocol_file(config_file: Path, windows_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("protocol") / "toy.yaml"
     protocol = {
         "question": "Is a toy a toy?",

@@ -21,8 +21,8 @@ from loopwm.pixel.storm.system import StormObjective, StormSystem
 from loopwm.pixel.training_config import training_config
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
+from tests.fixtures.blocks import SPACE
 from tests.pixel.agents.test_agent_trainer import blocks
-from tests.pixel.blocks import SPACE
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MODEL = {"groups": 4, "classes": 4, "image": "small", "stem": 4, "dim": 16, "heads": 2, "mlp_dim": 32}

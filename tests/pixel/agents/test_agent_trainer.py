@@ -25,8 +25,8 @@ from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv
 from loopwm.records.config import read_sections
 from loopwm.records.errors import InputError
 from loopwm.records.frames import write_episode
-from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
-from tests.pixel.blocks import played as demonstrated
+from tests.fixtures.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
+from tests.fixtures.blocks import played as demonstrated
 
 SMALL = PolicyConfig(channels=(4, 8), memory=16, hidden=32)
 

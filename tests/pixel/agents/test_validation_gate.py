@@ -19,9 +19,9 @@ from loopwm.pixel.agents.validation_gate import ValidationGateConfig, lit_pixels
 from loopwm.pixel.imagined import EnvState, Imagined, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
+from tests.fixtures.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 from tests.pixel.agents.test_actor_critic_learner import FRAMES, config
 from tests.pixel.agents.test_agent_trainer import blocks
-from tests.pixel.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
 
 CPU = torch.device("cpu")
 

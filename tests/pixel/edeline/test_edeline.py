@@ -19,7 +19,7 @@ from loopwm.pixel.edeline.unet import CrossAttention, UNet, UNetConfig
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import FrameBatch
 from loopwm.records.frames import FrameSpace
-from tests.pixel.blocks import played
+from tests.fixtures.blocks import played
 
 SPACE = FrameSpace("blocks", "1", (6, 8, 3), 4)
 SMALL = EdelineConfig(

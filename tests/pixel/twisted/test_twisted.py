@@ -20,7 +20,7 @@ from loopwm.records.frames import FrameSpace
 from loopwm.trainer.config import OptimizerConfig
 from loopwm.trainer.optimizer import build_optimizers
 from loopwm.training.__main__ import main as train
-from tests.pixel.blocks import COLUMNS, ROWS, SPACE, played
+from tests.fixtures.blocks import COLUMNS, ROWS, SPACE, played
 
 SMALL = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, window=4)
 

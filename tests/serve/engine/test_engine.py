@@ -16,7 +16,7 @@ from serve.engine.prefill import score
 from serve.engine.prefix_cache import BLOCK
 from serve.engine.requests import Finish, Request
 from serve.engine.sampling import SamplingParams
-from tests.serve.in_the_engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
+from tests.fixtures.engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
 
 
 def test_tokens_are_those_of_the_model_without_any_cache(tiny_model, requests):

@@ -19,7 +19,7 @@ from serve.engine.forward import ModelRunner
 from serve.engine.prefill import score
 from serve.engine.requests import Request, RequestContext
 from serve.engine.sampling import SamplingParams
-from tests.serve.in_the_engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
+from tests.fixtures.engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
 
 
 def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):

@@ -7,7 +7,7 @@ import torch
 from loopwm.core import KVCache, allocated_bytes
 from loopwm.core.kv_cache import SLACK
 from serve.engine.prefix_cache import BLOCK, PrefixCache
-from tests.serve.in_the_engine import random_prompt
+from tests.fixtures.engine import random_prompt
 
 
 def state_of(length: int) -> KVCache:

@@ -21,9 +21,8 @@ from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Event, Request
 from serve.engine.sampling import SamplingParams, sample
-from tests.serve.conftest import live_states
-from tests.serve.in_the_engine import run
-from tests.text.conftest import random_model
+from tests.fixtures.engine import run
+from tests.fixtures.service import live_states
 
 SCHEDULES = 300
 DEPTHS: tuple[ExitRule, ...] = (Fixed(1), Fixed(3), Gate(0.3, 3))
@@ -31,11 +30,6 @@ ACTIONS = ("wait", "go to hall", "pick up pot")
 GOALS = ("boil water", "find a tree")
 Heard = list[tuple[int, int]]
 """Tokens and the loops behind them."""
-
-
-@pytest.fixture(scope="module")
-def library(tokenizer) -> WorldModel:
-    return WorldModel(random_model(exit_gate=True), tokenizer)
 
 
 class Reference:

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fixtures.models import random_model
 from tests.serve.http.test_http import completion
 from tests.serve.worlds.test_worlds import create
-from tests.text.conftest import random_model
 
 Json = dict[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,23 +10,14 @@ from fastapi import routing
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
-from loopwm.text.world import WorldModel
 from serve.http import openai, tokens, worlds
 from serve.http.openai_replies import Health, Version
 from tests.serve.http.test_http import events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create
-from tests.text.conftest import random_model
 
 CHAT = "/v1/chat/completions"
 PROMPT = {"model": "tiny", "prompt": "boil", "max_tokens": 3}
 SCORED = {"temperature": 1, "logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
-
-
-@pytest.fixture(scope="module")
-def client(serving, tokenizer) -> Iterator[httpx.Client]:
-    model = random_model(prediction_heads=True, monitor_head=True)
-    with serving(model, end_token=WorldModel(model, tokenizer)._end) as client:
-        yield client
 
 
 def answer_of(method: str, path: str) -> Any:
@@ -47,15 +37,15 @@ def fits(method: str, path: str, response: httpx.Response) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/worlds", "/tokenizer_info"])
-def test_what_there_is_to_get(client, path):
-    fits("GET", path, client.get(path))
+def test_what_there_is_to_get(worlds_client, path):
+    fits("GET", path, worlds_client.get(path))
 
 
-def test_models_and_tokens(client):
-    fits("GET", "/v1/models/{name}", client.get("/v1/models/tiny"))
+def test_models_and_tokens(worlds_client):
+    fits("GET", "/v1/models/{name}", worlds_client.get("/v1/models/tiny"))
     for fields in ({}, {"return_token_strs": True}):
-        told = fits("POST", "/tokenize", client.post("/tokenize", json={"prompt": "boil water", **fields}))
-    fits("POST", "/detokenize", client.post("/detokenize", json={"tokens": told["tokens"]}))
+        told = fits("POST", "/tokenize", worlds_client.post("/tokenize", json={"prompt": "boil water", **fields}))
+    fits("POST", "/detokenize", worlds_client.post("/detokenize", json={"tokens": told["tokens"]}))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +59,13 @@ def test_models_and_tokens(client):
         {"echo": True, "logprobs": 0, "max_tokens": 0},
     ],
 )
-def test_completions(client, fields):
-    fits("POST", "/v1/completions", client.post("/v1/completions", json={**PROMPT, **fields}))
+def test_completions(worlds_client, fields):
+    fits("POST", "/v1/completions", worlds_client.post("/v1/completions", json={**PROMPT, **fields}))
 
 
 @pytest.mark.parametrize("fields", [{}, SCORED, {"max_tokens": 400}])
-def test_chats(client, chat, fields):
-    fits("POST", CHAT, client.post(CHAT, json={**chat, **fields}))
+def test_chats(worlds_client, chat, fields):
+    fits("POST", CHAT, worlds_client.post(CHAT, json={**chat, **fields}))
 
 
 @pytest.mark.parametrize(
@@ -83,33 +73,33 @@ def test_chats(client, chat, fields):
     [{}, {"actions": ["a", "b"], "decode": "each", "logprobs": True, "uncertainty": True, "monitor": True},
      {"decode": "none", "uncertainty": True}],
 )  # fmt: skip
-def test_steps_of_worlds(client, fields):
+def test_steps_of_worlds(worlds_client, fields):
     body = {"actions": "wait", "max_tokens": 5, **fields}
-    path = f"/v1/worlds/{create(client)}/step"
-    fits("POST", "/v1/worlds/{name}/step", client.post(path, json=body))
+    path = f"/v1/worlds/{create(worlds_client)}/step"
+    fits("POST", "/v1/worlds/{name}/step", worlds_client.post(path, json=body))
 
 
-def test_worlds(client):
+def test_worlds(worlds_client):
     body = {"model": "tiny", "goal": GOAL, "observation": SEEN, "history": [{"action": "wait", "observation": "x"}]}
-    name = fits("POST", "/v1/worlds", client.post("/v1/worlds", json=body))["id"]
+    name = fits("POST", "/v1/worlds", worlds_client.post("/v1/worlds", json=body))["id"]
     world = f"/v1/worlds/{name}"
     seen = {"action": "wait", "observation": "Nothing."}
-    fits("GET", "/v1/worlds/{name}", client.get(world))
-    fits("GET", "/v1/worlds/{name}/export", client.get(f"{world}/export"))
-    fits("POST", "/v1/worlds/{name}/observe", client.post(f"{world}/observe", json=seen))
-    fits("POST", "/v1/worlds/{name}/fork", client.post(f"{world}/fork"))
+    fits("GET", "/v1/worlds/{name}", worlds_client.get(world))
+    fits("GET", "/v1/worlds/{name}/export", worlds_client.get(f"{world}/export"))
+    fits("POST", "/v1/worlds/{name}/observe", worlds_client.post(f"{world}/observe", json=seen))
+    fits("POST", "/v1/worlds/{name}/fork", worlds_client.post(f"{world}/fork"))
     for decode in (True, False):
         plan = {"candidates": [["wait"], ["look", "wait"]], "decode": decode, "max_tokens": 5}
-        fits("POST", "/v1/worlds/{name}/plan", client.post(f"{world}/plan", json=plan))
+        fits("POST", "/v1/worlds/{name}/plan", worlds_client.post(f"{world}/plan", json=plan))
     some = [{"op": "create", **body}, {"op": "step", "world": name, "actions": "x", "max_tokens": 3},
-            {"op": "observe", "world": "none", **seen}, {"op": "delete", "world": create(client)}]  # fmt: skip
-    told = fits("POST", "/v1/worlds:batch", client.post("/v1/worlds:batch", json={"requests": some}))
+            {"op": "observe", "world": "none", **seen}, {"op": "delete", "world": create(worlds_client)}]  # fmt: skip
+    told = fits("POST", "/v1/worlds:batch", worlds_client.post("/v1/worlds:batch", json={"requests": some}))
     assert [answer["status"] for answer in told["data"]] == [201, 200, 404, 200]
-    fits("DELETE", "/v1/worlds/{name}", client.delete(world))
+    fits("DELETE", "/v1/worlds/{name}", worlds_client.delete(world))
 
 
-def test_every_success_is_described_and_so_are_events(client):
-    told = client.get("/openapi.json").json()
+def test_every_success_is_described_and_so_are_events(worlds_client):
+    told = worlds_client.get("/openapi.json").json()
     streamed = []
     for path, operations in told["paths"].items():
         for method, operation in operations.items():
@@ -120,21 +110,21 @@ def test_every_success_is_described_and_so_are_events(client):
     assert streamed == [("post", "/v1/completions"), ("post", CHAT), ("post", "/v1/worlds/{name}/step")]
 
 
-def test_what_is_said_to_come_as_events_does(client, chat):
-    assert events(client, "/v1/completions", PROMPT)
-    assert events(client, CHAT, chat)
+def test_what_is_said_to_come_as_events_does(worlds_client, chat):
+    assert events(worlds_client, "/v1/completions", PROMPT)
+    assert events(worlds_client, CHAT, chat)
 
 
-def test_large_answers_go_out_as_they_were_made(client, monkeypatch):
+def test_large_answers_go_out_as_they_were_made(worlds_client, monkeypatch):
     """To check them once more would hold up all others."""
-    name = create(client)
+    name = create(worlds_client)
     monkeypatch.setattr(routing, "serialize_response", lambda **_: 1 / 0)
     asked = {"op": "step", "world": name, "actions": "wait", "max_tokens": 3}
     answers = [
-        client.post("/v1/completions", json=PROMPT),
-        client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "max_tokens": 3}),
-        client.post("/v1/worlds:batch", json={"requests": [asked]}),
-        client.get(f"/v1/worlds/{name}/export"),
+        worlds_client.post("/v1/completions", json=PROMPT),
+        worlds_client.post(f"/v1/worlds/{name}/step", json={"actions": "wait", "max_tokens": 3}),
+        worlds_client.post("/v1/worlds:batch", json={"requests": [asked]}),
+        worlds_client.get(f"/v1/worlds/{name}/export"),
     ]
     assert [answer.status_code for answer in answers] == [200] * 4
-    assert client.get("/v1/models").status_code == 500  # which shows that it would be seen
+    assert worlds_client.get("/v1/models").status_code == 500  # which shows that it would be seen

@@ -16,10 +16,10 @@ from serve.engine.engine import Engine, Limits
 from serve.http.auth import KeyRing
 from serve.worlds.sessions import MAX_ACTIONS
 from serve.worlds.store import WorldLimits
-from tests.serve.conftest import wait_until
+from tests.fixtures.models import random_model
+from tests.fixtures.service import wait_until
 from tests.serve.http.test_http import check_error, completion, events, post_without_reading
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step
-from tests.text.conftest import random_model
 
 JSON_TYPE = {"Content-Type": "application/json"}
 BODY = '{"model": "tiny", "prompt": "boil", "max_tokens": 3, %s}'

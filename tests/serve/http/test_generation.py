@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from serve.engine.sampling import GREEDY_BELOW, SamplingParams, sample
+from tests.fixtures.models import random_model
 from tests.serve.http.test_http import completion, events, text_of
-from tests.text.conftest import random_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WARM = {"temperature": 1.5, "seed": 3}

@@ -12,7 +12,7 @@ import pytest
 
 from serve.engine.engine import Limits
 from serve.http.middleware import BODY_LIMIT
-from tests.serve.conftest import wait_until
+from tests.fixtures.service import wait_until
 
 
 def events(client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

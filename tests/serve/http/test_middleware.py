@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from serve.http import server
-from tests.serve import conftest
-from tests.serve.conftest import wait_until
+from tests.fixtures import service
+from tests.fixtures.service import wait_until
 from tests.serve.http.test_http import check_error, post_without_reading, send_post
 from tests.serve.worlds.test_worlds import create
 
@@ -147,14 +147,14 @@ def test_of_too_many_connections_the_longest_silent_one_gives_way(client, monkey
 @pytest.fixture
 def deaf(serving, tiny_model, monkeypatch) -> Iterator[httpx.Client]:
     """A service whose system takes little in of what nobody reads, and that soon stops waiting."""
-    listen = conftest.listen
+    listen = service.listen
 
     def narrow(host: str, port: int) -> socket.socket:
         listener = listen(host, port)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         return listener
 
-    monkeypatch.setattr(conftest, "listen", narrow)
+    monkeypatch.setattr(service, "listen", narrow)
     monkeypatch.setattr(server, "WRITE_SECONDS", SHORT)
     with serving(tiny_model) as client:
         yield client

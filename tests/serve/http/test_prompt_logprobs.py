@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve.engine.engine import Limits
-from tests.serve.conftest import assert_alike
+from tests.fixtures.service import assert_alike
 
 PROMPT = "<|goal|>boil water<|obs|>A “cup” stands here — 10 °C.<|end|><|act|>wait<|state|><|obs|>"
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.conftest import wait_until
+from tests.fixtures.service import wait_until
 from tests.serve.worlds.test_worlds import GOAL
 
 

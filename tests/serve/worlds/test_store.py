@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from loopwm.core import Fixed, Gate, allocated_bytes
 from loopwm.records.errors import InputError
 from loopwm.records.template import Context, Transition
-from loopwm.text.world import WorldModel
 from serve.engine.engine import Limits
 from serve.generation.rate_limits import KeyQuota, RateLimiter
 from serve.worlds.log import WorldLog, read_log
@@ -30,7 +27,6 @@ from serve.worlds.store import (
 )
 from tests.serve.http.test_http import events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step, texts
-from tests.text.conftest import random_model
 
 LOG = WorldLog(
     Context(GOAL, SEEN, (Transition("wait", "Zo\u00eb \u4e16"),), "look", "bag", "hid"), Gate(0.5, 3), ("go", "x"), 2
@@ -201,22 +197,6 @@ def test_a_change_that_cannot_be_written_did_not_happen(tmp_path, monkeypatch):
             add(store)
     assert [session.log for session in store.of("me")] == [LOG]
     store.close()
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return random_model(prediction_heads=True, exit_gate=True)
-
-
-@pytest.fixture(scope="module")
-def library(model, tokenizer) -> WorldModel:
-    return WorldModel(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
-def client(serving, model, library) -> Iterator[httpx.Client]:
-    with serving(model, end_token=library._end) as client:
-        yield client
 
 
 def test_a_client_never_notices_that_keys_and_values_had_to_go(serving, model, library):

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,30 +18,13 @@ from loopwm.records.template import Context, Transition, render_prompt
 from loopwm.text.world import WorldModel
 from serve.worlds.sessions import Sessions
 from serve.worlds.steps import explore
-from tests.serve.conftest import assert_alike, live_states, wait_until
+from tests.fixtures.engine import run
+from tests.fixtures.service import assert_alike, live_states, wait_until
 from tests.serve.http.test_http import events
-from tests.serve.in_the_engine import run
-from tests.text.conftest import random_model
 
 GOAL, SEEN = "Your task is to boil water.", "This room is called the kitchen. You see a stove and a pot."
 TOKENS = 12
 """Most tokens decoded: random models seldom come to an end."""
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return random_model(prediction_heads=True, monitor_head=True, exit_gate=True)
-
-
-@pytest.fixture(scope="module")
-def library(model, tokenizer) -> WorldModel:
-    return WorldModel(model, tokenizer)
-
-
-@pytest.fixture(scope="module")
-def client(serving, model, library) -> Iterator[httpx.Client]:
-    with serving(model, end_token=library._end) as client:
-        yield client
 
 
 def create(client: httpx.Client, **fields: Any) -> str:

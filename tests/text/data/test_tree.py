@@ -14,7 +14,8 @@ from loopwm.text.data.collate import TreeBatch, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
 from loopwm.text.training.forward import row_mask
 from loopwm.text.training.loss import Coefficients, TextObjective
-from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder
+from tests.fixtures.models import random_model
+from tests.fixtures.rows import ACTIONS, OBSERVATIONS, every, row_builder
 
 
 def target_losses(model, batch: TreeBatch, depth: int) -> torch.Tensor:

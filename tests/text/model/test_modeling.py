@@ -84,7 +84,7 @@ def test_auto_classes_find_the_model_without_importing_the_package_first(folder,
 
 
 def test_without_copy_attention_the_model_runs_and_differs(model):
-    from tests.text.conftest import random_model
+    from tests.fixtures.models import random_model
 
     plain = random_model(copy_attention=False)
     assert sum(p.numel() for p in plain.parameters()) < sum(p.numel() for p in model.parameters())

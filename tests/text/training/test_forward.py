@@ -13,7 +13,8 @@ from loopwm.text.data.tree import IGNORED, RowPlan, by_stage, trunk_and_branches
 from loopwm.text.training.forward import run_rows
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
-from tests.text.conftest import ACTIONS, OBSERVATIONS, every, random_model, row_builder, token_episode
+from tests.fixtures.models import random_model
+from tests.fixtures.rows import ACTIONS, OBSERVATIONS, every, row_builder, token_episode
 
 PLAN = RowPlan(0, "observed", 1, 2, (every(0, 3), every(1, 2), every(2, 1)), targets_from=1)
 

@@ -26,7 +26,8 @@ from loopwm.text.training.loss import (
     reward_loss,
     state_loss,
 )
-from tests.text.conftest import every, random_model
+from tests.fixtures.models import random_model
+from tests.fixtures.rows import every
 
 BRANCHES = (every(0, 3), every(2, 1), every(1, 2))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.conftest import toy_episode, write_toy_shards
+from tests.fixtures.shards import toy_episode, write_toy_shards
 from tests.training.consequences.watched import SETTINGS, Watched
 
 

@@ -23,7 +23,7 @@ from loopwm.text.training.config import load_config
 from loopwm.text.training.loss import observation_loss
 from loopwm.text.training.program import TextProgram
 from loopwm.trainer.trainer import Trainer
-from tests.training.conftest import TOY_CONFIG, write_toy_shards
+from tests.fixtures.shards import TOY_CONFIG, write_toy_shards
 from tests.training.consequences.watched import loss_of, program_of, shows
 
 PLACES = [f"{kind} {i}" for kind in ("desk", "shelf") for i in (1, 2, 3)]

@@ -16,7 +16,7 @@ from loopwm.text.data.data_loader import LoaderState, PlannedRow, SourcePosition
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.program import TextProgram
-from tests.training.conftest import toy_episode, write_toy_shards
+from tests.fixtures.shards import toy_episode, write_toy_shards
 from tests.training.consequences.watched import (
     program_of,
     rows_seen,
