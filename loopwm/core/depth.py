@@ -105,8 +105,7 @@ class DepthPlan:
         """Draw h^(0) ~ N(0, 2 / (5 D)), truncated at NOISE_CUT standard deviations: (B, length, dim) float32.
 
         LoopWM, section 3.2 leaves the variance open; Parcae, table 18 uses that of the initial weights. A row's values
-        for
-        its first positions do not depend on its padding.
+        for its first positions do not depend on its padding.
         """
         rows = torch.empty(len(self.noise_seeds), length, dim, device=device)
         for row, seed in zip(rows, self.noise_seeds, strict=True):

@@ -217,8 +217,7 @@ class RandomExit:
 
     Draws depend on (seed, pass, row of the batch) only, so use another seed for each batch. The mean is
     (1 - (1 - probability)^limit) / probability. Raises ValueError if the probability is not inside (0, 1) or the seed
-    is
-    below zero.
+    is below zero.
     """
 
     probability: float

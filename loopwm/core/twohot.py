@@ -53,8 +53,7 @@ def two_hot_mode(logits: Tensor) -> Tensor:
     """Return the most probable value, symexp of the mean of the two neighbouring bins with the most mass.
 
     (..., BINS) -> (...) float32. Use it where a reward is all or nothing: the mean is then a value that never occurs.
-    Ties
-    go to the pair next to 0.
+    Ties go to the pair next to 0.
     """
     shares, centres = (bins.unfold(-1, 2, 1) for bins in (logits.float().softmax(-1), _centres(logits)))
     # 1e-6 per unit of symlog is far below the shares: it breaks ties only.

@@ -100,8 +100,7 @@ class Context:
     """Everything known before the first imagined action.
 
     `observation` is the first one; `history` the steps after it. `look`, `inventory` and `hidden_state` describe the
-    moment
-    of `observation` and are rendered only if given.
+    moment of `observation` and are rendered only if given.
     """
 
     goal: str

@@ -46,9 +46,9 @@ class Hypothesis:
 
 
 Forward = Callable[[States, Sequence[int], int, Sequence[int]], tuple[Tensor, list[int]]]
-"""Appends one token to each row of a state, in place: (state, tokens, number of tokens chosen before, rows of the
-batch)
--> logits (B, V) and the loops of each row.
+"""Appends one token to each row of a state, in place.
+
+(state, tokens, number of tokens chosen before, rows of the batch) -> logits (B, V) and the loops of each row.
 """
 
 

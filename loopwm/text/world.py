@@ -184,8 +184,7 @@ class WorldModel:
 
         Raises:
             FormatError: imagined steps (observe from the world before them), an ended world, or a wrong number of
-                actions or
-                observations.
+                actions or observations.
             ContextTooLongError: the limit is reached.
         """
         if world.steps:
@@ -370,8 +369,7 @@ class WorldModel:
         """Append one text to each row of `state`: the first padded at the end, later ones in front.
 
         The first then needs no mask, and later ones end in the same column. `before`: latents (B, M, D) of the step
-        before, for
-        the slots at the end of the texts.
+        before, for the slots at the end of the texts.
         """
         ids = [self._ids(text) for text in texts]
         length = max(map(len, ids))
@@ -385,7 +383,7 @@ class WorldModel:
         return self._forward(state, tokens.to(self.model.device), valid.to(self.model.device), depth, carried)
 
     def _carried(self, before: Tensor, length: int) -> Carried | None:
-        """SourcePosition latents at the slots, the last of `length` columns; None if the model carries nothing."""
+        """Place latents at the slots, the last of `length` columns; None if the model carries nothing."""
         if self.model.config.propagate == "none":
             return None
         return Carried(F.pad(before, (0, 0, length - self.state_slots, 0)), None)

@@ -52,8 +52,7 @@ class World:
         """Select rows; repeated ones are independent copies.
 
         All copies of a world that was encoded by itself share its history, which is stored once and read once per pass:
-        select
-        [0] * n to try n actions.
+        select [0] * n to try n actions.
         """
         index = torch.tensor(rows, dtype=torch.long, device=self.latent.device)
         return replace(

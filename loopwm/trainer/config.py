@@ -20,8 +20,7 @@ class OptimizerConfig:
     warmup_steps: int = 50
     decay_share: float = 0.4
     """Share of the steps, at the end, over which the rate falls linearly to zero. 0: constant to the end, so that
-    another run
-    can continue or cool down (`--start-from`).
+    another run can continue or cool down (`--start-from`).
     """
     average: float = 0.0
     """Decay of an exponential average of the weights, which is evaluated and exported in their place. 0: no average."""

@@ -62,8 +62,7 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
         """Start an episode.
 
         options: {"context": Context} is the start; "task" or "family" restricts the draw. Raises FormatError for one
-        without a
-        start.
+        without a start.
         """
         super().reset(seed=seed)
         start = self._starts.draw(self.np_random, options or {})

@@ -18,8 +18,7 @@ class LocalWorlds:
     """Worlds of a checkpoint in this process.
 
     depth: loops of every pass or an exit rule, None for the checkpoint's default. beams: of the search that decodes, 1
-    for
-    greedy decoding.
+    for greedy decoding.
     """
 
     def __init__(

@@ -50,8 +50,7 @@ class Worlds(Protocol):
     """Batch of worlds that step together, one row each. Lists have one entry a row.
 
     Raises FormatError, or the service's WorldError, for input that cannot be encoded, lists of another length, and
-    unknown
-    rows.
+    unknown rows.
     """
 
     @property

@@ -70,8 +70,7 @@ def make_vector_env(
     """Make a vector of environments as `make_env`.
 
     With a service each step is one request; in this process all share one model. options: of Gymnasium's SyncVectorEnv,
-    in
-    this process only. Raises TypeError for others.
+    in this process only. Raises TypeError for others.
     """
     places = read_starts(starts, context)
     if url is not None:

@@ -135,8 +135,7 @@ def source_shares(targets: Mapping[Group, float], data: DataConfig) -> dict[Grou
     """Compute shares of the target tokens by world, within a world by policy, within a policy by task.
 
     Configured shares are normalised over the groups present; without any, they follow the target tokens. A policy
-    without
-    a task that has a share has none.
+    without a task that has a share has none.
 
     Args:
         targets: target tokens of each source.
@@ -283,8 +282,7 @@ class BatchStream:
         """Collate rows to `groups` batches of similar length, to save padding; no branch is deeper than `horizon`.
 
         Rows are dealt to the processes by their cost, and those of each are cut into an equal number of batches:
-        process i has
-        the batches i, i + processes, ..
+        process i has the batches i, i + processes, ..
         """
         rows = sorted(rows, key=lambda planned: len(planned.row), reverse=True)
         widths = row_widths([planned.row for planned in rows], self.layout)

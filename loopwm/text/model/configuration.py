@@ -33,8 +33,7 @@ class LoopWMConfig(PreTrainedConfig):
         default_depth: loops of a pass outside training if the caller names none.
         state_slots: M, `<|state|>` tokens that carry the latent of a world.
         slots_in_trunk: past steps carry state slots as imagined ones do (`StateSlots.in_trunk`). Off in checkpoints
-            that
-            were trained without.
+            that were trained without.
         copy_attention: a last attention slot whose values are the input token embeddings (ours, not the paper's).
         input_norm: RMSNorm on e, the input of every loop. Off only in comparisons.
         spectral_constraint: keep A_bar inside (0, 1). Off only in comparisons: A_bar is then a free diagonal.

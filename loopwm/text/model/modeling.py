@@ -153,8 +153,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
 
         Raises:
             ValueError: a depth that the core rejects, or an exit rule with a cache of transformers, which cannot fill
-                the
-                loops that a row skips.
+                the loops that a row skips.
         """
         depth = self.config.default_depth if depth is None else depth
         if use_cache and past_key_values is None:

@@ -67,8 +67,7 @@ class DataConfig:
     """Shares of a policy's target tokens by task, for the worlds named here; a task without one is left out."""
     episode_steps: int = 0
     """Steps of an episode in an epoch, as whole windows drawn at random; 0: all. Suites draw an episode before its
-    step, so
-    long episodes should not count more than short ones.
+    step, so long episodes should not count more than short ones.
     """
     max_branches: int = 8
     """Most branches of a row."""

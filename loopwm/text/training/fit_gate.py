@@ -56,8 +56,7 @@ class Fit:
     """Result on held-out decisions.
 
     loss: binary cross-entropy of the gate; constant: of the best gate that ignores the state; gates and labels: means
-    for
-    t = 2 .. T.
+    for t = 2 .. T.
     """
 
     loss: float

@@ -57,11 +57,9 @@ def observation_loss(
 
     Returns:
         The loss and diagnostics, each (QUERY_HORIZON + 1,) by horizon, answers to state queries last: unweighted loss
-        in
-        nats, targets, right tokens, observations, and `exact` ones, all of whose tokens are right, as greedy decoding
-        would
-        match; loss and number of undetermined targets; `answerable` observations, which have none, and exact ones of
-        them.
+        in nats, targets, right tokens, observations, and `exact` ones, all of whose tokens are right, as greedy
+        decoding would match; loss and number of undetermined targets; `answerable` observations, which have none, and
+        exact ones of them.
     """
 
     def by_horizon(horizon: Tensor, values: Tensor) -> Tensor:
@@ -236,8 +234,7 @@ class TextObjective(nn.Module):
     """Model and loss in one module, so that data-parallel wrappers see one forward.
 
     first_steps: rms of the step from h_0 to h_1 in the last optimiser steps, the newest last. A buffer, so that it is
-    saved
-    and resumed with a run.
+    saved and resumed with a run.
     """
 
     first_steps: Tensor
