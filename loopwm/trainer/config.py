@@ -38,6 +38,8 @@ class RunConfig:
     """Compile layers if there is a C++ compiler: half a minute more at the start, less for every step
     (docs/results.md).
     """
+    activation_checkpointing: bool = False
+    """Recompute activations of layers in the backward pass: less memory, more products (docs/scaling.md)."""
     log_every: int = 10
     eval_every: int = 200
     eval_batches: int = 8

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from loopwm.core.block import compile_blocks
+from loopwm.core.block import checkpoint_blocks, compile_blocks
 from loopwm.records.errors import InputError
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import Precision, compiler_found, faster_precision, product_rate, use_device
@@ -65,6 +65,8 @@ class Trainer(Generic[Config]):
             )
         if config.run.compile_layers and compiler_found():
             compile_blocks(self.program.objective)
+        if config.run.activation_checkpointing:
+            checkpoint_blocks(self.program.objective)
         optimizers = build_optimizers(self.program.objective, config.optimizer)
         prepared = self.accelerator.prepare(self.program.objective, *optimizers)
         self.objective, self.optimizers = prepared[0], list(prepared[1:])
@@ -275,8 +277,10 @@ class Trainer(Generic[Config]):
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint; drop metrics written after it."""
-        if checkpoints := self.files.checkpoints():
-            self.loader_state = self.program.loader_state_type(**self._load(checkpoints[-1])["cursor"])
+        # Rank 0 chooses: on a shared disk, another rank may see one more checkpoint or one less.
+        newest: Path | None = broadcast_object_list([next(reversed(self.files.checkpoints()), None)])[0]
+        if newest is not None:
+            self.loader_state = self.program.loader_state_type(**self._load(newest)["cursor"])
         if self.accelerator.is_main_process:
             self.files.go_on_from(self.step)
 

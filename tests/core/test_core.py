@@ -5,11 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from loopwm.core import (
-    DepthPlan,
-    LoopedCore,
-    causal_attention,
-)
+from loopwm.core import Convergence, DepthPlan, Fixed, LoopedCore, causal_attention
+from loopwm.core.block import checkpoint_blocks
 from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.reference import looped as reference
 
@@ -158,3 +155,28 @@ def test_what_is_kept_for_the_backward_pass_follows_mu_bwd_and_not_the_depth():
 
     assert kept(2, 2) == kept(3, 2) == kept(6, 2)
     assert kept(6, 4) - kept(6, 3) == kept(6, 3) - kept(6, 2) > 0
+
+
+def test_checkpointed_layers_keep_gradients_and_store_less():
+    x = random_input(2, 16)
+    plan = DepthPlan((4, 2), 3, (1, 2))
+    gradients, stored = [], []
+    for checkpointed in (False, True):
+        core, sizes = random_core(), []
+        if checkpointed:
+            checkpoint_blocks(core)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t):
+            out = core.forward_sampled(x, shared_inputs(2, 16), causal_attention, plan)
+        out.h.square().sum().backward()
+        gradients.append([parameter.grad for parameter in core.parameters()])
+        stored.append(sum(sizes))
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)
+    assert stored[1] < 0.2 * stored[0]
+
+
+def test_state_stays_float32_in_a_bfloat16_core():
+    core, x = random_core().bfloat16(), random_input(2, 4).bfloat16()
+    rules = (Fixed(3), Convergence(1e-6, 3))
+    states = [core(x, shared_inputs(2, 4), causal_attention, rule).state for rule in rules]
+    assert [state.dtype for state in states] == [torch.float32] * 2

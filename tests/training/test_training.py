@@ -170,7 +170,7 @@ def test_rewards_and_ends_come_from_the_shards(shards):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(config_file, finished, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "configs/accelerate/cpu.yaml"]
     arguments = command(config_file, tmp_path / "two")[1:]
     subprocess.run(
         [*launch, *arguments], check=True, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}

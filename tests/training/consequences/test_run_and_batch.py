@@ -11,6 +11,7 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
+from loopwm.core.block import Block
 from loopwm.text.data.data_loader import LoaderState
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
@@ -121,6 +122,14 @@ def test_layers_are_compiled_where_that_is_asked_for_and_possible(config_file, t
     run = briefly(config_file, tmp_path, f"run.compile_layers={str(wanted).lower()}", "run.steps=1")
     assert len(run.updates) > 0
     assert set(calls) == ({"before_attention", "after_attention"} if wanted and compiler else set())
+
+
+@shows("run.activation_checkpointing")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_layers_are_recomputed_only_if_asked_for(config_file, tmp_path, wanted):
+    run = briefly(config_file, tmp_path, f"run.activation_checkpointing={str(wanted).lower()}", "run.steps=1")
+    layers = [module for module in run.trainer.program.objective.modules() if isinstance(module, Block)]
+    assert {layer.checkpointing for layer in layers} == {wanted}
 
 
 def test_a_resumed_run_goes_on_with_the_rows_and_depths_after_its_checkpoint(
