@@ -15,11 +15,13 @@ import pytest
 import torch
 
 import loopwm
-from loopwm.records import template as template
+from loopwm.records import template
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import IGNORED, Branch, RowBuilder, RowPlan, TreeRow
+from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.checkpoint import load_checkpoint
+from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.training.program import template_ids
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
@@ -89,6 +91,11 @@ def test_the_folder_is_small_bfloat16_safetensors_with_a_card():
     assert config["dtype"] == "bfloat16"
     assert (PRETRAINED / "README.md").is_file()
     assert not list(PRETRAINED.glob("*.bin"))
+
+
+def test_the_folder_has_the_chat_template_of_its_slots():
+    written = (PRETRAINED / "chat_template.jinja").read_text(encoding="utf-8")
+    assert written == chat_template(LoopWMConfig.from_pretrained(PRETRAINED).slots)
 
 
 def test_the_manuals_example_prints_what_it_shows(monkeypatch):

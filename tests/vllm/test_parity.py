@@ -25,6 +25,8 @@ import torch
 from openai import APIConnectionError, InternalServerError, OpenAI
 from openai.types import Completion
 
+from loopwm.records.template import chat_to_prompt, render_prompt
+from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer
@@ -58,6 +60,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings: dict[str, Any] = PRESETS["tiny"] | sizes
     model = LoopWMForCausalLM(LoopWMConfig(**settings))
     _randomise(model)
+    tokenizer.chat_template = chat_template(model.config.slots)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -184,6 +187,15 @@ def test_single_greedy_tokens_equal_hugging_face(
 ) -> None:
     decoded = [_decode_vllm(client, [prompt])[0] for prompt in prompts]
     assert _tokens(decoded) == _tokens(expected[DEPTH])
+
+
+def test_chat_equals_completion_of_the_services_prompt(client: OpenAI) -> None:
+    chat = [("system", "boil water"), ("assistant", "A kitchen."), ("user", "open oven"), ("user", "wait")]
+    messages: Any = [{"role": role, "content": text} for role, text in chat]
+    settings: Any = {"model": MODEL, "max_tokens": NEW_TOKENS, "temperature": 0}
+    prompt = render_prompt(*chat_to_prompt(chat))
+    text = client.completions.create(prompt=prompt, **settings).choices[0].text
+    assert client.chat.completions.create(messages=messages, **settings).choices[0].message.content == text
 
 
 def test_depth_given_at_start_up_is_the_depth_decoded_with(

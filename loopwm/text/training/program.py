@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from loopwm.core import DepthPlan
 from loopwm.core.depth import MeanRamp
-from loopwm.records import template as template
+from loopwm.records import template
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
 from loopwm.records.shards import read_shards
@@ -36,6 +36,7 @@ from loopwm.text.data.tree import (
     by_stage,
     trunk_and_branches,
 )
+from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.flops import row_flops, training_flops
@@ -314,6 +315,7 @@ def export_model(
     published = LoopWMForCausalLM(model.config)
     published.load_state_dict(model.state_dict())
     published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+    tokenizer.chat_template = chat_template(model.config.slots)
     tokenizer.save_pretrained(temporary)
     if episodes is not None:
         episodes.save(temporary)
