@@ -19,7 +19,7 @@ from loopwm.core.halting import (
     numbers_of,
     parse_rule,
 )
-from loopwm.core.kv_cache import KVCache, RaggedBatch, SharedPrefixCache, allocated_bytes
+from loopwm.core.kv_cache import KVCache, RaggedBatch, allocated_bytes
 from loopwm.core.looped import CoreConfig, CoreOutput, LoopedCore
 from loopwm.runtime import attention_products, quick_products
 
@@ -41,7 +41,6 @@ __all__ = [
     "RaggedBatch",
     "RandomExit",
     "SeesItself",
-    "SharedPrefixCache",
     "Trace",
     "allocated_bytes",
     "as_rule",

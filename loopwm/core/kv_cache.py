@@ -1,11 +1,12 @@
 """KV caches: keys and values per attention slot, of a batch, of rows behind one prefix, and of a ragged batch.
 
 Columns are token positions of a padded batch. Padding stays in its column and is masked, so rows of different length
-share a batch without moving keys. Shapes of keys and values: (B, H, S, E), rows, heads, columns, width of a head.
+share a batch without moving keys. A slot's keys and values are one tensor (2, B, H, S, E): rows, heads, columns, width.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,43 +20,34 @@ from loopwm.core.block import Attend
 SLACK = 64
 """Columns allocated beyond those needed, so that decoding copies a cache every 64 tokens and not at every one."""
 
-_claim_lock = threading.Lock()  # forks of one cache may append in several threads
-_count_lock = threading.RLock()  # reentrant: a garbage collection inside it may run `_Buffer.__del__`
-_allocated_bytes = 0
+_lock = threading.RLock()  # reentrant: a garbage collection inside it may run `_Buffer.__del__`
 
 
 def allocated_bytes() -> int:
     """Return the bytes of all keys and values in this process, free room included; shared buffers count once."""
-    return _allocated_bytes
-
-
-def _count_bytes(count: int) -> None:
-    global _allocated_bytes
-    with _count_lock:
-        _allocated_bytes += count
+    return _Buffer.allocated
 
 
 class _Buffer:
-    """Keys and values that forks share, allocated for at least `rows` rows and `used` columns."""
+    """Keys and values that forks share: (2, B, H, S, E), of which `rows` rows and `used` columns are in use."""
 
-    def __init__(self, key: Tensor, value: Tensor, used: int, rows: int) -> None:
-        self.key, self.value, self.used, self.rows = key, value, used, rows
-        self._bytes = (key.numel() + value.numel()) * key.element_size()
-        _count_bytes(self._bytes)
+    allocated = 0
+
+    def __init__(self, data: Tensor, used: int, rows: int) -> None:
+        self.data, self.used, self.rows = data, used, rows
+        with _lock:
+            _Buffer.allocated += data.nbytes
 
     def __del__(self) -> None:
-        _count_bytes(-self._bytes)
+        with _lock:
+            _Buffer.allocated -= self.data.nbytes
 
     def claim(self, start: int, end: int) -> bool:
         """Reserve columns start .. end for a fork; False if another fork wrote past `start` or room is short."""
-        with _claim_lock:
-            granted = self.used == start and end <= self.key.shape[2]
-            if granted:
+        with _lock:  # forks of one cache may append in several threads
+            if granted := self.used == start and end <= self.data.shape[3]:
                 self.used = end
         return granted
-
-    def columns(self, length: int) -> tuple[Tensor, Tensor]:
-        return self.key[: self.rows, :, :length], self.value[: self.rows, :, :length]
 
 
 class KVCache:
@@ -63,20 +55,33 @@ class KVCache:
 
     Forks share buffers. The first fork to append writes into the free columns behind the shared ones; every other one
     copies before its first write. Written columns never change, so a fork is cheap and independent.
+
+    prefix: one row that all rows continue, stored once; None without. `valid`, `columns`, `crop` and the result of
+        `update` cover the rows' own columns; attention must also read the prefix (`prefix_attention`).
+    reserved: columns to make room for at the next allocation of each slot.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
+        self.prefix: KVCache | None = None
         self._buffers: dict[int, _Buffer] = {}
         self._lengths: dict[int, int] = {}
         self._owned: set[int] = set()  # slots whose buffer no fork shares yet: rows may be moved in place
-        self._reserved = 0
+        self.reserved = 0
         self.valid = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         self.next_position = torch.zeros(batch, dtype=torch.long, device=device)
+
+    def share(self, batch: int) -> KVCache:
+        """Start `batch` rows behind this cache: one row without padding, which must not change any more."""
+        if len(self.valid) != 1 or not self.valid.all() or self.prefix is not None:
+            raise ValueError(f"prefix: must be one whole row without padding, got {tuple(self.valid.shape)} columns")
+        other = KVCache(batch, self.valid.device)
+        other.prefix, other.next_position = self, self.next_position.expand(batch)
+        return other
 
     @property
     def length(self) -> int:
         """Columns of a row, padding and shared prefix included."""
-        return self.valid.shape[1]
+        return self.valid.shape[1] + (0 if self.prefix is None else self.prefix.length)
 
     def extend(self, valid_BL: Tensor) -> tuple[Tensor, Tensor | None]:
         """Add L columns to the mask, of which `valid_BL` (B, L) bool are real.
@@ -94,37 +99,42 @@ class KVCache:
         new = ones.tril() & valid_BL[:, None, :] | ones.tril() & ones.triu()
         return positions, torch.cat((past[:, None, :].expand(-1, len(ones), -1), new), dim=2)[:, None]
 
-    def reserve(self, columns: int) -> None:
-        """Allocate room for `columns` columns in all at the next allocation of each slot."""
-        self._reserved = columns
-
     def update(self, key: Tensor, value: Tensor, slot: int) -> tuple[Tensor, Tensor]:
         """Append (B, H, L, E) keys and values to a slot and return all of the slot's.
 
         Gradients flow into the returned tensors; without gradients the cache is written in place.
         """
-        start = self._lengths.get(slot, 0)
+        start, buffer = self._lengths.get(slot, 0), self._buffers.get(slot)
         end = start + key.shape[2]
-        if slot in self._buffers and not key.requires_grad:
-            buffer = self._buffers[slot]
+        if buffer is not None and not key.requires_grad:
             if not buffer.claim(start, end):
-                length = max(end, self._reserved)
-                old_key, old_value = (_with_room(old, length, len(buffer.key)) for old in buffer.columns(start))
-                buffer = self._buffers[slot] = _Buffer(old_key, old_value, end, buffer.rows)
+                room = _with_room(self.columns(slot), max(end, self.reserved), buffer.data.shape[1])
+                buffer = self._buffers[slot] = _Buffer(room, end, buffer.rows)
                 self._owned.add(slot)
-            buffer.key[: buffer.rows, :, start:end], buffer.value[: buffer.rows, :, start:end] = key, value
+            for side, new in zip(buffer.data, (key, value), strict=True):
+                side[: buffer.rows, :, start:end] = new
         else:
-            if slot in self._buffers:  # autograd refuses a tensor that changes in place after it was saved
-                key, value = (torch.cat(pair, 2) for pair in zip(self.columns(slot), (key, value), strict=True))
-            elif end < self._reserved and not key.requires_grad:
-                key, value = (_with_room(new, self._reserved, len(new)) for new in (key, value))
-            self._buffers[slot] = _Buffer(key, value, end, len(key))
+            data = torch.stack((key, value))
+            if buffer is not None:  # autograd refuses a tensor that changes in place after it was saved
+                data = torch.cat((self.columns(slot), data), 3)
+            elif end < self.reserved and not key.requires_grad:
+                data = _with_room(data, self.reserved, len(key))
+            self._buffers[slot] = _Buffer(data, end, len(key))
         self._lengths[slot] = end
-        return self.columns(slot)
+        data = self.columns(slot)
+        return data[0], data[1]
 
-    def columns(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a used slot, (B, H, S, E) each."""
-        return self._buffers[slot].columns(self._lengths[slot])
+    def columns(self, slot: int) -> Tensor:
+        """Return keys and values of a used slot, (2, B, H, S, E)."""
+        if slot not in self._lengths and self.prefix is not None:
+            return self.prefix.columns(slot)[..., :0, :].expand(-1, len(self.valid), -1, -1, -1)
+        buffer = self._buffers[slot]
+        return buffer.data[:, : buffer.rows, :, : self._lengths[slot]]
+
+    def _store(self, slot: int, data: Tensor, columns: int, rows: int) -> None:
+        """Set a slot's keys and values, of which no other cache has a view."""
+        self._buffers[slot], self._lengths[slot] = _Buffer(data, columns, rows), columns
+        self._owned.add(slot)
 
     def finish(self, loop_slots: Sequence[Sequence[int]], loops_B: Tensor, limit: int, columns: int) -> None:
         """Fill the slots of skipped loops after a pass over the newest `columns` columns of loops_B (B,) loops.
@@ -135,49 +145,40 @@ class KVCache:
         deepest, start = max(limit, self.depth(loop_slots)), self.valid.shape[1] - columns
         if int(loops_B.min()) >= deepest:
             return
-        rows = torch.arange(len(loops_B), device=loops_B.device)
         for slots in loop_slots:
             ran = [slot for slot in slots[:deepest] if self._lengths.get(slot, 0) > start]
-            new = [tuple(side[:, :, start:] for side in self.columns(slot)) for slot in ran]
-            last_key, last_value = (torch.stack(side)[loops_B - 1, rows] for side in zip(*new, strict=True))
-            for loop, sides in enumerate(new):
+            new = [self.columns(slot)[..., start:, :] for slot in ran]
+            last = torch.stack(new)[loops_B - 1, :, torch.arange(len(loops_B), device=loops_B.device)].transpose(0, 1)
+            for loop, columns_of_loop in enumerate(new):
                 skipped = (loops_B <= loop)[:, None, None, None]
-                for side, filling in zip(sides, (last_key, last_value), strict=True):
-                    side.copy_(torch.where(skipped, filling, side))
+                columns_of_loop.copy_(torch.where(skipped, last, columns_of_loop))
             for slot in slots[len(ran) : deepest]:
-                self.update(last_key, last_value, slot)
+                self.update(last[0], last[1], slot)
 
     def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
         """Return the loops of the deepest pass so far."""
-        return sum(slot in self._lengths for slot in loop_slots[0])
-
-    def _empty(self) -> KVCache:
-        return KVCache(0, self.valid.device)
+        own = sum(slot in self._lengths for slot in loop_slots[0])
+        return own if self.prefix is None else max(own, self.prefix.depth(loop_slots))
 
     def fork(self) -> KVCache:
         """Return an independent cache that shares the buffers."""
-        other = self._empty()
-        other._buffers, other._lengths, other._reserved = dict(self._buffers), dict(self._lengths), self._reserved
-        other.valid, other.next_position = self.valid, self.next_position
+        other = copy.copy(self)
+        other._buffers, other._lengths, other._owned = dict(self._buffers), dict(self._lengths), set()
         return other
 
-    def select(self, rows: Tensor) -> KVCache:
-        """Copy the given rows (int64 (n,), repeats allowed)."""
-        return self._take(rows)
-
-    def row(self, row: int) -> KVCache:
-        """Copy one row without the padding of its own columns."""
-        return self._take(torch.tensor([row], device=self.valid.device), self.valid[row])
-
-    def _take(self, rows: Tensor, columns: Tensor | slice = slice(None)) -> KVCache:
+    def select(self, rows: Tensor, columns: Tensor | slice = slice(None)) -> KVCache:
+        """Copy the given rows (int64 (n,), repeats allowed), and of their own columns those selected."""
         other = self.fork()
         other.valid, other.next_position = self.valid[rows][:, columns], self.next_position[rows]
         length = other.valid.shape[1]
         for slot in self._lengths:
-            key, value = (_with_room(side[rows][:, :, columns], length, len(rows)) for side in self.columns(slot))
-            other._buffers[slot], other._lengths[slot] = _Buffer(key, value, length, len(rows)), length
-        other._owned = set(other._buffers)
+            data = _with_room(self.columns(slot)[:, rows][:, :, :, columns], length, len(rows))
+            other._store(slot, data, length, len(rows))
         return other
+
+    def row(self, row: int) -> KVCache:
+        """Copy one row without the padding of its own columns."""
+        return self.select(torch.tensor([row], device=self.valid.device), self.valid[row])
 
     def move(self, rows: Sequence[int]) -> KVCache:
         """Keep `rows` only, in this order, and drop columns that are padding in all of them.
@@ -185,23 +186,18 @@ class KVCache:
         In place if it can be: neither this cache nor a fork of it may be used any more. A row keeps its place or comes
         from beyond the last one kept, so that none is overwritten before it moves; else raises ValueError.
         """
-        if any(place != row < len(rows) for place, row in enumerate(rows)):
+        places = [place for place, row in enumerate(rows) if place != row]
+        if any(rows[place] < len(rows) for place in places):
             raise ValueError(f"rows: {rows} move onto one another")
         index = torch.tensor(rows, dtype=torch.long, device=self.valid.device)
-        used = self.valid[index].any(0).nonzero()
-        unused = int(used[0]) if len(used) else self.valid.shape[1]
+        unused = int((self.valid[index].any(0).cumsum(0) == 0).sum())
         if self._owned != self._buffers.keys():
-            return self._take(index, slice(unused, None))
+            return self.select(index, slice(unused, None))
         other = self.fork()
         other.valid, other.next_position = self.valid[index, unused:], self.next_position[index]
         for slot, buffer in self._buffers.items():
-            for place, row in enumerate(rows):
-                if place != row:
-                    buffer.key[place], buffer.value[place] = buffer.key[row], buffer.value[row]
-            length = self._lengths[slot] - unused
-            sides = buffer.key[:, :, unused:], buffer.value[:, :, unused:]
-            other._buffers[slot], other._lengths[slot] = _Buffer(*sides, length, len(rows)), length
-        other._owned = set(other._buffers)
+            buffer.data[:, places] = buffer.data[:, [rows[place] for place in places]]
+            other._store(slot, buffer.data[..., unused:, :], self._lengths[slot] - unused, len(rows))
         return other
 
     def join(self, *others: KVCache, in_place: bool = False) -> KVCache:
@@ -210,124 +206,66 @@ class KVCache:
         in_place: append to this cache's buffers, or to a copy with room for twice the rows where they are too small.
         Neither this cache nor a fork of it may be used any more.
         """
+        if any(other.prefix is not self.prefix for other in others):
+            raise ValueError("others: must share one prefix with this cache")
         caches = (self, *others)
         columns, rows = max(cache.valid.shape[1] for cache in caches), sum(len(cache.valid) for cache in caches)
         slots = dict.fromkeys(slot for cache in caches for slot in cache._lengths)
-        fits = in_place and self.valid.shape[1] == columns
-        fits = fits and all(slot in self._owned and rows <= len(self._buffers[slot].key) for slot in slots)
+        fits = in_place and self.valid.shape[1] == columns and slots.keys() <= self._owned
+        fits = fits and all(rows <= self._buffers[slot].data.shape[1] for slot in slots)
         first, written = (len(self.valid), others) if fits else (0, caches)
         joined = self.fork()
         joined.valid = torch.cat([F.pad(cache.valid, (columns - cache.valid.shape[1], 0)) for cache in caches])
         joined.next_position = torch.cat([cache.next_position for cache in caches])
         for slot in slots:
-            parts = list(zip(*(cache.columns(slot) for cache in written), strict=True))
-            if fits:
-                key, value = self._buffers[slot].key, self._buffers[slot].value
-            else:
-                key, value = (_room_like(part[0], 2 * rows if in_place else rows, columns) for part in parts)
-            for side, part in zip((key, value), parts, strict=True):
-                _place_rows(side, part, first, columns)
-            joined._buffers[slot], joined._lengths[slot] = _Buffer(key, value, columns, rows), columns
-        joined._owned = set(joined._buffers)
+            parts = [cache.columns(slot) for cache in written]
+            room = 2 * rows if in_place else rows
+            data = self._buffers[slot].data if fits else _with_room(parts[0][:, :0], columns, room)
+            row = first
+            for part in parts:
+                place, start = data[:, row : row + part.shape[1]], columns - part.shape[3]
+                place[..., :start, :] = 0  # not left empty: a masked NaN still spreads, since 0 * NaN is NaN
+                place[..., start:columns, :] = part
+                row += part.shape[1]
+            joined._store(slot, data, columns, rows)
         return joined
 
-    def crop(self, columns: int) -> KVCache:
-        """Fork without the last `columns` columns. Raises ValueError if there are fewer."""
-        remaining = self.valid.shape[1] - columns
-        if columns < 0 or remaining < 0:
-            raise ValueError(f"cannot crop {columns} of {self.valid.shape[1]} columns")
+    def crop(self, start: int, end: int) -> KVCache:
+        """Fork with columns `start` to `end` of the rows' own only, at the same positions."""
+        if not 0 <= start <= end <= self.valid.shape[1]:
+            raise ValueError(f"columns: must be within 0 and {self.valid.shape[1]}, got {start} to {end}")
         other = self.fork()
-        other._lengths = {slot: length - columns for slot, length in self._lengths.items()}
-        other.valid = self.valid[:, :remaining]
-        other.next_position = self.next_position - self.valid[:, remaining:].sum(1)
-        return other
-
-    def tail(self, columns: int) -> KVCache:
-        """Fork with the last `columns` columns only, at the same positions. Raises ValueError if there are fewer."""
-        dropped = self.valid.shape[1] - columns
-        if columns < 0 or dropped < 0:
-            raise ValueError(f"cannot keep {columns} of {self.valid.shape[1]} columns")
-        if not dropped:
-            return self.fork()  # keeps the free room behind the columns, so the next append need not copy
-        other = self.fork()
-        for slot, length in self._lengths.items():
-            key, value = (side[:, :, dropped:] for side in self.columns(slot))  # views: not owned
-            other._buffers[slot] = _Buffer(key, value, length - dropped, len(key))
-            other._lengths[slot] = length - dropped
-        other.valid = self.valid[:, dropped:]
+        other.valid, other.next_position = self.valid[:, start:end], self.next_position - self.valid[:, end:].sum(1)
+        # Without a start the buffers stay: they have free room behind the columns, so the next append need not copy.
+        for slot in self._lengths:
+            if start:
+                other._buffers[slot] = _Buffer(self.columns(slot)[..., start:end, :], end - start, len(self.valid))
+            other._lengths[slot] = end - start
         return other
 
     def whole(self) -> KVCache:
-        """Return the same rows without a shared prefix."""
-        return self
+        """Return the same rows without a shared prefix, which is copied for each."""
+        if self.prefix is None:
+            return self
+        cache = self.prefix.select(torch.zeros(len(self.valid), dtype=torch.long, device=self.valid.device))
+        for slot in self._lengths:
+            cache.update(self.columns(slot)[0], self.columns(slot)[1], slot)
+        cache.valid, cache.next_position = torch.cat((cache.valid, self.valid), dim=1), self.next_position
+        return cache
 
     def nbytes(self) -> int:
         """Return the bytes of the keys and values in use."""
-        return sum(side.numel() * side.element_size() for slot in self._lengths for side in self.columns(slot))
-
-
-class SharedPrefixCache(KVCache):
-    """Rows that continue one and the same prefix, whose columns are stored once.
-
-    `valid`, `columns`, `crop` and the result of `update` cover the rows' own columns; attention must also read the
-    prefix (`prefix_attention`).
-    """
-
-    def __init__(self, prefix: KVCache, batch: int) -> None:
-        """Start `batch` rows behind `prefix`, one row without padding that must not change any more."""
-        if len(prefix.valid) != 1 or not prefix.valid.all():
-            raise ValueError(f"prefix: must be one row without padding, got {tuple(prefix.valid.shape)} columns")
-        if type(prefix) is not KVCache:
-            raise ValueError(f"prefix: must be a KVCache, got {type(prefix).__name__}")
-        super().__init__(batch, prefix.valid.device)
-        self.prefix = prefix
-        self.next_position = prefix.next_position.expand(batch)
-
-    def _empty(self) -> KVCache:
-        return SharedPrefixCache(self.prefix, 0)
-
-    @property
-    def length(self) -> int:
-        return self.prefix.length + super().length
-
-    def columns(self, slot: int) -> tuple[Tensor, Tensor]:
-        if slot in self._lengths:
-            return super().columns(slot)
-        key, value = (side[:, :, :0].expand(len(self.valid), -1, -1, -1) for side in self.prefix.columns(slot))
-        return key, value
-
-    def depth(self, loop_slots: Sequence[Sequence[int]]) -> int:
-        return max(super().depth(loop_slots), self.prefix.depth(loop_slots))
-
-    def join(self, *others: KVCache, in_place: bool = False) -> KVCache:
-        if any(not isinstance(other, SharedPrefixCache) or other.prefix is not self.prefix for other in others):
-            raise ValueError("others: must share one prefix with this cache")
-        return super().join(*others, in_place=in_place)
-
-    def whole(self) -> KVCache:
-        """Copy the prefix for each row."""
-        cache = self.prefix.select(torch.zeros(len(self.valid), dtype=torch.long, device=self.valid.device))
-        for slot in self._lengths:
-            cache.update(*self.columns(slot), slot)
-        cache.valid = torch.cat((cache.valid, self.valid), dim=1)
-        cache.next_position = self.next_position
-        return cache
-
-    def tail(self, columns: int) -> KVCache:
-        return self.whole().tail(columns)
-
-    def nbytes(self) -> int:
-        return super().nbytes() + self.prefix.nbytes()
+        own = sum(self.columns(slot).nbytes for slot in self._lengths)
+        return own if self.prefix is None else own + self.prefix.nbytes()
 
 
 class RaggedBatch:
-    """Caches of any length side by side in one pass, in place of one cache; rows are in the order of the caches.
+    """Caches of any length, all different, side by side in one pass in place of one cache. Rows are in their order.
 
     All but attention is computed for all rows together. Each cache attends to its own columns, so nothing is padded.
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
-        """Batch the rows of caches: at least one, all different."""
         self.caches = list(caches)
         self._rows = [len(cache.valid) for cache in caches]
 
@@ -337,7 +275,7 @@ class RaggedBatch:
 
     def extend(self, valid_BL: Tensor) -> tuple[Tensor, Any]:
         """Extend each cache as `KVCache.extend`; the mask is a list, which only the attention of `attend` takes."""
-        extended = [cache.extend(valid) for cache, valid in self._parts(valid_BL)]
+        extended = [cache.extend(valid) for cache, valid in zip(self.caches, valid_BL.split(self._rows), strict=True)]
         return torch.cat([positions for positions, _ in extended]), [mask for _, mask in extended]
 
     def attend(self, attention: Callable[[KVCache], Attend]) -> Attend:
@@ -351,28 +289,12 @@ class RaggedBatch:
         return attend
 
     def finish(self, loop_slots: Sequence[Sequence[int]], loops_B: Tensor, limit: int, columns: int) -> None:
-        for cache, loops in self._parts(loops_B):
+        for cache, loops in zip(self.caches, loops_B.split(self._rows), strict=True):
             cache.finish(loop_slots, loops, limit, columns)
 
-    def _parts(self, rows: Tensor) -> Sequence[tuple[KVCache, Tensor]]:
-        return list(zip(self.caches, rows.split(self._rows), strict=True))
 
-
-def _room_like(columns: Tensor, rows: int, length: int) -> Tensor:
-    """Allocate `rows` rows of `length` and SLACK columns like `columns` (B, H, S, E)."""
-    return columns.new_empty(rows, columns.shape[1], length + SLACK, columns.shape[3])
-
-
-def _with_room(columns: Tensor, length: int, rows: int) -> Tensor:
-    buffer = _room_like(columns, rows, length)
-    buffer[: len(columns), :, : columns.shape[2]] = columns
-    return buffer
-
-
-def _place_rows(buffer: Tensor, parts: Sequence[Tensor], row: int, columns: int) -> None:
-    """Write parts (B_i, H, S_i, E) from row `row` on, each padded on the left to `columns`."""
-    for part in parts:
-        rows, start = buffer[row : row + len(part)], columns - part.shape[2]
-        rows[:, :, :start] = 0  # not left empty: a masked NaN still spreads, since 0 * NaN is NaN
-        rows[:, :, start:columns] = part
-        row += len(part)
+def _with_room(data: Tensor, columns: int, rows: int) -> Tensor:
+    """Copy data (2, B, H, S, E) into a tensor of `rows` rows of `columns` columns and some more."""
+    room = data.new_empty(2, rows, data.shape[2], columns + SLACK, data.shape[4])
+    room[:, : data.shape[1], :, : data.shape[3]] = data
+    return room

@@ -251,7 +251,9 @@ class LoopedAttention(nn.Module):
     def _last_frames(self, cache: FrameCache, slots: int) -> FrameCache:
         """Keep the frames that a later frame can still attend to."""
         count = min(self.window - 1, cache.episodes.shape[1])
-        return FrameCache(cache.columns.tail(count * slots), cache.episodes[:, cache.episodes.shape[1] - count :])
+        columns = cache.columns.length
+        newest = cache.columns.crop(columns - count * slots, columns)
+        return FrameCache(newest, cache.episodes[:, cache.episodes.shape[1] - count :])
 
 
 class LoopedRecurrence(nn.Module):

@@ -112,7 +112,7 @@ def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, en
     has ended and is best stays so. With one beam this is greedy decoding.
 
     Args:
-        state: forks of it must be cheap: a `SharedPrefixCache`, whose prefix is kept and read once for all beams.
+        state: forks of it must be cheap: a cache with a prefix, which is kept and read once for all beams.
         first: the token that comes before the text.
         beams: hypotheses that are kept.
         max_new_tokens: of each text.

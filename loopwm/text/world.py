@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, SharedPrefixCache, quick_products
+from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
 from loopwm.text.decoding import Decoded, decode_greedily, run_searches, search_beams
@@ -105,9 +105,7 @@ class WorldModel:
         """Tokens to run after a context, in a fork of its state, for h_0."""
         return tuple(self._ids(self.slots.after_action))
 
-    def start_world(
-        self, history: SharedPrefixCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule, cut: int
-    ) -> World:
+    def start_world(self, history: KVCache, at_slots: tuple[KVCache, Tensor], depth: ExitRule, cut: int) -> World:
         """Build the world h_0 of one row.
 
         Args:
@@ -235,7 +233,7 @@ class WorldModel:
         if beams == 1:
             best = decode_greedily(forward, state, self._obs, max_new_tokens, self._end)
         else:
-            states = [SharedPrefixCache(state.row(row).whole(), 1) for row in range(len(world))]
+            states = [state.row(row).whole().share(1) for row in range(len(world))]
             searches = [search_beams(each, self._obs, beams, max_new_tokens, self._end) for each in states]
             best = run_searches(searches, forward)
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
@@ -332,7 +330,9 @@ class WorldModel:
         """Return a writable state that the decoder attends to; `<|obs|>` comes next."""
         if self.model.config.decode_sees == "all":
             return world.state.fork()
-        return world.state.tail(self.state_slots)
+        state = world.state.whole()
+        columns = state.valid.shape[1]
+        return state.crop(columns - self.state_slots, columns)
 
     def count(self, text: str) -> int:
         """Count the tokens of a text."""

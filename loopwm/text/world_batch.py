@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from loopwm.core import ExitRule, KVCache, SharedPrefixCache
+from loopwm.core import ExitRule, KVCache
 from loopwm.records.template import FormatError
 
 
@@ -72,14 +72,14 @@ class World:
 
 def shareable(history: KVCache) -> KVCache:
     """Wrap the history of a single world so that its copies share it."""
-    return SharedPrefixCache(history.row(0).whole(), 1) if len(history.valid) == 1 else history
+    return history.row(0).whole().share(1) if len(history.valid) == 1 else history
 
 
 def by_prefix(states: Sequence[KVCache]) -> list[list[int]]:
     """Group indices of states behind one prefix, which can be joined."""
     families: dict[int, list[int]] = {}
     for i, state in enumerate(states):
-        families.setdefault(id(state.prefix if isinstance(state, SharedPrefixCache) else state), []).append(i)
+        families.setdefault(id(state if state.prefix is None else state.prefix), []).append(i)
     return list(families.values())
 
 

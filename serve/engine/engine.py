@@ -9,26 +9,24 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from loopwm.core import KVCache, SharedPrefixCache
+from loopwm.core import KVCache
 from loopwm.runtime import release_memory
 from loopwm.text.decoding import Hypothesis
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
 from serve.engine.beams import deliver, search
-from serve.engine.forward import ForwardGenerator, ModelRunner, WorkItem, run_batch
+from serve.engine.forward import ForwardGenerator, ModelRunner, run_batch
 from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import PrefixCache
-from serve.engine.requests import Event, Request, RequestContext
+from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.scheduler import RetryEstimator, Scheduler
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 IDLE_SECONDS = 2.0
 """Time without work after which memory is returned to the system."""
@@ -146,48 +144,27 @@ class Engine:
         return ctx
 
     def release(self, ctx: RequestContext) -> None:
-        """Release the slot of an admitted request."""
+        """End a client's call: release its slot and cancel what it still has in the engine."""
+        ctx.cancelled = True
+        ctx.exit_stack.close()
         with self._changed:
             self._admitted.discard(ctx)
             self._retry_estimator.record_end(busy=bool(self._admitted))
 
-    def submit(self, request: Request, deliver: Callable[[Event], None], ctx: RequestContext | None = None) -> Request:
-        """Queue a copy of the request and return it. Raises EngineStoppedError."""
-        (request,) = self.submit_all([request], [deliver], ctx)
-        return request
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests that share one prompt, which is prefilled once. Raises EngineStoppedError."""
+        first, *siblings = requests
+        first.siblings, first.loops = siblings, first.depth.limit
+        first.num_tokens = len(first.prompt) + sum(request.params.max_tokens or 0 for request in requests)
+        first.steps = self._search(first, len(requests)) if first.params.beam_search else self._prefill(first)
+        self.add(first)
 
-    def submit_all(
-        self,
-        requests: Sequence[Request],
-        delivers: Sequence[Callable[[Event], None]],
-        ctx: RequestContext | None = None,
-    ) -> list[Request]:
-        """Queue copies of requests that share one prompt, which is prefilled once. Raises EngineStoppedError."""
-        ctx = ctx or RequestContext()
-        copies = [replace(request, deliver=d, ctx=ctx) for request, d in zip(requests, delivers, strict=True)]
-        first = copies[0]
-        num_tokens = len(first.prompt) + sum(request.params.max_tokens or 0 for request in copies)
-        steps: ForwardGenerator[Any] = self._prefill(first)
-        start: Callable[[Any], None] = partial(self._start_decoding, copies)
-        if first.params.beam_search:
-            steps, start = self._search(first, len(copies)), partial(self._deliver_beams, copies)
-        self._add(WorkItem(steps, start, ctx, copies, num_tokens, first.depth.limit))
-        return copies
-
-    def work(
-        self,
-        steps: ForwardGenerator[T],
-        deliver: Callable[[T | Exception], None],
-        ctx: RequestContext | None = None,
-        num_tokens: int = 0,
-        loops: int = 1,
-    ) -> WorkItem:
-        """Queue a work item, whose forwards interleave with others'. Raises EngineStoppedError.
-
-        deliver: receives the result or exception on the engine's thread.
-        num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
-        """
-        return self._add(WorkItem(steps, deliver, ctx or RequestContext(), num_tokens=num_tokens, loops=loops))
+    def add(self, item: WorkItem) -> None:
+        """Queue a work item, whose forwards interleave with others'. Raises EngineStoppedError."""
+        self._check_alive()
+        with self._changed:
+            self._scheduler.add(item)
+            self._changed.notify()
 
     def call_on(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         """Call on an event loop after this step. Engine thread only.
@@ -202,13 +179,6 @@ class Engine:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: no client is left
                 loop.call_soon_threadsafe(_call_all, calls)
 
-    def _add(self, item: WorkItem) -> WorkItem:
-        self._check_alive()
-        with self._changed:
-            self._scheduler.add(item)
-            self._changed.notify()
-        return item
-
     def _check_alive(self) -> None:
         if not self.alive:
             raise EngineStoppedError("the engine is not running")
@@ -219,28 +189,30 @@ class Engine:
             return request.start.fork()
         return (yield from prefill(self.runner, self.cache, request.prompt[:-1], request.depth.limit))
 
-    def _start_decoding(self, requests: Sequence[Request], state: KVCache | Exception) -> None:
-        if isinstance(state, Exception):
-            return _fail(requests, state)
+    def _search(self, request: Request, beams: int) -> ForwardGenerator[list[Hypothesis]]:
+        state = _shareable((yield from self._prefill(request)))
+        return (yield from search(self.runner, state, request, beams, self._end_token))
+
+    def _finish(self, item: WorkItem, result: Any) -> None:
+        """Deliver the result (or exception) of an item's forwards; requests start to decode."""
+        item.close()
+        if not isinstance(item, Request):
+            return item.deliver(result)
+        requests, item.siblings = [item, *item.siblings], ()
+        if isinstance(result, Exception):
+            return _fail(requests, result)
+        if item.params.beam_search:
+            for request, hypothesis in zip(requests, result, strict=True):
+                deliver(request, hypothesis)
+            return None
         # Requests of one prompt share the KV cache of all but its last token.
-        state = _shareable(state) if len(requests) > 1 else state
+        state = _shareable(result) if len(requests) > 1 else result
         for request in requests:
             try:
                 self._batch.add(request, state.fork())
             except Exception as error:
                 log.exception("a request could not join the batch")
                 request.fail(error)
-        return None
-
-    def _search(self, request: Request, beams: int) -> ForwardGenerator[list[Hypothesis]]:
-        state = _shareable((yield from self._prefill(request)))
-        return (yield from search(self.runner, state, request, beams, self._end_token))
-
-    def _deliver_beams(self, requests: Sequence[Request], hypotheses: list[Hypothesis] | Exception) -> None:
-        if isinstance(hypotheses, Exception):
-            return _fail(requests, hypotheses)
-        for request, hypothesis in zip(requests, hypotheses, strict=True):
-            deliver(request, hypothesis)
         return None
 
     def _run(self) -> None:
@@ -265,7 +237,7 @@ class Engine:
         with self._changed:
             items = self._scheduler.pop(lambda _: True)
         for item in items:
-            item.deliver(error)
+            self._finish(item, error)
 
     def _wait_for_work(self) -> bool:
         """Wait for work; return False on shutdown. Frees memory after IDLE_SECONDS."""
@@ -296,24 +268,26 @@ class Engine:
 
     def _prefill_step(self) -> None:
         """Run forwards of work items within the token budget, at most one for each item."""
-        budget = self._token_budget()
+        max_num_batched_tokens = self._max_num_batched_tokens()
+        num_batched_tokens = 0
         served: set[WorkItem] = set()
-        self._start_waiting(served)
-        while budget > 0:
+        self._start_waiting()
+        while num_batched_tokens < max_num_batched_tokens:
             with self._changed:
-                scheduled = self._scheduler.schedule(budget, served)
+                scheduled = self._scheduler.schedule(max_num_batched_tokens - num_batched_tokens, served)
             if not scheduled:
                 return
             results = run_batch([forward for _, forward in scheduled])
             for (item, forward), result in zip(scheduled, results, strict=True):
-                budget -= forward.num_tokens
+                num_batched_tokens += forward.num_tokens
                 with self._changed:
                     self._scheduler.charge([item.ctx.key], forward.num_tokens)
                 # One forward per item and step: a long prompt must not use up the budget of the others.
                 served.add(item)
                 self._advance(item, result)
 
-    def _token_budget(self) -> int:
+    def _max_num_batched_tokens(self) -> int:
+        """Return the prefill tokens of this step."""
         decoding, limits = len(self._batch), self.limits
         if not decoding:
             return limits.max_num_batched_tokens
@@ -323,53 +297,65 @@ class Engine:
         # In proportion to the queue: many cold prompts would starve behind a few long generations.
         return max(with_decodes, min(limits.max_num_batched_tokens, with_decodes * waiting // decoding))
 
-    def _start_waiting(self, served: set[WorkItem]) -> None:
+    def _start_waiting(self) -> None:
         """Start waiting items in scheduling order.
 
         An item that waits for batch rows also blocks later ones that need rows, so it cannot starve.
         """
         with self._changed:
-            waiting = self._scheduler.waiting(served)[: self.limits.max_batch]
-            in_prefill = sum(len(item.requests) for item in self._scheduler.running)
+            waiting = self._scheduler.next_waiting(self.limits.max_batch)
+            in_prefill = sum(item.num_seqs for item in self._scheduler.running)
         full = False
         for item in waiting:
             num_seqs = len(self._batch) + in_prefill
             # An item that exceeds max_batch by itself starts in an empty batch.
-            full = full or bool(item.requests and num_seqs and num_seqs + len(item.requests) > self.limits.max_batch)
-            if item.requests and full:
+            full = full or bool(item.num_seqs and num_seqs and num_seqs + item.num_seqs > self.limits.max_batch)
+            if item.num_seqs and full:
                 continue
-            if not self._has_memory(item) and not item.cancelled:
+            if not self._has_memory(item) and not item.dropped:
                 return
+            with self._changed:
+                self._scheduler.start(item)
             if self._advance(item, None):
-                in_prefill += len(item.requests)
+                in_prefill += item.num_seqs
 
     def _has_memory(self, item: WorkItem) -> bool:
         """Return True if the item fits beside running ones and what they will still allocate, or if it is the first."""
         with self._changed:
-            running = self._scheduler.running
+            running = list(self._scheduler.running)
         items = [one for one in (item, *running) if one.num_tokens]
         needed = sum(one.num_tokens * self.runner.token_bytes(one.loops) for one in items)
         return self.cache.make_room(needed) or (not len(self._batch) and not running)
 
     def _advance(self, item: WorkItem, result: Any) -> bool:
         """Send a result to an item; return False and remove it when it is done."""
-        more = item.advance(result)
-        if not more:
-            with self._changed:
-                self._scheduler.remove(item)
-        return more
+        # Checked here, too: the item may be cancelled while its forward runs.
+        if not item.dropped:
+            try:
+                item.advance(result)
+                return True
+            except StopIteration as end:
+                self._finish(item, end.value)
+            except Exception as error:
+                self._finish(item, error)
+        item.close()
+        with self._changed:
+            self._scheduler.remove(item)
+        return False
 
     def _expire(self) -> None:
         """Fail requests past their deadline; drop cancelled ones."""
         now = time.monotonic()
         error = DeadlineError("the request took longer than its deadline")
         with self._changed:
-            items = self._scheduler.pop(lambda item: item.cancelled or item.ctx.deadline < now)
+            items = self._scheduler.pop(lambda item: item.dropped or item.ctx.deadline < now)
         for item in items:
-            if not item.cancelled:
-                item.deliver(error)
+            if item.dropped:
+                item.close()
+            else:
+                self._finish(item, error)
         for request in self._batch.requests:
-            if request.ctx.deadline < now and not request.cancelled:
+            if request.ctx.deadline < now and not request.dropped:
                 # Removed by the next decode step, which owns the KV caches.
                 request.cancelled = True
                 request.fail(error)
@@ -387,4 +373,4 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
 
 def _shareable(state: KVCache) -> KVCache:
     """Wrap a state of one row as a shared prefix, unless it is empty or shared already."""
-    return SharedPrefixCache(state, 1) if type(state) is KVCache and state.length else state
+    return state.share(1) if state.prefix is None and state.length else state

@@ -1,14 +1,14 @@
-"""Forward batches of the model, and work items made of them.
+"""Forward batches of the model.
 
-Everything but decode steps of running requests is a work item: a generator that yields the forward it needs and is
-sent the result. Forwards with equal keys run as one batch.
+Everything but decode steps of running requests is a generator that yields the forward it needs and is sent the result.
+Forwards with equal keys run as one batch.
 
 Shape suffixes: B rows, L positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar
@@ -19,7 +19,6 @@ from torch import Tensor
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.text.model.modeling import LoopWMForCausalLM, LoopWMOutput, States
 from loopwm.text.world_batch import row_of
-from serve.engine.requests import Request, RequestContext
 
 T = TypeVar("T")
 
@@ -45,51 +44,6 @@ class ForwardBatch(Protocol):
 
 ForwardGenerator = Generator[ForwardBatch, Any, T]
 """Generator that yields forwards, is sent their results, and returns T."""
-
-
-class WorkItem:
-    """Generator of forwards with the callback for its result.
-
-    requests: start to decode when the item is done.
-    num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
-    """
-
-    def __init__(
-        self,
-        steps: ForwardGenerator[Any],
-        deliver: Callable[[Any], None],
-        ctx: RequestContext,
-        requests: Sequence[Request] = (),
-        num_tokens: int = 0,
-        loops: int = 1,
-    ) -> None:
-        self.steps, self.deliver, self.ctx, self.requests = steps, deliver, ctx, requests
-        self.num_tokens, self.loops = num_tokens, loops
-        self.pending: ForwardBatch | None = None
-        self.started = self._cancelled = False
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled or (bool(self.requests) and all(request.cancelled for request in self.requests))
-
-    def advance(self, result: Any) -> bool:
-        """Send the last result (or exception) into the generator. Return False when it is done."""
-        self.started = True
-        # Checked here, too: the request may be cancelled while its forward runs.
-        if self.cancelled:
-            return False
-        try:
-            self.pending = self.steps.throw(result) if isinstance(result, Exception) else self.steps.send(result)
-        except StopIteration as end:
-            self.deliver(end.value)
-            return False
-        except Exception as error:
-            self.deliver(error)
-            return False
-        return True
 
 
 def run_batch(batch: Sequence[ForwardBatch]) -> list[Any]:

@@ -19,7 +19,7 @@ def prefill(runner: ModelRunner, cache: PrefixCache, ids: tuple[int, ...], loops
     """Return the state after `ids`: one row that shares no memory it will write to. Runs only uncached tokens."""
     state = cache.get_prompt(ids, loops) or KVCache(1, runner.device)
     cached = state.length
-    state.reserve(len(ids))
+    state.reserved = len(ids)
     while state.length < len(ids):
         result: PrefillResult = yield PrefillChunk(runner, state, ids[state.length :], loops)
         state = result.state
@@ -52,7 +52,7 @@ def score(runner: ModelRunner, prompt: tuple[int, ...], depth: Fixed, top: int) 
     top: number of alternatives at each position.
     """
     state = KVCache(1, runner.device)
-    state.reserve(len(prompt))
+    state.reserved = len(prompt)
     chosen: list[float] = []
     tops: list[tuple[tuple[int, float], ...]] = []
     while state.length < len(prompt):

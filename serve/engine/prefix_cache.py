@@ -87,7 +87,7 @@ class PrefixCache:
                 return None
             common = _common_prefix(match[1], ids)
             # Within a block the prompts may still differ; only whole blocks were compared.
-            return state.fork() if common == state.length else state.crop(state.length - common)
+            return state.crop(0, common)
 
 
 def _block_hashes(ids: Sequence[int], loops: int) -> list[Hashable]:

@@ -1,15 +1,18 @@
-"""Engine requests and output events."""
+"""Units of scheduling: work items, requests among them; and output events."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import torch
 
-from loopwm.core import ExitRule, SharedPrefixCache
+from loopwm.core import ExitRule, KVCache
+from serve.engine.forward import ForwardBatch, ForwardGenerator
 from serve.engine.sampling import SamplingParams
 
 
@@ -45,40 +48,92 @@ class Event:
 
 
 class RequestContext:
-    """Client request that sequences and work items belong to.
+    """Call of a client that work items belong to.
 
     key: rate-limit key, which the scheduler is fair between.
     deadline: time.monotonic() after which the client no longer waits.
+    cancelled: nobody reads the results any more.
+    exit_stack: closed when the call ends, whatever ends it.
     """
 
     def __init__(self, key: str = "", deadline: float = math.inf) -> None:
         self.key = key
         self.deadline = deadline
+        self.cancelled = False
+        self.exit_stack = ExitStack()
+
+
+@dataclass(eq=False, kw_only=True)
+class WorkItem:
+    """Unit of scheduling: a generator of forwards, of which one runs at a time, with the callback for its result.
+
+    deliver: receives the result or exception on the engine's thread; must not block.
+    num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
+    pending: the forward to run next; None before the start.
+    """
+
+    steps: ForwardGenerator[Any] | None = None
+    deliver: Callable[[Any], None] = lambda result: None
+    ctx: RequestContext = field(default_factory=RequestContext)
+    num_tokens: int = 0
+    loops: int = 1
+    pending: ForwardBatch | None = field(default=None, init=False)
+    cancelled: bool = field(default=False, init=False)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that decode when the item is done."""
+        return 0
+
+    @property
+    def dropped(self) -> bool:
+        """True if nobody waits for the item."""
+        return self.cancelled or self.ctx.cancelled
+
+    def advance(self, result: Any) -> None:
+        """Send the last result (or exception) into the generator. Raises StopIteration with the item's result."""
+        assert self.steps is not None
+        self.pending = self.steps.throw(result) if isinstance(result, Exception) else self.steps.send(result)
+
+    def close(self) -> None:
+        """Drop the generator: it may refer to this item, which would keep KV caches until a garbage collection."""
+        if self.steps is not None:
+            self.steps.close()
+        self.steps = self.pending = None
 
 
 @dataclass(eq=False)
-class Request:
-    """Sequence to generate, and its state while it runs.
+class Request(WorkItem):
+    """Text to generate. Its forwards prefill the prompt, then it decodes in the running batch.
 
     prompt: token ids, at least one.
     depth: exit rule of decode steps; prefill runs to its limit.
     start: world state of one row to continue from; the prompt is one token then.
-    deliver: receives events on the engine's thread; must not block, and must not refer to the request: the cycle would
-        keep the world's memory until the garbage collector runs.
+    deliver: receives events; must not refer to the request, for the same reason as in `close`.
+    siblings: other requests of the same prompt, which decode from its prefill.
+    next_token: input of the next decode step.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     depth: ExitRule
-    start: SharedPrefixCache | None = None
-    deliver: Callable[[Event], None] = lambda event: None
-    ctx: RequestContext = field(default_factory=RequestContext)
+    start: KVCache | None = None
+    siblings: Sequence[Request] = ()
     generator: torch.Generator = field(init=False)
+    next_token: int = field(init=False)
     num_output_tokens: int = field(default=0, init=False)
-    cancelled: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.generator = self.params.generator()
+        self.next_token = self.prompt[-1]
+
+    @property
+    def num_seqs(self) -> int:
+        return 1 + len(self.siblings)
+
+    @property
+    def dropped(self) -> bool:
+        return super().dropped and all(sibling.dropped for sibling in self.siblings)
 
     def may_end(self) -> bool:
         """Return True if the end token may be sampled now."""
@@ -89,6 +144,8 @@ class Request:
         if event.token == end_token:
             self.deliver(Event(loops=event.loops, scores=event.scores, finish=Finish.STOP))
             return False
+        assert event.token is not None
+        self.next_token = event.token
         self.num_output_tokens += 1
         finish = Finish.LENGTH if self.num_output_tokens == self.params.max_tokens else None
         self.deliver(Event(event.token, event.loops, event.scores, finish))

@@ -7,22 +7,30 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
-from serve.engine.forward import ForwardBatch, WorkItem
+from serve.engine.forward import ForwardBatch
+from serve.engine.requests import WorkItem
+
+ScheduledForward = tuple[WorkItem, ForwardBatch]
 
 MAX_RETRY_AFTER = 60
 """Largest Retry-After sent to a client, in seconds."""
 
 
 class Scheduler:
-    """Work items in arrival order. The key with the fewest scheduled tokens goes first."""
+    """Work items in arrival order. The key with the fewest scheduled tokens goes first.
+
+    waiting: items that have not started.
+    running: items that have: their forwards share the token budget of a step.
+    """
 
     def __init__(self) -> None:
-        self.items: dict[WorkItem, None] = {}
+        self.waiting: dict[WorkItem, None] = {}
+        self.running: dict[WorkItem, None] = {}
         self._scheduled_tokens: defaultdict[str, float] = defaultdict(float)
 
     @property
-    def running(self) -> list[WorkItem]:
-        return [item for item in self.items if item.started]
+    def items(self) -> list[WorkItem]:
+        return [*self.running, *self.waiting]
 
     def add(self, item: WorkItem) -> None:
         """Queue an item. A new key starts level with the least-served one, so it cannot starve the others."""
@@ -30,7 +38,11 @@ class Scheduler:
         if item.ctx.key not in keys:
             level = min((self._scheduled_tokens[key] for key in keys), default=0.0)
             self._scheduled_tokens[item.ctx.key] = max(self._scheduled_tokens[item.ctx.key], level)
-        self.items[item] = None
+        self.waiting[item] = None
+
+    def start(self, item: WorkItem) -> None:
+        del self.waiting[item]
+        self.running[item] = None
 
     def charge(self, keys: Iterable[str], tokens: float = 1.0) -> None:
         for key in keys:
@@ -40,31 +52,30 @@ class Scheduler:
         """Forget scheduled tokens; called when nothing waits or runs."""
         self._scheduled_tokens.clear()
 
-    def waiting(self, excluded: Collection[WorkItem] = ()) -> list[WorkItem]:
-        """Return items that have not started, in scheduling order."""
-        return [item for item in self._ordered(excluded) if not item.started]
+    def next_waiting(self, most: int) -> list[WorkItem]:
+        """Return items to start, in scheduling order."""
+        return self._ordered(self.waiting)[:most]
 
-    def schedule(self, budget: int, excluded: Collection[WorkItem]) -> list[tuple[WorkItem, ForwardBatch]]:
-        """Return the next item and those that can share its forward batch.
+    def schedule(self, max_num_batched_tokens: int, excluded: Collection[WorkItem]) -> list[ScheduledForward]:
+        """Return the forward of the next running item and those that can share its batch.
 
-        budget: most tokens, as far as forwards can be split.
+        max_num_batched_tokens: as far as forwards can be split.
         """
-        scheduled: list[tuple[WorkItem, ForwardBatch]] = []
-        for item in self._ordered(excluded):
+        scheduled: list[ScheduledForward] = []
+        for item in self._ordered(item for item in self.running if item not in excluded):
             if item.pending is None:
                 continue
-            forward = item.pending.split(budget)
+            forward = item.pending.split(max_num_batched_tokens)
             # The first forward runs even if it exceeds the budget and cannot be split: it would never fit.
-            if not scheduled or (forward.key == scheduled[0][1].key and forward.num_tokens <= budget):
+            if not scheduled or (forward.key == scheduled[0][1].key and forward.num_tokens <= max_num_batched_tokens):
                 scheduled.append((item, forward))
-                budget -= forward.num_tokens
-            if budget <= 0:
+                max_num_batched_tokens -= forward.num_tokens
+            if max_num_batched_tokens <= 0:
                 break
         return scheduled
 
-    def _ordered(self, excluded: Collection[WorkItem]) -> list[WorkItem]:
+    def _ordered(self, items: Iterable[WorkItem]) -> list[WorkItem]:
         # The sort is stable: items of one key keep their arrival order.
-        items = (item for item in self.items if item not in excluded)
         return sorted(items, key=lambda item: self._scheduled_tokens[item.ctx.key])
 
     def pop(self, condition: Callable[[WorkItem], bool]) -> list[WorkItem]:
@@ -76,7 +87,8 @@ class Scheduler:
 
     def remove(self, item: WorkItem) -> None:
         """Remove the item if present."""
-        self.items.pop(item, None)
+        self.waiting.pop(item, None)
+        self.running.pop(item, None)
 
 
 class RetryEstimator:

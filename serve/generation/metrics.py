@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -65,6 +64,26 @@ class Metrics:
         self._requests.labels(self._model, method, route, status).inc()
         self._seconds.labels(self._model, method, route).observe(seconds)
 
+    def record_token(self, seconds: float, event: Event, prompt_tokens: int) -> None:
+        """Record a decode step.
+
+        seconds: since the step before, or since the request's arrival.
+        prompt_tokens: of the request at its first step, else 0.
+        """
+        self.prompt_tokens.inc(prompt_tokens)
+        (self.first_token if prompt_tokens else self.between_tokens).observe(seconds)
+        if event.token is not None:
+            self.generation_tokens.inc()
+        self.loops.observe(event.loops)
+
+    def record_end(self, finish: Finish, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """Record a completed request and its seconds since arrival."""
+        self.success[finish].inc()
+        self.record_outcome(str(finish))
+        self.latency.observe(seconds)
+        self.prompt_length.observe(prompt_tokens)
+        self.length.observe(tokens)
+
     def record_outcome(self, outcome: str) -> None:
         self._outcomes.labels(self._model, outcome).inc()
 
@@ -87,37 +106,3 @@ class Metrics:
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         histogram = Histogram(PREFIX + name, text, ["model_name"], registry=self._registry, buckets=bounds)
         return histogram.labels(self._model)
-
-
-class RequestTimer:
-    """Latency metrics of one request. `record` runs on the engine's thread, the others on the event loop."""
-
-    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
-        self._metrics = metrics
-        self._prompt_tokens = prompt_tokens
-        self._arrived = self._last = time.perf_counter()
-        self._num_events = 0
-
-    def record(self, event: Event) -> None:
-        if event.error is not None:
-            return
-        now, metrics = time.perf_counter(), self._metrics
-        if self._num_events == 0:
-            metrics.prompt_tokens.inc(self._prompt_tokens)
-        (metrics.between_tokens if self._num_events else metrics.first_token).observe(now - self._last)
-        if event.token is not None:
-            metrics.generation_tokens.inc()
-        metrics.loops.observe(event.loops)
-        self._last, self._num_events = now, self._num_events + 1
-
-    def record_end(self, finish: Finish, tokens: int) -> None:
-        metrics = self._metrics
-        metrics.success[finish].inc()
-        metrics.record_outcome(str(finish))
-        metrics.latency.observe(time.perf_counter() - self._arrived)
-        metrics.prompt_length.observe(self._prompt_tokens)
-        metrics.length.observe(tokens)
-
-    def record_abort(self, outcome: str) -> None:
-        """Record that the request was aborted."""
-        self._metrics.record_outcome(outcome)

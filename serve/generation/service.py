@@ -20,14 +20,14 @@ from serve.engine.engine import QueueFullError as QueueFullError
 from serve.engine.forward import ForwardGenerator
 from serve.engine.prefill import TokenScores as TokenScores
 from serve.engine.prefill import score
-from serve.engine.requests import Request
+from serve.engine.requests import Request, WorkItem
 from serve.engine.requests import RequestContext as RequestContext
 from serve.engine.sampling import SamplingParams as SamplingParams
 from serve.generation.detokenizer import Detokenizer
-from serve.generation.metrics import Metrics, RequestTimer
+from serve.generation.metrics import Metrics
 from serve.generation.prompts import Prompt, PromptReader
 from serve.generation.rate_limits import RateLimiter
-from serve.generation.streams import TextStream, submit
+from serve.generation.streams import TextStream
 
 DEFAULT_MAX_TOKENS = 512
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
@@ -155,16 +155,12 @@ class Service:
     def streams(self, ctx: RequestContext, requests: Sequence[Request]) -> list[TextStream]:
         """Queue requests that share one prompt. Raises EngineStoppedError."""
         self.charge(ctx, len(requests[0].prompt))
-        streams = [
-            TextStream(
-                request,
-                Detokenizer(self._decode),
-                RequestTimer(self.metrics, len(request.prompt)),
-                partial(self.charge, ctx),
-            )
-            for request in requests
-        ]
-        submit(self.engine, streams, ctx)
+        streams = []
+        for request in requests:
+            request.ctx = ctx
+            detokenizer = Detokenizer(self._decode, request.params.stops, request.params.min_tokens)
+            streams.append(TextStream(request, detokenizer, self.engine, self.metrics, partial(self.charge, ctx)))
+        self.engine.submit(requests)
         return streams
 
     async def score(
@@ -185,7 +181,7 @@ class Service:
     def work(
         self, ctx: RequestContext, steps: ForwardGenerator[T], num_tokens: int = 0, loops: int = 1
     ) -> asyncio.Future[T]:
-        """Queue a work item; cancelling the future cancels it. Raises EngineStoppedError.
+        """Queue a work item. Raises EngineStoppedError.
 
         num_tokens: tokens whose KV cache the item will hold, each with `loops` loops.
         """
@@ -195,8 +191,7 @@ class Service:
         def deliver(result: T | Exception) -> None:
             self.engine.call_on(loop, partial(_resolve, future, result))
 
-        item = self.engine.work(steps, deliver, ctx, num_tokens, loops)
-        future.add_done_callback(lambda done: item.cancel() if done.cancelled() else None)
+        self.engine.add(WorkItem(steps=steps, deliver=deliver, ctx=ctx, num_tokens=num_tokens, loops=loops))
         return future
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:

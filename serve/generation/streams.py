@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from serve.engine.engine import Engine
-from serve.engine.requests import Event, Request, RequestContext
+from serve.engine.requests import Event, Request
 from serve.engine.requests import Finish as Finish
 from serve.engine.requests import Scores as Scores
-from serve.generation.detokenizer import Detokenizer, StopScanner
-from serve.generation.metrics import RequestTimer
+from serve.generation.detokenizer import Detokenizer
+from serve.generation.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -48,9 +49,14 @@ class TextStream:
     """
 
     def __init__(
-        self, request: Request, detokenizer: Detokenizer, timer: RequestTimer, charge: Callable[[int], None]
+        self,
+        request: Request,
+        detokenizer: Detokenizer,
+        engine: Engine,
+        metrics: Metrics,
+        charge: Callable[[int], None],
     ) -> None:
-        """Create a stream for a request to submit with `submit`.
+        """Create a stream for a request that is not submitted yet.
 
         charge: called with the number of generated tokens.
         """
@@ -58,50 +64,42 @@ class TextStream:
         self.loops: list[int] = []
         self.finish = Finish.STOP
         self.end_score: float | None = None
-        self._request, self._timer = request, timer
-        self._detokenizer, self._charge = detokenizer, charge
-        self._scanner = StopScanner(request.params.stops)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-
-    def cancel(self) -> None:
-        self._request.cancelled = True
+        self._request, self._detokenizer = request, detokenizer
+        self._metrics, self._charge = metrics, charge
+        self._events: asyncio.Queue[tuple[float, Event]] = asyncio.Queue()
+        self._arrived = self._last = time.perf_counter()
+        request.deliver = _delivery(self._events, engine)
 
     async def __aiter__(self) -> AsyncIterator[TextDelta]:
         """Yield deltas with text, and a last one with the rest. Raises errors of the engine."""
         new_tokens: list[Token] = []
-        length = 0
         outcome: str | None = "cancelled"
         try:
             async for event in self._read():
                 assert event.token is not None
                 self.tokens += 1
                 self._charge(1)
-                new_tokens.append(Token(event.token, length, event.loops, event.scores))
-                text = self._detokenizer.push(event.token)
-                length += len(text)
-                if emitted := self._scan(text):
-                    yield TextDelta(emitted, tuple(new_tokens))
+                new_tokens.append(Token(event.token, self._detokenizer.length, event.loops, event.scores))
+                if text := self._detokenizer.push(event.token):
+                    yield TextDelta(text, tuple(new_tokens))
                     new_tokens = []
-                if self._scanner.stopped:
+                if self._detokenizer.stopped:
                     break
-            rest = self._scanner.push(self._detokenizer.flush()) + self._scanner.flush()
-            if self._scanner.stopped:
+            rest = self._detokenizer.flush()
+            if self._detokenizer.stopped:
                 self.finish = Finish.STOP
             # Recorded before the last delta: its reader may stop there.
             outcome = None
-            self._timer.record_end(self.finish, self.tokens)
+            seconds = time.perf_counter() - self._arrived
+            self._metrics.record_end(self.finish, len(self._request.prompt), self.tokens, seconds)
             yield TextDelta(rest, tuple(new_tokens))
         except Exception:
             outcome = "error"
             raise
         finally:
-            self.cancel()
+            self._request.cancelled = True
             if outcome is not None:
-                self._timer.record_abort(outcome)
-
-    def _scan(self, text: str) -> str:
-        """Return the text to emit. Stop strings count only after `min_tokens`."""
-        return text if self.tokens <= self._request.params.min_tokens else self._scanner.push(text)
+                self._metrics.record_outcome(outcome)
 
     async def deltas(self) -> list[TextDelta]:
         return [delta async for delta in self]
@@ -112,9 +110,12 @@ class TextStream:
     async def _read(self) -> AsyncIterator[Event]:
         """Yield events with a token."""
         while True:
-            event = await self._events.get()
+            now, event = await self._events.get()
             if event.error is not None:
                 raise event.error
+            first = 0 if self.loops else len(self._request.prompt)
+            self._metrics.record_token(now - self._last, event, first)
+            self._last = now
             self.loops.append(event.loops)
             if event.token is not None:
                 yield event
@@ -125,32 +126,14 @@ class TextStream:
                 return
 
 
-def submit(engine: Engine, streams: Sequence[TextStream], ctx: RequestContext) -> None:
-    """Queue the requests of streams that share one prompt. Raises EngineStoppedError."""
-    delivers = [_delivery(stream._events, stream._timer, engine) for stream in streams]
-    requests = engine.submit_all([stream._request for stream in streams], delivers, ctx)
-    for stream, request in zip(streams, requests, strict=True):
-        stream._request = request
-
-
-def _delivery(events: asyncio.Queue[Event], timer: RequestTimer, engine: Engine) -> Callable[[Event], None]:
+def _delivery(events: asyncio.Queue[tuple[float, Event]], engine: Engine) -> Callable[[Event], None]:
     """Return a callback from the engine's thread to a stream's queue.
 
     It must not refer to the stream, which holds the request: the cycle would keep a world's KV cache in memory until
     the garbage collector runs.
     """
     loop = asyncio.get_running_loop()
-
-    def deliver(event: Event) -> None:
-        timer.record(event)
-        engine.call_on(loop, partial(events.put_nowait, event))
-
-    return deliver
-
-
-def cancel(streams: Sequence[TextStream]) -> None:
-    for stream in streams:
-        stream.cancel()
+    return lambda event: engine.call_on(loop, partial(events.put_nowait, (time.perf_counter(), event)))
 
 
 async def interleaved(streams: Sequence[TextStream]) -> AsyncIterator[tuple[int, TextDelta | None]]:

@@ -50,21 +50,6 @@ class BodyTooLargeError(HTTPException):
         super().__init__(413, f"body: must be at most {limit} bytes")
 
 
-class TooManyItemsError(HTTPException):
-    """The request body has too many values. An HTTPException for the same reason."""
-
-    def __init__(self, limit: str) -> None:
-        super().__init__(413, f"body: must have at most {limit}")
-
-
-class WrongBodyError(HTTPException):
-    """The request body is invalid. An HTTPException for the same reason."""
-
-    def __init__(self, details: Sequence[Any]) -> None:
-        super().__init__(400)
-        self.details = RequestValidationError(details)
-
-
 class WrongHostError(HTTPException):
     """The Host header names another host: the request may come from a page of another site."""
 
@@ -153,8 +138,6 @@ def problem_of(error: Exception) -> Problem:
     """Return the status and envelope of an exception."""
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
-    if isinstance(error, WrongBodyError):
-        return _of_validation(error.details)
     if isinstance(error, HTTPException):
         return _of_status(error)
     if isinstance(error, FormatError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -11,6 +13,7 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.generation.rate_limits import RATES, RateLimitError
@@ -29,7 +32,8 @@ REQUEST_ID = re.compile(rb"[\w.:-]{1,100}")
 class Middleware:
     """Checks host, key, rate limit and body size; adds the request id; records metrics and the access log.
 
-    Also answers HEAD like GET, turns unexpected errors into the error envelope, and releases admitted requests.
+    Also answers HEAD like GET, turns unexpected errors into the error envelope, cancels requests whose client
+    disconnects, and releases admitted ones.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Middleware:
         try:
             if (refusal := self._refusal(scope)) is not None:
                 return await problem_of(refusal).response()(scope, receive, recorded)
-            return await self._app(scope, _limited(receive), recorded)
+            return await self._run(scope, receive, recorded)
         except Exception as error:
             if not started:
                 await problem_of(error).response()(scope, receive, recorded)
@@ -78,6 +82,33 @@ class Middleware:
             route = getattr(scope.get("route"), "path", "none")
             self._service.metrics.record_response(method, route, status, seconds)
             self._log(scope, method, {"status": status, "bytes": num_bytes}, seconds, request_id)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app on the whole body; cancel it when the client disconnects."""
+        try:
+            body = await _read_body(receive)
+        except HTTPException as error:
+            return await problem_of(error).response()(scope, receive, send)
+        if body is None:
+            return None
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        disconnected = asyncio.create_task(_disconnect(receive))
+
+        async def replay() -> Message:
+            if messages:
+                return messages.pop()
+            await asyncio.wait({disconnected})  # not awaited itself: cancelling the app would cancel it, too
+            return {"type": "http.disconnect"}
+
+        app = asyncio.ensure_future(self._app(scope, replay, send))
+        try:
+            await asyncio.wait({app, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            disconnected.cancel()
+            app.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await app
+        return None
 
     def _refusal(self, scope: Scope) -> Exception | None:
         """Return the error that the request is refused with. Stores the key's name in the scope."""
@@ -134,19 +165,40 @@ class Middleware:
             access.info("%s", " ".join("-" if value is None else _plain(value) for value in entry.values()))
 
 
-def _limited(receive: Receive) -> Receive:
-    """Wrap `receive` to count bytes: a chunked body announces no length."""
-    total = 0
+async def _read_body(receive: Receive) -> bytes | None:
+    """Read a body of at most BODY_LIMIT bytes: a chunked one announces no length. None if the client disconnects.
 
-    async def limited() -> Message:
-        nonlocal total
+    Raises:
+        BodyTooLargeError
+        HTTPException: a lone surrogate escape, which is valid JSON but cannot be encoded.
+    """
+    body = bytearray()
+    while True:
         message = await receive()
-        total += len(message.get("body", b""))
-        if total > BODY_LIMIT:
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > BODY_LIMIT:
             raise BodyTooLargeError(BODY_LIMIT)
-        return message
+        if not message.get("more_body", False):
+            break
+    _check_surrogates(body)
+    return bytes(body)
 
-    return limited
+
+def _check_surrogates(body: bytearray) -> None:
+    if b"\\ud" in body.lower():
+        try:
+            json.dumps(json.loads(body), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise HTTPException(400, "body: contains a lone surrogate escape (\\ud800 … \\udfff)") from error
+        except (ValueError, RecursionError):
+            return  # not JSON, which the route reports
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _plain(value: Any) -> str:

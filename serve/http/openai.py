@@ -13,14 +13,14 @@ from fastapi.responses import JSONResponse, Response
 from loopwm.records.template import FormatError
 from serve.generation.prompts import Prompt, PromptReader
 from serve.generation.service import RequestContext, Service
-from serve.generation.streams import TextStream, cancel
+from serve.generation.streams import TextStream
 from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
 from serve.http.openai_replies import ChatCompletion, Completion, ModelInfo, ModelList, stream_responses
 from serve.http.prompt_logprobs import echo_reply
 from serve.http.replies import ChatReply, CompletionReply, respond
-from serve.http.routes import Admitted, CancellableRoute, Serving
+from serve.http.routes import Admitted, Serving
 
-router = APIRouter(prefix="/v1", route_class=CancellableRoute)
+router = APIRouter(prefix="/v1")
 
 
 @router.get("/models", response_model=ModelList)
@@ -83,16 +83,10 @@ def _read(reader: PromptReader, body: CompletionBody) -> list[Prompt]:
 
 
 def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], body: GenerationBody) -> list[TextStream]:
-    """Queue all choices of all prompts of a request, or none."""
+    """Queue all choices of all prompts of a request."""
     most, count = service.engine.limits.max_batch, len(prompts) * body.choices
     if count > most:
         raise FormatError("n", f"must be at most {most} choices of all prompts together, got {count}")
     choices = [body.params(choice) for choice in range(body.choices)]
-    streams: list[TextStream] = []
-    try:
-        for prompt in prompts:
-            streams += service.start(ctx, prompt, depth_of(body.depth), choices)
-    except Exception:
-        cancel(streams)
-        raise
-    return streams
+    depth = depth_of(body.depth)
+    return [stream for prompt in prompts for stream in service.start(ctx, prompt, depth, choices)]

@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, Response
 
 from serve.generation.prompts import Prompt
 from serve.generation.service import Service
-from serve.generation.streams import Scores, TextDelta, TextStream, Token, cancel, interleaved, together
+from serve.generation.streams import Scores, TextDelta, TextStream, Token, interleaved, together
 from serve.http.bodies import CompletionBody, GenerationBody
-from serve.http.sse import EventStream
+from serve.http.sse import event_stream
 
 Json = dict[str, Any]
 
@@ -223,12 +223,8 @@ def _scores(token: Token) -> Scores:
 async def respond(reply: Reply) -> Response:
     """Respond with the whole reply, or with events if the body has `stream`."""
     if reply.body.stream:
-        return EventStream(_events(reply), lambda: cancel(reply.streams))
-    try:
-        deltas = await together([stream.deltas() for stream in reply.streams])
-    finally:
-        cancel(reply.streams)
-    return JSONResponse(reply.whole(deltas))
+        return event_stream(_events(reply))
+    return JSONResponse(reply.whole(await together([stream.deltas() for stream in reply.streams])))
 
 
 async def _events(reply: Reply) -> AsyncIterator[Json]:

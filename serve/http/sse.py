@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from serve.http import errors
 
@@ -17,23 +16,9 @@ Json = dict[str, Any]
 log = logging.getLogger(__name__)
 
 
-class EventStream(StreamingResponse):
-    """Response of one event per object, then [DONE]."""
-
-    def __init__(self, data: AsyncIterator[Json], close: Callable[[], None]) -> None:
-        """Create a response.
-
-        close: called at the end, and when the client disconnects.
-        """
-        super().__init__(_events(data), media_type="text/event-stream")
-        self.headers["Cache-Control"] = "no-cache"
-        self._close = close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._close()
+def event_stream(data: AsyncIterator[Json]) -> StreamingResponse:
+    """Return a response of one event per object, then [DONE]."""
+    return StreamingResponse(_events(data), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 async def _events(data: AsyncIterator[Json]) -> AsyncIterator[str]:

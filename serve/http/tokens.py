@@ -12,9 +12,9 @@ from serve.generation.prompts import Prompt
 from serve.generation.service import Service
 from serve.http.bodies import DetokenizeBody, TokenizeBody, read_messages
 from serve.http.openai_replies import Detokenized, TokenizerInfo, Tokens
-from serve.http.routes import CancellableRoute, Serving
+from serve.http.routes import Serving
 
-router = APIRouter(route_class=CancellableRoute)
+router = APIRouter()
 
 
 @router.post("/tokenize", response_model=Tokens)

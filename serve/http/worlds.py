@@ -16,11 +16,11 @@ from pydantic import AfterValidator, Field
 from loopwm.records.template import Context, Transition
 from serve.generation.service import DEFAULT_MAX_TOKENS, RequestContext
 from serve.generation.streams import Finish, TextDelta, together
-from serve.http.bodies import DepthBody, Items, OwnBody, depth_of
+from serve.http.bodies import MAX_STEPS, DepthBody, OwnBody, depth_of
 from serve.http.errors import EXPECTED, problem_of
 from serve.http.openai_replies import stream_responses
-from serve.http.routes import Admitted, CancellableRoute, Owner
-from serve.http.sse import EventStream
+from serve.http.routes import Admitted, Owner
+from serve.http.sse import event_stream
 from serve.http.world_replies import BatchResult, Deleted, PlanResult, StepResult, WorldInfo, WorldList
 from serve.worlds.sessions import (
     MAX_ACTIONS,
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
 Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fail_fast=True)]
 
-router = APIRouter(prefix="/v1/worlds", route_class=CancellableRoute)
+router = APIRouter(prefix="/v1/worlds")
 
 
 class HistoryStep(OwnBody):
@@ -63,7 +63,7 @@ class WorldBody(OwnBody):
     model: str
     goal: str
     observation: str
-    history: Items[HistoryStep] | None = None
+    history: Annotated[list[HistoryStep], Field(max_length=MAX_STEPS, fail_fast=True)] | None = None
     look: str | None = None
     inventory: str | None = None
     hidden_state: str | None = None
@@ -208,9 +208,9 @@ async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Resp
     if not body.stream:
         return JSONResponse(await _step_once(name, body, worlds, ctx))
     if (saved := worlds.saved_reply(ctx, name, body.request)) is not None:
-        return EventStream(_once(saved), lambda: None)
+        return event_stream(_once(saved))
     pending = await worlds.begin_step(ctx, name, body.request)
-    return EventStream(_step_chunks(pending, body, worlds), pending.close)
+    return event_stream(_step_chunks(pending, body, worlds))
 
 
 async def _step_once(name: str, body: StepBody, worlds: Sessions, ctx: RequestContext) -> Json:
@@ -243,7 +243,7 @@ async def plan(name: str, body: PlanBody, worlds: Worlds, ctx: Admitted) -> Json
     return {"id": name, "object": "world.plan", "candidates": scores, "best": best, "observation": observation}
 
 
-batch_router = APIRouter(route_class=CancellableRoute)
+batch_router = APIRouter()
 
 
 @batch_router.post("/v1/worlds:batch", response_model=BatchResult)

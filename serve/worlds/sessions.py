@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from loopwm.core import SharedPrefixCache
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.model.tokenizer import special_ids
@@ -99,7 +98,7 @@ class CachedWorld(NamedTuple):
 
 
 class PendingStep:
-    """ForwardGenerator of a kept world while they are decoded. Nobody else may change the world before `close`.
+    """Steps of a world while their observations are decoded. The session is locked until `finish`, or the call's end.
 
     steps: all of them; the last ones have a stream each.
     """
@@ -111,18 +110,18 @@ class PendingStep:
         request: StepRequest,
         steps: Sequence[Step],
         streams: Sequence[TextStream],
-        exit_stack: ExitStack,
+        lock: ExitStack,
     ) -> None:
         """Create pending steps.
 
         streams: observations of the last steps.
-        exit_stack: unlocks the session and cancels the streams.
+        lock: of the session.
         """
         self.session, self.request, self.steps = session, request, steps
         self._sessions = sessions
         self._streams = streams
         self._deltas: list[list[TextDelta]] = [[] for _ in streams]
-        self._exit_stack = exit_stack
+        self._lock = lock
 
     @property
     def _first(self) -> int:
@@ -150,16 +149,13 @@ class PendingStep:
         reply = render(replace(self.session, log=log, tokens=length_of(world)), imagined)
         last_reply = None if step_id is None else (step_id, json.dumps(reply))
         await self._sessions.change(self.session, log, world, last_reply)
+        self._lock.close()  # before the client gets the reply, and may send the next request
         return reply
 
     def _imagined(self, index: int) -> Imagined:
         stream = self._streams[index]
         step, deltas = self.steps[self._first + index], tuple(self._deltas[index])
         return Imagined(step, deltas, stream.finish, tuple(stream.loops), stream.end_score)
-
-    def close(self) -> None:
-        """Unlock the session and cancel decoding."""
-        self._exit_stack.close()
 
 
 class Sessions:
@@ -209,10 +205,10 @@ class Sessions:
         saved = self.saved_reply(ctx, name, request)
         if saved is not None:
             return saved
-        with closing(await self.begin_step(ctx, name, request)) as pending:
-            async for _ in pending.deltas():
-                pass
-            return await pending.finish(render)
+        pending = await self.begin_step(ctx, name, request)
+        async for _ in pending.deltas():
+            pass
+        return await pending.finish(render)
 
     def saved_reply(self, ctx: RequestContext, name: str, request: StepRequest) -> Json | None:
         """Return the reply of the last step if it has the request's id. Raises like `WorldStore.get`."""
@@ -220,23 +216,20 @@ class Sessions:
         return json.loads(last[1]) if last is not None and request.step_id == last[0] else None
 
     async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
-        """Imagine actions and start decoding. The world changes in `PendingStep.finish`; close the result."""
+        """Imagine actions and start decoding. The world changes in `PendingStep.finish`."""
         self._check_monitor(request.monitor)
-        with ExitStack() as exit_stack:
-            session = exit_stack.enter_context(self.store.changing(name, ctx.key))
-            self.store.check_growth(session, session.log.with_actions(request.actions))
-            world = await self._world(ctx, session)
-            fields = [f"actions[{i}]" for i in range(len(request.actions))]
-            work = advance(self._model, world, request.actions, fields, request.monitor)
-            size = await self._count_tokens(request.actions)
-            self.service.charge(ctx, size)
-            steps = await self.service.work(ctx, work, size, world.depth.limit)
-            first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
-            streams = []
-            for index in range(first, len(steps)):
-                streams.append(self._stream(ctx, steps[index].world, request, index))
-                exit_stack.callback(streams[-1].cancel)
-            return PendingStep(self, session, request, steps, streams, exit_stack.pop_all())
+        lock = ctx.exit_stack.enter_context(ExitStack())
+        session = lock.enter_context(self.store.changing(name, ctx.key))
+        self.store.check_growth(session, session.log.with_actions(request.actions))
+        world = await self._world(ctx, session)
+        fields = [f"actions[{i}]" for i in range(len(request.actions))]
+        work = advance(self._model, world, request.actions, fields, request.monitor)
+        size = await self._count_tokens(request.actions)
+        self.service.charge(ctx, size)
+        steps = await self.service.work(ctx, work, size, world.depth.limit)
+        first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
+        streams = [self._stream(ctx, steps[index].world, request, index) for index in range(first, len(steps))]
+        return PendingStep(self, session, request, steps, streams, lock)
 
     async def change(
         self, session: Session, log: WorldLog, world: World, last_reply: tuple[str, str] | None = None
@@ -341,7 +334,6 @@ class Sessions:
         room = self.service.card.max_length - start.length - 1
         if room < 1:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
-        assert isinstance(start, SharedPrefixCache)  # by `build`
         (stream,) = self.service.streams(ctx, [Request((self._obs,), request.params(index, room), world.depth, start)])
         return stream
 

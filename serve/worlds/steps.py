@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from loopwm.core import SharedPrefixCache
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
 from serve.engine.engine import Engine
@@ -120,7 +119,7 @@ def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]
     if world is None:
         loops = log.depth.limit
         state = yield from prefill(engine.runner, engine.cache, ids, loops)
-        history = SharedPrefixCache(state, 1)
+        history = state.share(1)
         slots: PrefillResult = yield PrefillChunk(engine.runner, history, model.slot_ids, loops)
         world = model.start_world(history, (slots.state, slots.latent), log.depth, 0)
         engine.cache.put(key, world)

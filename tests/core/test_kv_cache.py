@@ -13,7 +13,6 @@ from loopwm.core import (
     Fixed,
     KVCache,
     RaggedBatch,
-    SharedPrefixCache,
     Trace,
     causal_attention,
     prefix_attention,
@@ -47,7 +46,7 @@ def test_states_that_share_a_buffer_never_see_each_others_columns():
         elif action == "select":
             states.append((state.select(torch.tensor([0])), list(expected)))
         elif len(expected) > 1:
-            states.append((state.crop(1), expected[:-1]))
+            states.append((state.crop(0, len(expected) - 1), expected[:-1]))
     for state, expected in states:
         assert keys(state).flatten().tolist() == expected
         assert state.valid.shape[1] == len(expected)
@@ -55,14 +54,14 @@ def test_states_that_share_a_buffer_never_see_each_others_columns():
 
 def test_reserved_columns_are_allocated_once_and_hold_the_same():
     reserved, plain = KVCache(1, torch.device("cpu")), KVCache(1, torch.device("cpu"))
-    reserved.reserve(300)
+    reserved.reserved = 300
     for number in range(150):
         column = torch.full((1, 1, 1, 1), float(number))
         reserved.update(column, column, 0)
         plain.update(column, column, 0)
     late = plain.fork()
     plain.update(column + 9, column + 9, 0)  # so that the fork has to copy
-    late.reserve(300)
+    late.reserved = 300
     buffers = [reserved._buffers[0]]
     for number in range(150, 300):
         column = torch.full((1, 1, 1, 1), float(number))
@@ -97,10 +96,10 @@ def test_forks_and_selections_of_a_state_are_independent():
     assert mask[:, 0, 0].tolist() == [[False, True, True], [True, True, True]]
     chosen = fork.select(torch.tensor([1, 1, 0]))
     assert chosen.next_position.tolist() == [3, 3, 2]
-    assert fork.crop(1).next_position.tolist() == state.next_position.tolist()
+    assert fork.crop(0, 2).next_position.tolist() == state.next_position.tolist()
     assert fork.nbytes() == 2 * 2 * 3 * 3 * 4
-    with pytest.raises(ValueError, match="cannot crop"):
-        state.crop(3)
+    with pytest.raises(ValueError, match="within 0 and 2"):
+        state.crop(0, 3)
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -137,7 +136,7 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
     def run(state, inputs, valid, rule):
         def attend(slot, q, k, v, mask):
             k, v = state.update(k, v, slot)
-            if isinstance(state, SharedPrefixCache):
+            if state.prefix is not None:
                 return prefix_attention(q, k, v, mask, *state.prefix.columns(slot))
             return causal_attention(slot, q, k, v, mask)
 
@@ -149,7 +148,7 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
 
     with torch.no_grad():
         run(prefix, x[:1, :3], torch.ones(1, 3, dtype=torch.bool), Fixed(3))
-        shared, repeated = SharedPrefixCache(prefix, 4), prefix.select(torch.zeros(4, dtype=torch.long))
+        shared, repeated = prefix.share(4), prefix.select(torch.zeros(4, dtype=torch.long))
         start, rows = 3, 4
         for valid, left in zip(passes, (Fixed(3), Trace(((1,), (3,), (2,), (1,))), Fixed(3)), strict=True):
             end = start + valid.shape[1]
@@ -165,11 +164,11 @@ def test_rows_of_a_shared_state_are_what_they_would_be_with_the_prefix_repeated(
         torch.testing.assert_close(outs[0], outs[2])
         torch.testing.assert_close(outs[1], outs[2])
     with pytest.raises(ValueError, match="share one prefix"):
-        one.join(SharedPrefixCache(prefix.fork(), 1))
+        one.join(prefix.fork().share(1))
     with pytest.raises(ValueError, match="share one prefix"):
-        one.join(SharedPrefixCache(prefix.fork(), 1), in_place=True)
-    with pytest.raises(ValueError, match="one row without padding"):
-        SharedPrefixCache(repeated, 2)
+        one.join(prefix.fork().share(1), in_place=True)
+    with pytest.raises(ValueError, match="row without padding"):
+        repeated.share(2)
 
 
 def test_rows_that_come_and_go_keep_their_columns():
@@ -216,7 +215,7 @@ def test_states_side_by_side_are_what_each_is_alone():
     def attention(state):
         def attend(slot, q, k, v, mask):
             k, v = state.update(k, v, slot)
-            if isinstance(state, SharedPrefixCache):
+            if state.prefix is not None:
                 return prefix_attention(q, k, v, mask, *state.prefix.columns(slot))
             return causal_attention(slot, q, k, v, mask)
 
@@ -235,7 +234,7 @@ def test_states_side_by_side_are_what_each_is_alone():
         return state
 
     with torch.no_grad():
-        states = [begun(1, 4), SharedPrefixCache(begun(1, 3), 2), begun(1, 2)]
+        states = [begun(1, 4), begun(1, 3).share(2), begun(1, 2)]
         alone = [state.fork() for state in states]
         group = RaggedBatch(states)
         for valid in (torch.tensor([[True, True], [False, True], [True, True], [False, True]]), torch.ones(4, 1) > 0):

@@ -28,7 +28,7 @@ def request(prompt: tuple[int, ...], max_tokens: int) -> Request:
 
 def submitted(engine: Engine, asked: Request, beams: int) -> list[Collector]:
     collectors = [Collector(asked) for _ in range(beams)]
-    engine.submit_all([asked] * beams, collectors)
+    engine.submit([collector.request for collector in collectors])
     return collectors
 
 
@@ -46,7 +46,7 @@ def test_searches_beside_others_equal_those_alone(tiny_model, requests):
     alone = [searched_alone(tiny_model, one, 2 + i) for i, one in enumerate(asked)]
     with Engine(tiny_model, NEVER) as engine:
         greedy = Collector(requests[0])
-        engine.submit(requests[0], greedy)
+        engine.submit([greedy.request])
         searches = [submitted(engine, one, 2 + i) for i, one in enumerate(asked)]
         collectors = [one for texts in searches for one in texts]
         assert all(one.over.wait(30) for one in (greedy, *collectors))

@@ -22,6 +22,7 @@ from serve.engine import engine as engine_module
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
 from serve.engine.forward import ForwardBatch, run_batch
+from serve.engine.requests import WorkItem
 from serve.worlds.sessions import MAX_ACTIONS
 from tests.fixtures import service
 from tests.fixtures.models import random_model
@@ -146,7 +147,7 @@ class Watch:
             come.wait(60)
             yield from ()
 
-        self.engine.work(wait(), lambda _: None)
+        self.engine.add(WorkItem(steps=wait()))
         try:
             yield
         finally:

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from loopwm.core import Convergence, Fixed, SharedPrefixCache
+from loopwm.core import Convergence, Fixed
 from loopwm.records import template
 from loopwm.text.decoding import Hypothesis, run_searches, search_beams
 from loopwm.text.world import WorldModel
@@ -66,7 +66,7 @@ def test_beams_equal_a_search_without_caches(ending, beams):
 
 def test_scores_of_beams_are_losses_of_their_texts(world_model):
     world = imagined(world_model, [1])
-    state = SharedPrefixCache(world_model.before_decoding(world).row(0).whole(), 1)
+    state = world_model.before_decoding(world).row(0).whole().share(1)
     search = search_beams(state, world_model._obs, 4, LENGTH, world_model._end, results=4)
     forward = lambda *args: world_model._next_tokens(Fixed(DEPTH), *args)  # noqa: E731
     passes, best = next(search), None
@@ -91,7 +91,7 @@ def test_scores_of_beams_are_losses_of_their_texts(world_model):
 def test_one_beam_is_greedy_token_for_token(ending, rule):
     world = imagined(ending)
     state = ending.before_decoding(world)
-    shared = [SharedPrefixCache(state.row(row).whole(), 1) for row in (0, 1)]
+    shared = [state.row(row).whole().share(1) for row in (0, 1)]
     searches = [search_beams(cache, ending._obs, 1, 20, ending._end) for cache in shared]
     best = run_searches(searches, lambda *args: ending._next_tokens(rule, *args))
     greedy = ending.decode_traced(world, 20, rule)

@@ -36,7 +36,6 @@ from loopwm.core import (
     KVCache,
     LoopedCore,
     RaggedBatch,
-    SharedPrefixCache,
     as_rule,
     attention_products,
     causal_attention,
@@ -268,8 +267,8 @@ class LoopWMModel(LoopWMPreTrainedModel):
         return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
 
     def _slot_attention(self, cache: Cache | KVCache | None, **kwargs: Any) -> Attend:
-        if isinstance(cache, SharedPrefixCache):
-            return _attention_of_sharers(cache)
+        if isinstance(cache, KVCache) and cache.prefix is not None:
+            return _attention_of_sharers(cache, cache.prefix)
 
         def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             return self.slots[slot](q, k, v, mask, cache, **kwargs)
@@ -287,9 +286,9 @@ def _apart(attention: Attend) -> Attend:
     return attend
 
 
-def _attention_of_sharers(cache: SharedPrefixCache) -> Attend:
+def _attention_of_sharers(cache: KVCache, prefix: KVCache) -> Attend:
     def attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return prefix_attention(q, *cache.update(k, v, slot), mask, *cache.prefix.columns(slot))
+        return prefix_attention(q, *cache.update(k, v, slot), mask, *prefix.columns(slot))
 
     return attend
 

@@ -11,10 +11,10 @@ import torch
 from loopwm.core import Fixed, KVCache, allocated_bytes
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
-from serve.engine.forward import ModelRunner, WorkItem
+from serve.engine.forward import ModelRunner
 from serve.engine.prefill import score
 from serve.engine.prefix_cache import BLOCK
-from serve.engine.requests import Finish, Request
+from serve.engine.requests import Finish, Request, WorkItem
 from serve.engine.sampling import SamplingParams
 from tests.fixtures.engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
 
@@ -108,7 +108,7 @@ def test_a_row_that_cannot_join_is_alone_with_it(tiny_model, requests, monkeypat
     heard = [Collector(request) for request in requests[:3]]
     with Engine(tiny_model, NEVER) as engine:
         for collector in heard:
-            engine.submit(collector.request, collector)
+            engine.submit([collector.request])
         assert all(collector.over.wait(30) for collector in heard)
     assert [isinstance(collector.last.error, MemoryError) for collector in heard] == [False, True, False]
 
@@ -121,15 +121,15 @@ def test_what_has_begun_has_its_memory_before_others_begin(tiny_model, monkeypat
     heard, begun = [Collector(request) for request in asked], []
     advance = WorkItem.advance
 
-    def watched(self: WorkItem, result: Any) -> bool:
-        if not self.started:
+    def watched(self: WorkItem, result: Any) -> None:
+        if self.pending is None:
             begun.append(sum(collector.over.is_set() for collector in heard))
-        return advance(self, result)
+        advance(self, result)
 
     monkeypatch.setattr(WorkItem, "advance", watched)
     with Engine(tiny_model, NEVER, Limits(cache_bytes=allocated_bytes() + 500 * token)) as engine:
-        for request, collector in zip(asked, heard, strict=True):
-            engine.submit(request, collector)
+        for collector in heard:
+            engine.submit([collector.request])
         assert all(collector.over.wait(60) for collector in heard)
     assert begun == [0, 1]
 
@@ -162,7 +162,7 @@ def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):
     heard = [Collector(request) for request in requests]
     with Engine(tiny_model, NEVER) as engine:
         sizes = counted(tiny_model, monkeypatch)
-        engine.submit_all(requests, heard)
+        engine.submit([collector.request for collector in heard])
         assert all(collector.over.wait(30) for collector in heard)
     assert [collector.tokens for collector in heard] == expected
     assert sizes == [199, 3, 3, 3, 3]

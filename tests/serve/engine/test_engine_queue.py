@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from loopwm.core import KVCache, SharedPrefixCache
+from loopwm.core import KVCache
 from serve.engine.engine import DeadlineError, Engine, EngineStoppedError, Limits, QueueFullError
 from serve.engine.forward import ModelRunner
 from serve.engine.prefill import score
-from serve.engine.requests import Request, RequestContext
+from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
 from tests.fixtures.engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
 
@@ -30,7 +30,7 @@ def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_m
         assert refused.value.retry_after >= 1
         heard = [Collector(requests[0]) for _ in range(5)]
         for collector in heard:
-            engine.submit(requests[0], collector, one)
+            engine.submit([replace(collector.request, ctx=one)])
         assert all(collector.over.wait(30) for collector in heard)
         assert all(len(collector.tokens) == requests[0].params.max_tokens for collector in heard)
         engine.release(two)
@@ -40,10 +40,10 @@ def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_m
 def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
     request = Request(requests[3].prompt, SamplingParams(max_tokens=3000), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
-        running, waiting, after = (Collector(request) for _ in range(3))
-        engine.submit(request, running, engine.admit(seconds=0.5))
-        engine.submit(request, waiting, engine.admit(seconds=0.1))
-        engine.submit(requests[0], after, engine.admit())
+        running, waiting, after = Collector(request), Collector(request), Collector(requests[0])
+        engine.submit([replace(running.request, ctx=engine.admit(seconds=0.5))])
+        engine.submit([replace(waiting.request, ctx=engine.admit(seconds=0.1))])
+        engine.submit([replace(after.request, ctx=engine.admit())])
         assert all(collector.over.wait(30) for collector in (running, waiting, after))
     assert isinstance(running.last.error, DeadlineError)
     assert isinstance(waiting.last.error, DeadlineError)
@@ -67,7 +67,7 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
                 if len(order) > len(prompts):
                     over.set()
 
-            engine.work(work, deliver, RequestContext(name))
+            engine.add(WorkItem(steps=work, deliver=deliver, ctx=RequestContext(name)))
         assert over.wait(60)
     assert order.index("little") <= 4
 
@@ -80,10 +80,10 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
             Collector(Request((9, 9), SamplingParams(max_tokens=60), DEPTH)),
             Collector(Request(random_prompt(1000, 1), SamplingParams(max_tokens=1), DEPTH)),
         )
-        engine.submit(row.request, row)
+        engine.submit([row.request])
         while not row.tokens:
             time.sleep(0.001)
-        engine.submit(long.request, long)
+        engine.submit([long.request])
         assert row.over.wait(60)
         assert long.over.wait(60)
     assert sum(sizes) >= 1059
@@ -95,7 +95,7 @@ def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch
     sizes = counted(tiny_model, monkeypatch)
     with Engine(tiny_model, NEVER, Limits(prefill_tokens_with_decodes=32, max_num_batched_tokens=80)) as engine:
         row = Collector(Request((9, 9), SamplingParams(max_tokens=90), DEPTH))
-        engine.submit(row.request, row)
+        engine.submit([row.request])
         while not row.tokens:
             time.sleep(0.001)
         prompts = [
@@ -103,13 +103,13 @@ def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch
         ]
         with engine._changed:
             for one in prompts[:2]:
-                engine.submit(one.request, one)
+                engine.submit([one.request])
         assert all(one.over.wait(60) for one in prompts[:2])
         assert 32 < max(sizes) <= 64
         assert 64 in sizes
         with engine._changed:
             for one in prompts:
-                engine.submit(one.request, one)
+                engine.submit([one.request])
         assert all(one.over.wait(60) for one in prompts)
         assert max(sizes) == 80
         row.request.cancelled = True
@@ -121,16 +121,16 @@ def test_afailing_batch_reaches_its_requests_and_the_engine_goes_on(
 ):
     seen = KVCache(1, torch.device("cpu"))
     ModelRunner(tiny_model).decode(seen, [requests[1].prompt], DEPTH)
-    request = replace(requests[0], start=SharedPrefixCache(seen, 1)) if goes_on_from_a_world else requests[0]
+    request = replace(requests[0], start=seen.share(1)) if goes_on_from_a_world else requests[0]
     with Engine(tiny_model, NEVER) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(type(tiny_model.model), "forward", fail)
             broken = Collector(request)
-            engine.submit(request, broken)
+            engine.submit([broken.request])
             assert broken.over.wait(30)
         assert isinstance(broken.last.error, MemoryError)
         healthy = Collector(requests[0])
-        engine.submit(requests[0], healthy)
+        engine.submit([healthy.request])
         assert healthy.over.wait(30)
         assert healthy.tokens == alone(tiny_model, requests[0]).tokens
 
@@ -139,10 +139,10 @@ def test_a_stopped_engine_tells_who_waits_and_takes_nobody(tiny_model, requests)
     collectors = [Collector(Request(requests[3].prompt, SamplingParams(max_tokens=3000), DEPTH)) for _ in range(3)]
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
         for collector in collectors:
-            engine.submit(collector.request, collector)
+            engine.submit([collector.request])
     assert all(isinstance(collector.last.error, EngineStoppedError) for collector in collectors)
     with pytest.raises(EngineStoppedError):
-        engine.submit(requests[0], collectors[0])
+        engine.submit([collectors[0].request])
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,12 @@ def test_work_of_one_key_takes_its_passes_together_and_nobody_gets_anothers_erro
             over.set()
 
     with Engine(tiny_model, NEVER) as engine:
-        engine.work(block(), lambda result: None)
+        engine.add(WorkItem(steps=block()))
         for key, *numbers in (("a", 1, 10), ("b", 5), ("a", 2), ("c", 1), ("c", -1)):
-            engine.work(work(key, *numbers), deliver)
-        engine.work(work("a", 4), deliver).cancel()
+            engine.add(WorkItem(steps=work(key, *numbers), deliver=deliver))
+        cancelled = WorkItem(steps=work("a", 4), deliver=deliver)
+        cancelled.cancelled = True
+        engine.add(cancelled)
         blocked.set()
         assert over.wait(30)
     assert sorted(taken) == [1, 1, 1, 1, 2, 2]  # those of c once more, each by itself
@@ -220,7 +222,7 @@ def test_an_idle_engine_gives_memory_back(tiny_model, requests, monkeypatch):
     kept: list[torch.Tensor] = []
     over = threading.Event()
     with Engine(tiny_model, NEVER) as engine:
-        engine.work(hold(), lambda result: (kept.append(result), over.set()))
+        engine.add(WorkItem(steps=hold(), deliver=lambda result: (kept.append(result), over.set())))
         assert over.wait(30)
         for _ in range(200):
             if resident() < held_mib[0] - 200:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from loopwm.records.template import FormatError, StateSlots, chat_to_prompt, render_prompt
-from serve.generation.detokenizer import REPLACEMENT, Detokenizer, StopScanner
+from serve.generation.detokenizer import REPLACEMENT, Detokenizer
 from serve.generation.prompts import PromptReader, PromptTooLongError
 
 
@@ -45,11 +45,11 @@ def test_a_character_cut_in_the_middle_is_replaced(tokenizer):
 )
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_stop_strings_cut_wherever_pieces_break(stops, shown, stopped, size):
-    scanner = StopScanner(stops)
     text = "abcdefgh"
-    pieces = [scanner.push(text[i : i + size]) for i in range(0, len(text), size)]
-    assert "".join(pieces) + scanner.flush() == shown
-    assert scanner.stopped == stopped
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    detokenizer = Detokenizer(lambda tokens: "".join(pieces[token] for token in tokens), stops)
+    assert "".join(map(detokenizer.push, range(len(pieces)))) + detokenizer.flush() == shown
+    assert detokenizer.stopped == stopped
 
 
 def chat(steps: int, action: str = "look around") -> list[tuple[str, str]]:
