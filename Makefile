@@ -1,5 +1,6 @@
 # make serve   serve the shipped checkpoint        make test   run the tests        make lint   style and types
 # make docs    write the documentation as a site to build/site; only the first call needs a network
+# make test-times  run the tests and list the 30 slowest
 # make test-lab  run the slower tests of lab/, which the product does not need
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make conformance  ask the service with clients of others: openai, langchain, litellm, schemathesis, guidellm, lm-eval,
@@ -31,7 +32,7 @@ CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
 
-.PHONY: data train-reference probe serve test test-lab lint docs test-vllm test-games test-openenv test-browser conformance
+.PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -39,6 +40,9 @@ serve: $(VENV)/.installed
 # Models of tests are tiny: threads of theirs wait for each other longer than they work.
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/lab $(PYTEST_ARGS)
+
+test-times: PYTEST_ARGS += --durations=30
+test-times: test
 
 test-lab: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab $(PYTEST_ARGS)
