@@ -262,7 +262,7 @@ class Engine:
     def _decode_step(self) -> None:
         self._batch.step()
         with self._changed:
-            self._scheduler.charge(request.ctx.key for request in self._batch.requests)
+            self._scheduler.begin_step([request.ctx.key for request in self._batch.requests])
         # Before the prefill step, which would delay the tokens.
         self._flush_outputs()
 
@@ -281,7 +281,7 @@ class Engine:
             for (item, forward), result in zip(scheduled, results, strict=True):
                 num_batched_tokens += forward.num_tokens
                 with self._changed:
-                    self._scheduler.charge([item.ctx.key], forward.num_tokens)
+                    self._scheduler.charge(item.ctx.key, forward.num_tokens)
                 # One forward per item and step: a long prompt must not use up the budget of the others.
                 served.add(item)
                 self._advance(item, result)

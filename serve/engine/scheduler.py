@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from serve.engine.forward import ForwardBatch
 from serve.engine.requests import WorkItem
@@ -19,6 +19,9 @@ MAX_RETRY_AFTER = 60
 class Scheduler:
     """Work items in arrival order. The key with the fewest scheduled tokens goes first.
 
+    A key without work earns no credit: when it returns, its tokens are raised to the virtual time, the fewest tokens
+    of the keys that had items when the step began (start-time fair queueing, Goyal et al. 1996).
+
     waiting: items that have not started.
     running: items that have: their forwards share the token budget of a step.
     """
@@ -27,30 +30,41 @@ class Scheduler:
         self.waiting: dict[WorkItem, None] = {}
         self.running: dict[WorkItem, None] = {}
         self._scheduled_tokens: defaultdict[str, float] = defaultdict(float)
+        self._virtual_time = 0.0
 
     @property
     def items(self) -> list[WorkItem]:
         return [*self.running, *self.waiting]
 
     def add(self, item: WorkItem) -> None:
-        """Queue an item. A new key starts level with the least-served one, so it cannot starve the others."""
-        keys = {other.ctx.key for other in self.items}
-        if item.ctx.key not in keys:
-            level = min((self._scheduled_tokens[key] for key in keys), default=0.0)
-            self._scheduled_tokens[item.ctx.key] = max(self._scheduled_tokens[item.ctx.key], level)
+        key = item.ctx.key
+        if key not in self._keys():
+            self._scheduled_tokens[key] = max(self._scheduled_tokens[key], self._virtual_time)
         self.waiting[item] = None
 
     def start(self, item: WorkItem) -> None:
         del self.waiting[item]
         self.running[item] = None
 
-    def charge(self, keys: Iterable[str], tokens: float = 1.0) -> None:
-        for key in keys:
-            self._scheduled_tokens[key] += tokens
+    def begin_step(self, decoding: Sequence[str]) -> None:
+        """Charge a decode step. decoding: keys of all sequences that decode, one token each."""
+        # Keys that only decode set the time if no other key has work: a new one would start far below them.
+        if active := self._keys() or set(decoding):
+            fewest = min(self._scheduled_tokens[key] for key in active)
+            self._virtual_time = max(self._virtual_time, fewest)
+        for key in decoding:
+            self.charge(key, 1)
+
+    def charge(self, key: str, tokens: int) -> None:
+        self._scheduled_tokens[key] += tokens
+
+    def _keys(self) -> set[str]:
+        return {item.ctx.key for item in self.items}
 
     def reset(self) -> None:
         """Forget scheduled tokens; called when nothing waits or runs."""
         self._scheduled_tokens.clear()
+        self._virtual_time = 0.0
 
     def next_waiting(self, most: int) -> list[WorkItem]:
         """Return items to start, in scheduling order."""

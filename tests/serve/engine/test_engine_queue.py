@@ -72,6 +72,34 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much(tiny_model):
     assert order.index("little") <= 4
 
 
+def test_keys_share_the_engine_by_tokens_not_by_forwards(tiny_model):
+    """Ten long prompts of one key are in before a hundred short ones of another."""
+    order: list[str] = []
+    queued, over = threading.Event(), threading.Event()
+
+    def block():
+        queued.wait(30)
+        yield Sum("block", 0, [])
+
+    with Engine(tiny_model, NEVER) as engine:
+        engine.add(WorkItem(steps=block()))
+        for name, count, length in (("long", 10, 320), ("short", 100, 32)):
+
+            def deliver(_: Any, name: str = name) -> None:
+                order.append(name)
+                if len(order) == 110:
+                    over.set()
+
+            ctx = RequestContext(name)
+            for seed in range(count):
+                work = score(engine.runner, random_prompt(length, seed), DEPTH, 1)
+                engine.add(WorkItem(steps=work, deliver=deliver, ctx=ctx))
+        queued.set()
+        assert over.wait(60)
+    sixth = [i for i, name in enumerate(order) if name == "long"][5]
+    assert order[:sixth].count("short") >= 30
+
+
 def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
     """Between two tokens of a row there are never more tokens of others than the budget."""
     sizes = counted(tiny_model, monkeypatch)
