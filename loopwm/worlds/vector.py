@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -116,6 +117,7 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._worlds, self._starts, self._max_steps = worlds, Starts(starts), max_steps
         self._options: dict[str, Any] = {}
+        self._rngs = [np_random()[0] for _ in range(num_envs)]
         self._seen: list[str] = []
         self._steps = np.zeros(num_envs, np.int64)
         self._over = np.ones(num_envs, bool)
@@ -123,10 +125,14 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Reset all environments. options: as in `ImaginedTextEnv`, for all their episodes until the next reset."""
-        super().reset(seed=seed if not isinstance(seed, list) else seed[0], options=options)
+        """Reset all environments. Raises ValueError for a list of seeds of another length.
+
+        seed: of the first environment, others get the numbers after it; or one for each environment.
+        options: as in `ImaginedTextEnv`, for all their episodes until the next reset.
+        """
+        self._seed(seed)
         self._options = options or {}
-        starts = [self._starts.draw(self.np_random, self._options) for _ in range(self.num_envs)]
+        starts = [self._starts.draw(rng, self._options) for rng in self._rngs]
         self._worlds.begin([start.context for start in starts])
         self._seen = [start.observation for start in starts]
         self._steps[:], self._over[:] = 0, False
@@ -158,12 +164,21 @@ class KeptVectorEnv(VectorEnv[tuple[str, ...], tuple[str, ...], NDArray[Any]]):
         self._worlds.close()
 
     def _begin_anew(self, rows: NDArray[Any]) -> dict[int, dict[str, Any]]:
-        starts = {int(row): self._starts.draw(self.np_random, self._options) for row in rows}
+        starts = {int(row): self._starts.draw(self._rngs[row], self._options) for row in rows}
         self._worlds.restart(list(starts), [start.context for start in starts.values()])
         for row, start in starts.items():
             self._seen[row] = start.observation
         self._steps[rows], self._over[rows] = 0, False
         return {row: start.info() for row, start in starts.items()}
+
+    def _seed(self, seed: int | list[int | None] | None) -> None:
+        if not isinstance(seed, list):
+            seed = [None if seed is None else seed + row for row in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"seed: must be {self.num_envs}, one an environment, got {len(seed)}")
+        for row, one in enumerate(seed):
+            if one is not None:
+                self._rngs[row] = np_random(one)[0]
 
     def _take(self, rows: NDArray[Any], actions: Sequence[str]) -> list[Imagined]:
         return self._worlds.step([actions[row] for row in rows], rows=rows.tolist()) if len(rows) else []

@@ -133,6 +133,35 @@ def test_worlds_that_the_service_has_lost_are_made_again_without_notice(client, 
     assert told(remote.fork([1, 0]).step(["wait", "wait"])) == close_to(local.fork([1, 0]).step(["wait", "wait"]))
 
 
+def test_lost_worlds_are_remade_from_what_was_observed(client, local):
+    remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    for worlds in (local, remote):
+        worlds.begin([HALL])
+        worlds.step(["look around"])
+        worlds.observe(["open door"], ["It is open."])
+    client.call("DELETE", f"worlds/{remote._rows[0].world['id']}")
+    assert told(remote.step(["wait"])) == close_to(local.step(["wait"]))
+
+
+def test_a_fork_observes_from_the_last_real_step(make):
+    worlds, fresh = make(), make()
+    worlds.begin([HALL])
+    worlds.step(["look around"])
+    fork = worlds.fork([0])
+    fork.observe(["open door"], ["It is open."])
+    fresh.begin([replace(HALL, history=(Transition("open door", "It is open."),))])
+    assert told(fork.step(["wait"])) == close_to(fresh.step(["wait"]))
+
+
+def test_worlds_beyond_one_batch_are_stepped_in_order(client, local, monkeypatch):
+    monkeypatch.setattr("loopwm.worlds.http.MOST_AT_ONCE", 2)
+    remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
+    actions = ["wait", "look around", "open door", "go to hall", "wait"]
+    for worlds in (local, remote):
+        worlds.begin([KITCHEN, HALL, KITCHEN, HALL, HALL])
+    assert told(remote.step(actions)) == close_to(local.step(actions))
+
+
 def test_one_row_begins_anew_and_the_others_go_on(client, local):
     remote = HttpWorlds(client, "tiny", max_new_tokens=TOKENS)
     remote.begin([KITCHEN, HALL])

@@ -50,6 +50,19 @@ def test_environments_of_a_service_are_what_each_is_alone_and_begin_anew_by_them
     envs.close()
 
 
+@pytest.mark.parametrize(("seed", "seeds"), [(5, [5, 6, 7]), ([9, 4, 9], [9, 4, 9])])
+def test_environments_start_by_their_own_seeds(url, world_model, seed, seeds):
+    envs = gymnasium.make_vec(NAME, num_envs=3, url=url, max_steps=2, max_new_tokens=12)
+    env = ImaginedTextEnv(
+        LocalWorlds(world_model, max_new_tokens=12), read_starts(SCIENCEWORLD, "observed"), max_steps=2
+    )
+    assert list(envs.reset(seed=seed)[0]) == [env.reset(seed=one)[0] for one in seeds]
+    assert list(envs.reset(seed=[None, 4, None])[0][1:2]) == [env.reset(seed=4)[0]]
+    with pytest.raises(ValueError, match="seed: must be 3"):
+        envs.reset(seed=[1, 2])
+    envs.close()
+
+
 def test_one_environment_is_registered_too(url):
     env = gymnasium.make(NAME, url=url, model="tiny", disable_env_checker=True)
     observation, info = env.reset(seed=1)
