@@ -104,16 +104,16 @@ class Trainer(Generic[Config]):
         main = self.accelerator.is_main_process
         if main:
             print(f"{self.program.size()}, {self.precision} on {self.accelerator.device.type}", flush=True)
-        bar = tqdm(total=self.config.run.steps, initial=self.step, disable=not main, unit="step", mininterval=5)
+        bar = self._bar(disable=not main)
         throughput = Throughput(self._roof())
         processes = self.accelerator.num_processes
         for batches, loader_state in self.program.global_batches(self.loader_state, self.step, processes):
-            if self.step >= self.config.run.steps or self._out_of_time(started, max_minutes):
+            if self._finished() or self._out_of_time(started, max_minutes):
                 break
             record = self._train_step(batches)
             self.step, self.loader_state = self.step + 1, loader_state
             record |= throughput.add(record["tokens"], record.pop("flops", None))
-            bar.update()
+            self._advance(bar)
             bar.set_postfix_str(self._summary(record))
             if self.step % self.config.run.log_every == 0:
                 self._log("train", record)
@@ -121,7 +121,19 @@ class Trainer(Generic[Config]):
             self._after_step()
         bar.close()
         self._save()
-        if main:
+        self._export()
+
+    def _bar(self, disable: bool) -> tqdm[Any]:
+        return tqdm(total=self.config.run.steps, initial=self.step, disable=disable, unit="step", mininterval=5)
+
+    def _advance(self, bar: tqdm[Any]) -> None:
+        bar.update()
+
+    def _finished(self) -> bool:
+        return self.step >= self.config.run.steps
+
+    def _export(self) -> None:
+        if self.accelerator.is_main_process:
             with self._averaged():
                 self.program.export(self.folder / "model")
 
@@ -148,8 +160,7 @@ class Trainer(Generic[Config]):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def _train_step(self, batches: list[MicroBatch]) -> dict[str, float]:
-        optimizer_config = self.config.optimizer
-        rate = optimizer_config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, optimizer_config)
+        optimizer_config, rate = self.config.optimizer, self._rate()
         set_learning_rate(self.optimizers, rate)
         sums = self._accumulate(batches)
         norm = self.accelerator.clip_grad_norm_(self.objective.parameters(), optimizer_config.clip_norm)
@@ -160,6 +171,10 @@ class Trainer(Generic[Config]):
             self.average.update_parameters(self.accelerator.unwrap_model(self.objective))
         record = self._record(sums)
         return record | self.program.after_step(record) | {"rate": rate, "grad_norm": float(norm)}
+
+    def _rate(self) -> float:
+        config = self.config.optimizer
+        return config.learning_rate * learning_rate_factor(self.step, self.config.run.steps, config)
 
     def _accumulate(self, batches: list[MicroBatch]) -> dict[str, Tensor]:
         """Back-propagate this process's share of the global batch and sum its measurements."""
