@@ -220,6 +220,7 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
     resets = Resets()
     for path in files:
         for number, episode in enumerate(read_episodes(path), start=1):
+            _check_unicode(episode, f"{path}: line {number}")
             problem = resets.contradiction(episode)
             if problem is None:
                 yield episode
@@ -227,6 +228,14 @@ def consistent_episodes(files: list[Path], skipped: list[str] | None) -> Iterato
                 raise InputError(f"{path}: line {number}: {problem}")
             else:
                 skipped.append(f"{path}: line {number}: {problem}")
+
+
+def _check_unicode(episode: Episode, where: str) -> None:
+    for _, step, text in episode_texts(episode):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{where}: steps[{step}]: must be valid Unicode, got a lone surrogate") from error
 
 
 def tokenize_files(
@@ -243,6 +252,7 @@ def tokenize_files(
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from datasets import Dataset  # imported late: slow, and only this command needs it
+    from datasets.arrow_writer import SchemaInferenceError
     from datasets.exceptions import DatasetGenerationError
 
     def lines() -> Iterator[dict[str, str]]:
@@ -253,6 +263,8 @@ def tokenize_files(
         try:
             dataset = Dataset.from_generator(lines, cache_dir=cache)
         except DatasetGenerationError as error:
+            if isinstance(error.__cause__, SchemaInferenceError):
+                raise InputError("--episodes: must contain an episode, got none") from None
             raise error.__cause__ if isinstance(error.__cause__, InputError) else error from None
         encoded = dataset.map(
             _encode_line,

@@ -215,6 +215,31 @@ def test_bad_episodes_leave_no_index(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "out" / "index.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (1, "episodes.jsonl: line 1: steps[1]: must be valid Unicode, got a lone surrogate"),
+        (0, "--episodes: must contain an episode, got none"),
+    ],
+)
+def test_tokenize_surrogate_or_no_episode_is_one_line(tmp_path, capsys, lines, fault):
+    steps = [{"action": None, "observation": "a", "score": 0, "done": False}]
+    steps.append({**steps[0], "action": "x", "observation": "\ud800"})
+    episode = {
+        "env": "shop",
+        "task": "t",
+        "variation": 1,
+        "split": "train",
+        "policy": "logs",
+        "goal": "g",
+        "steps": steps,
+    }
+    file = tmp_path / "episodes.jsonl"
+    file.write_text((json.dumps(episode) + "\n") * lines)
+    assert main(["tokenize", "--episodes", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(fault)
+
+
 @pytest.mark.parametrize("field", ["goal", "steps[0].observation"])
 def test_an_episode_of_another_world_is_named_and_left_out_where_asked(
     tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]
