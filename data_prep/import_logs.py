@@ -1,4 +1,4 @@
-"""Import logs of your own environment as episodes, split into train, dev and test by goal.
+"""Import logs of your own environment as episodes, split into train, dev and test by seed or goal.
 
 Two forms of JSON Lines are read, also compressed as .gz or .xz:
 
@@ -6,22 +6,24 @@ Two forms of JSON Lines are read, also compressed as .gz or .xz:
     {"messages": [{"role": "system", "content": GOAL}, {"role": "user", "content": OBSERVATION},
                   {"role": "assistant", "content": ACTION}, {"role": "user", "content": OBSERVATION}, ...]}
 
-The first step has no action. `reward`, `done` and `task` are optional; a goal that is not given by a system message is
-the first user message. Episodes that cannot be learned from are dropped and counted; a line in another form ends the
-import, and nothing is written.
+The first step has no action. `reward`, `done`, `look` and `inventory` of a step are optional, as are `task` and `seed`
+of an episode; a goal that is not given by a system message is the first user message. Give a `seed` (a whole number) if
+different worlds share a goal: the split is then by seed. Imported episodes are read too. Episodes that cannot be
+learned from are dropped and counted; a line in another form ends the import, and nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loopwm.records.episodes import Episode, Step, write_episodes
+from loopwm.records.episodes import Episode, Step, parse_episode, write_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, read_json_lines
 
@@ -36,7 +38,7 @@ class DroppedError(ValueError):
 
 
 def read_log(record: Mapping[str, Any], env: str) -> Episode:
-    """Return the episode of a line, in the split `train`.
+    """Return the episode of a line; that of a log is in the split `train`.
 
     Args:
         record: one line of a log.
@@ -46,14 +48,25 @@ def read_log(record: Mapping[str, Any], env: str) -> Episode:
         InputError: naming the field that is missing or of another type.
         DroppedError: for an episode without a step, or with a blank or unencodable text.
     """
-    goal, steps = _of_messages(record) if "messages" in record else _of_steps(record)
-    if len(steps) < 2:
+    episode = parse_episode(json.dumps(record)) if is_episode(record) else _of_log(record, env)
+    if len(episode.steps) < 2:
         raise DroppedError("no step after the first observation")
-    for text in (goal, *(text for step in steps for text in (step.action, step.observation) if text is not None)):
+    texts = (text for step in episode.steps for text in (step.action, step.observation) if text is not None)
+    for text in (episode.goal, *texts):
         _check_text(text)
-    beginning = hashlib.sha256(f"{goal}\0{steps[0].observation}".encode()).hexdigest()[:16]
-    task = _field(record, "task", str, env)
-    return Episode(env, task, beginning, SPLITS[0], POLICY, goal, tuple(steps))
+    return episode
+
+
+def is_episode(record: Mapping[str, Any]) -> bool:
+    """Return True if a line is an episode, as `loopwm import` and `collect` write them; it has a split."""
+    return "policy" in record and "split" in record
+
+
+def _of_log(record: Mapping[str, Any], env: str) -> Episode:
+    goal, steps = _of_messages(record) if "messages" in record else _of_steps(record)
+    beginning = f"{goal}\0{steps[0].observation if steps else ''}".encode(errors="surrogatepass")
+    seed = _field(record, "seed", int) if "seed" in record else hashlib.sha256(beginning).hexdigest()[:16]
+    return Episode(env, _field(record, "task", str, env), seed, SPLITS[0], POLICY, goal, tuple(steps))
 
 
 def _check_text(text: str) -> None:
@@ -77,7 +90,9 @@ def _of_steps(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
             raise InputError(f"{place}action: must be absent or null in the first step, which only observes")
         score += _field(step, "reward", (int, float), 0.0, place)
         done = _field(step, "done", bool, False, place)
-        steps.append(Step(action, _field(step, "observation", str, prefix=place), score, done))
+        observation = _field(step, "observation", str, prefix=place)
+        look, inventory = (_field(step, name, (str, type(None)), prefix=place) for name in ("look", "inventory"))
+        steps.append(Step(action, observation, score, done, look, inventory))
     return _field(record, "goal", str), steps
 
 
@@ -110,15 +125,20 @@ def _field(record: Mapping[str, Any], name: str, types: Any, default: Any = None
     return value
 
 
-def split_of(goal: str, shares: Mapping[str, float], seed: int) -> str:
-    """Return the split of a goal: all its episodes are in one, since steps of one goal resemble each other.
+def group_of(episode: Episode) -> str:
+    """Return the seed of an episode, or its goal: episodes of one group are in one split, since they resemble."""
+    return str(episode.variation) if isinstance(episode.variation, int) else episode.goal
+
+
+def split_of(group: str, shares: Mapping[str, float], seed: int) -> str:
+    """Return the split of a group.
 
     Args:
-        goal: of the episode.
+        group: as `group_of` names it.
         shares: of the held-out splits, by name.
         seed: that a different assignment follows from.
     """
-    place = int.from_bytes(hashlib.sha256(f"{seed}/{goal}".encode()).digest()[:8]) / 2**64
+    place = int.from_bytes(hashlib.sha256(f"{seed}/{group}".encode()).digest()[:8]) / 2**64
     for name, share in shares.items():
         if place < share:
             return name
@@ -144,7 +164,7 @@ def import_logs(
         except DroppedError as reason:
             dropped[str(reason)] += 1
             continue
-        split = split_of(episode.goal, shares, seed)
+        split = episode.split if is_episode(record) else split_of(group_of(episode), shares, seed)
         episodes[split].append(replace(episode, split=split))
     return dict(episodes), dropped
 
@@ -155,20 +175,31 @@ def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, int, dict[str, Any]]]:
             yield path, number, record
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logs", nargs="+", type=Path, required=True, help="files or folders of logs")
     parser.add_argument("--env", required=True, help="name of your environment")
-    parser.add_argument("--dev", type=float, default=0.1, metavar="SHARE", help="of goals to tune on")
-    parser.add_argument("--test", type=float, default=0.1, metavar="SHARE", help="of goals to evaluate on once")
+    parser.add_argument("--dev", type=float, default=0.1, metavar="SHARE", help="of goals or seeds to tune on")
+    parser.add_argument(
+        "--test", type=float, default=0.1, metavar="SHARE", help="of goals or seeds to evaluate on once"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the splits")
+
+
+def read_shares(args: argparse.Namespace) -> dict[str, float]:
+    """Return the shares of the held-out splits. Raises InputError."""
+    shares = {"dev": args.dev, "test": args.test}
+    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+        raise InputError(f"--dev, --test: must be shares of at least 0 with a sum below 1, got {args.dev}, {args.test}")
+    return shares
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_log_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder for train, dev and test .jsonl.xz")
 
 
 def run(args: argparse.Namespace) -> None:
-    shares = {"dev": args.dev, "test": args.test}
-    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
-        raise InputError(f"--dev, --test: must be shares of at least 0 with a sum below 1, got {args.dev}, {args.test}")
-    episodes, dropped = import_logs(args.logs, args.env, shares, args.seed)
+    episodes, dropped = import_logs(args.logs, args.env, read_shares(args), args.seed)
     if SPLITS[0] not in episodes:
         raise InputError(f"--logs: no episode left to train on ({sum(dropped.values())} dropped)")
     for split in SPLITS:
@@ -176,6 +207,6 @@ def run(args: argparse.Namespace) -> None:
         steps = sum(len(episode.steps) - 1 for episode in plays)
         if plays:
             write_episodes(args.out / f"{split}.jsonl.xz", plays)
-        print(f"{split}: {len(plays)} episodes, {steps} steps, {len({play.goal for play in plays})} goals")
+        print(f"{split}: {len(plays)} episodes, {steps} steps, {len(set(map(group_of, plays)))} goals or seeds")
     for reason, count in dropped.most_common():
         print(f"dropped: {count}, {reason}")

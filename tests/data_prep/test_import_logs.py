@@ -107,6 +107,23 @@ def test_import_keeps_all_episodes_of_a_goal_in_one_split(tmp_path):
     assert split_of("Ring bell 1.", {"dev": 0.5}, 0) in ("train", "dev")
 
 
+def test_import_splits_by_seed_and_keeps_splits_of_episodes(tmp_path):
+    assert run_import(tmp_path, [log(seed=i) for i in range(40)], "--dev", "0.5") == 0
+    splits = {split: list(read_episodes(tmp_path / f"out/{split}.jsonl.xz")) for split in ("train", "dev")}
+    assert sum(map(len, splits.values())) == 40
+    assert min(map(len, splits.values())) > 10
+    arguments = ["import", "--logs", str(tmp_path / "out"), "--env", "shop", "--out", str(tmp_path / "again")]
+    assert main([*arguments, "--dev", "0", "--test", "0"]) == 0
+    assert list(read_episodes(tmp_path / "again/dev.jsonl.xz")) == splits["dev"]
+
+
+def test_import_of_look_and_inventory_keeps_them(tmp_path):
+    steps = [step | {"look": "A shop.", "inventory": "nothing"} for step in STEPS]
+    assert run_import(tmp_path, [log(steps=steps)]) == 0
+    (episode,) = read_episodes(tmp_path / "out/train.jsonl.xz")
+    assert {(step.look, step.inventory) for step in episode.steps} == {("A shop.", "nothing")}
+
+
 @pytest.mark.parametrize(
     ("options", "fault"), [(("--dev", "0.6", "--test", "0.4"), "sum below 1"), (("--dev", "-0.1"), "--dev")]
 )
