@@ -11,6 +11,7 @@ from data_prep import (
     export,
     import_logs,
     pack,
+    prepare_logs,
     probe_windows,
     stats,
     tokenize,
@@ -28,6 +29,7 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "collect": (collect, "play a simulator and write episodes"),
     "import": (import_logs, "import logs of your own environment as episodes"),
+    "prepare": (prepare_logs, "prepare logs for fine-tuning"),
     "pack": (pack, "pack collected episodes into one small file, or unpack such files"),
     "tokenizer": (tokenizer, "train the byte-level BPE and freeze it"),
     "tokenize": (tokenize, "turn episodes into token shards"),

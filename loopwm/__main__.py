@@ -56,10 +56,10 @@ COMMANDS = {
         "--episodes data/episodes/gold --suite scienceworld-500 --out data/windows.jsonl.gz",
     ),
     "train": Command(
-        "loopwm.training.__main__",
+        "loopwm.train_logs",
         (),
-        "train a world model or an agent",
-        "--config configs/text-small.yaml --out runs/mine",
+        "fine-tune with your logs, or train from a configuration",
+        "logs.jsonl --out runs/mine",
     ),
     "eval": Command(
         "eval.__main__",

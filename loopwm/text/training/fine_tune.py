@@ -1,0 +1,230 @@
+"""Fine-tune a checkpoint with prepared logs, within minutes: the second step of `loopwm train LOGS`.
+
+The time is fixed instead of the number of steps: the learning rate falls to zero over it, dev is measured at every
+tenth of it, and the model with the lowest dev loss is exported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loopwm.core import quick_products
+from loopwm.records.command import exit_status, script_parser
+from loopwm.records.errors import InputError
+from loopwm.records.files import PACKAGED, read_json, write_atomic
+from loopwm.runtime import keep_everything, product_rate
+from loopwm.text.model.configuration import LoopWMConfig
+from loopwm.text.model.flops import training_flops
+from loopwm.text.training.config import ModelConfig, TrainingConfig, training_config
+from loopwm.text.training.program import TextProgram, model_config
+from loopwm.trainer.trainer import Trainer
+
+PARTS, PATIENCE = 10, 3
+"""Dev measurements of a run, and how many in a row without a lower loss end it."""
+
+DECAY_SHARE = 0.7
+"""Share of the time, at its end, over which the learning rate falls to zero."""
+
+EXPECTED_ROOF = 0.2
+"""Share of the rate of large matrix products that such runs reach on one or two cores, for the estimate."""
+
+COMPUTED = 5
+"""Tokens that a pass computes for each target of a trunk: contexts, branches and marks beside it."""
+
+MODEL = "model"
+
+CARD = """# World model fine-tuned with logs
+
+Fine-tuned from `{weights}` with `{data}`: {step} steps in {minutes:.1f} minutes. Dev loss {loss:.3f}, {exact} at
+horizon 1. It answers for the environment of these logs only.
+"""
+
+REGIMES = {"observed": 0.7, "snapshot": 0.3}
+
+
+def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
+    """Return the configuration of a run on prepared logs. Raises InputError if there are none."""
+    if not (model / "config.json").is_file():
+        raise InputError(f"--model: must be the folder of a LoopWM checkpoint, got {model}")
+    given = LoopWMConfig.from_pretrained(model)
+    plain = model_config(ModelConfig("reference"), given.vocab_size)
+    # An exit gate would be of other weights; the vocabulary and the number of slots follow from the rest.
+    switches = inspect.get_annotations(LoopWMConfig).keys() - {"auto_map", "vocab_size", "num_hidden_layers"}
+    overrides = {key: getattr(given, key) for key in sorted(switches) if getattr(given, key) != getattr(plain, key)}
+    heads, monitor = float(given.prediction_heads), float(given.monitor_head)
+    return training_config(
+        {
+            "model": {"preset": "reference", "weights": str(model), "overrides": {**overrides, "exit_gate": False}},
+            "data": {
+                "train": [str(data / "shards-train")],
+                "dev": [str(data / "shards-dev")],
+                "regimes": {kind: REGIMES[kind] for kind in read_json(data / "data.json")["contexts"]},
+            },
+            "batch": {"rows": 2, "tokens": 2048, "micro_batches": 2},
+            "objective": {
+                "reward_coef": heads,
+                "continue_coef": heads,
+                "consistency_coef": 0.1 * monitor,
+                "bag_coef": 1.0,
+            },
+            "optimizer": {"learning_rate": 4.0e-3, "warmup_steps": 10, "decay_share": 0.0},
+            "depth": {"backward_loops": 8},
+            "run": {"steps": 1_000_000, "seed": seed, "mixed_precision": "auto", "log_every": 1, "eval_batches": 3},
+        }
+    )
+
+
+@dataclass
+class Progress:
+    """Progress of a run in time and on dev.
+
+    first, best: dev measurements of the checkpoint as it came and of the exported model. worse: measurements since the
+    best.
+    """
+
+    seconds: float = 0.0
+    first: dict[str, float] | None = None
+    best: dict[str, float] | None = None
+    worse: int = 0
+
+
+class TunedProgram(TextProgram):
+    """A text run whose checkpoints contain its progress."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        super().__init__(config)
+        self.progress = Progress()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"progress": asdict(self.progress)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.progress = Progress(**state["progress"])
+
+
+class FineTuner(Trainer[TrainingConfig]):
+    """Trains for a time.
+
+    Args:
+        config: of the run.
+        folder: run folder, resumed if it has a checkpoint.
+        minutes: of training, those before an interruption included.
+        clock: returns seconds.
+    """
+
+    program: TunedProgram
+
+    def __init__(
+        self, config: TrainingConfig, folder: Path, minutes: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(config, TunedProgram, folder)
+        self.budget, self.clock = 60 * minutes, clock
+        self.progress = self.program.progress
+        self._measured, self._last = int(PARTS * self._elapsed()), clock()
+
+    def run(self, max_minutes: float | None = None) -> None:
+        print(self.estimate(), flush=True)
+        if self.progress.first is None:
+            self._measure()
+        super().run(max_minutes)
+
+    def estimate(self) -> str:
+        """Return the expected number of passes over the logs in one line."""
+        model, data = self.program.model_config, self.config.data
+        cost = training_flops(model, model.mu_rec, self.config.depth.backward_loops, data.trunk_tokens_max // 4)
+        rate = EXPECTED_ROOF * product_rate(self.precision, self.accelerator.device) / cost
+        left = max(0.0, self.budget - self.progress.seconds)
+        targets = sum(source.planner.targets for source in self.program.train_stream.sources)
+        passes = rate * left / (COMPUTED * targets)
+        return f"estimate: {left / 60:.1f} minutes at {rate:,.0f} tokens/s, {passes:.0f} passes over the logs"
+
+    # -- hooks of the trainer --------------------------------------------------------------------------------------
+
+    def _bar(self, disable: bool) -> tqdm[Any]:
+        return tqdm(
+            total=round(self.budget), initial=round(self.progress.seconds), disable=disable, unit="s", mininterval=5
+        )
+
+    def _advance(self, bar: tqdm[Any]) -> None:
+        now = self.clock()
+        self.progress.seconds += now - self._last
+        self._last = now
+        bar.update(round(min(self.budget, self.progress.seconds)) - bar.n)
+
+    def _elapsed(self) -> float:
+        return min(1.0, self.progress.seconds / self.budget)
+
+    def _finished(self) -> bool:
+        return self._elapsed() >= 1 or self.progress.worse >= PATIENCE
+
+    def _rate(self) -> float:
+        optimizer = self.config.optimizer
+        warm = min(1.0, (self.step + 1) / optimizer.warmup_steps)
+        return optimizer.learning_rate * warm * min(1.0, (1 - self._elapsed()) / DECAY_SHARE)
+
+    def _after_step(self) -> None:
+        part = int(PARTS * self._elapsed())
+        if part > self._measured:
+            self._measured = part
+            self._measure()
+            self._save()
+
+    def _export(self) -> None:
+        if self._measured < PARTS and self.progress.worse < PATIENCE:
+            self._measure()
+        first, best = self.progress.first or {}, self.progress.best or {}
+        print(f"dev loss {first['loss']:.2f} -> {best['loss']:.2f}; {_exactness(first)} -> {_exactness(best)}")
+        print(f"model: {self.folder / MODEL}")
+
+    def _measure(self) -> None:
+        """Measure dev; export the model if its loss is the lowest so far."""
+        record = self.evaluate()
+        self._log("dev", record)
+        self.progress.first = self.progress.first or record
+        best = self.progress.best
+        self.progress.worse += 1
+        if best is None or record["loss"] < best["loss"]:
+            self.progress.best, self.progress.worse = record, 0
+            self.program.export(self.folder / MODEL)
+            weights, data = self.config.model.weights, self.config.data.train[0]
+            state = {"step": self.step, "minutes": self.progress.seconds / 60, "loss": record["loss"]}
+            card = CARD.format(weights=weights, data=data, exact=_exactness(record), **state)
+            write_atomic(self.folder / MODEL / "README.md", card)
+
+
+def _exactness(record: Mapping[str, float]) -> str:
+    """Describe the share of exact observations at horizon 1, teacher-forced; k0 is the trunk."""
+    return f"{record.get('exact_k0', 0.0):.0%} exact"
+
+
+def fine_tune(data: Path, model: Path, out: Path, minutes: float, seed: int) -> None:
+    """Fine-tune a checkpoint, or resume. Raises InputError."""
+    if not minutes > 0:
+        raise InputError(f"--minutes: must be above 0, got {minutes}")
+    keep_everything()
+    with quick_products():
+        FineTuner(fine_tune_config(data, model, seed), out, minutes).run()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = script_parser("loopwm.text.training.fine_tune", __doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of `python -m data_prep prepare`")
+    parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint to start from")
+    parser.add_argument("--out", type=Path, required=True, help="run folder")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    return exit_status(lambda: fine_tune(args.data, args.model, args.out, args.minutes, args.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Fine-tune the shipped world model with logs of your own text environment.
+
+LOGS are files or folders of JSON lines, as `loopwm import --help` describes, or episodes that it has imported. The run
+folder receives the prepared data, checkpoints, and the model with the lowest dev loss in RUN/model. Rerun the command
+to resume an interrupted run, or with more --minutes to continue.
+
+    loopwm train logs.jsonl --out runs/mine --minutes 10
+    loopwm eval run --model runs/mine/model --suite runs/mine/data/test-windows.jsonl.gz --context observed \\
+        --out runs/eval
+    loopwm serve --model runs/mine/model
+
+With --config FILE, train from a YAML configuration instead: `loopwm train --config FILE --help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from loopwm.records.command import Parser
+from loopwm.records.files import PACKAGED
+
+CONFIGURED = "loopwm.training.__main__"
+PREPARE, FINE_TUNE = "data_prep.__main__", "loopwm.text.training.fine_tune"
+"""Modules whose `main` runs a step. They are named, not imported: `loopwm` imports none of the packages above it."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any(argument.partition("=")[0] == "--config" for argument in arguments):
+        return _run(CONFIGURED, arguments)
+    args = _parser().parse_args(arguments)
+    logs, data, seed = map(str, args.logs), str(args.out / "data"), str(args.seed)
+    named = ["--env", args.environment, "--dev", str(args.dev), "--test", str(args.test), "--seed", seed]
+    tuned = ["--minutes", str(args.minutes), "--model", str(args.model), "--seed", seed]
+    return _run(PREPARE, ["prepare", "--logs", *logs, *named, "--out", data]) or _run(
+        FINE_TUNE, ["--data", data, "--out", str(args.out), *tuned]
+    )
+
+
+def _run(module: str, arguments: list[str]) -> int:
+    status: int = import_module(module).main(arguments)
+    return status
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="loopwm train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOGS", help="files or folders of logs or episodes")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="run folder")
+    parser.add_argument("--minutes", type=float, default=10.0, help="length of the training (default: 10)")
+    parser.add_argument("--environment", default="logs", metavar="NAME", help="of your environment (default: logs)")
+    parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint to start from (default: the shipped)")
+    parser.add_argument("--dev", type=float, default=0.1, metavar="SHARE", help="of goals to stop by (default: 0.1)")
+    parser.add_argument("--test", type=float, default=0.1, metavar="SHARE", help="of goals left out (default: 0.1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the splits and the training (default: 0)")
+    return parser
