@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from serve.engine.prefill import score
 from serve.engine.requests import Request, RequestContext, WorkItem
 from serve.engine.sampling import SamplingParams
 from tests.fixtures.engine import DEPTH, NEVER, Collector, alone, counted, fail, random_prompt
+from tests.fixtures.service import wait_until
 
 
 def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_model, requests):
@@ -116,6 +118,31 @@ def test_rows_go_on_beside_a_long_prompt(tiny_model, monkeypatch):
         assert long.over.wait(60)
     assert sum(sizes) >= 1059
     assert max(sizes) == 32
+
+
+def test_an_item_runs_one_forward_between_two_tokens(tiny_model):
+    row = Collector(Request((9, 9), SamplingParams(max_tokens=60), DEPTH))
+    tokens: list[int] = []
+
+    def small_forwards():
+        for _ in range(20):
+            yield Sum("small", 0, [])
+            tokens.append(len(row.tokens))
+
+    with Engine(tiny_model, NEVER) as engine:
+        engine.submit([row.request])
+        engine.add(WorkItem(steps=small_forwards()))
+        assert row.over.wait(60)
+    assert all(later > earlier for earlier, later in itertools.pairwise(tokens))
+
+
+def test_an_idle_engine_forgets_what_keys_have_used(tiny_model, requests, monkeypatch):
+    monkeypatch.setattr("serve.engine.engine.IDLE_SECONDS", 0.01)
+    collector = Collector(requests[0])
+    with Engine(tiny_model, NEVER) as engine:
+        engine.submit([collector.request])
+        assert collector.over.wait(30)
+        assert wait_until(lambda: not engine._scheduler._scheduled_tokens)
 
 
 def test_many_who_wait_get_as_much_as_the_few_who_decode(tiny_model, monkeypatch):
