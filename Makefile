@@ -9,7 +9,7 @@
 # make test-openenv  an imagined environment behind OpenEnv, and GRPO in it, in an environment of their own
 # make test-browser  drive the playground in a headless Chromium (Debian: apt-get install chromium)
 # make data    play the simulators for everything to train on: hours; killed and started again, it goes on
-# make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; goes on when killed
+# make train-reference  train the checkpoint that ships, on the episodes packed with the project: days; rerun it to resume
 # make probe   compile our classes inside ScienceWorld's JVM (needs a JDK)
 # The first call of any of them creates its environment; variables: PYTHON, HOST, PORT, PYTEST_ARGS, TRAIN_ARGS,
 # WORKERS and SHARD (of make data).
@@ -37,7 +37,7 @@ DOCS_VENV := .venv-docs
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
 
-# Models of tests are tiny: threads of theirs wait for each other longer than they work.
+# Test models are tiny: with several threads, synchronisation costs more than the work.
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/lab $(PYTEST_ARGS)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the checkpoint that is to ship, from the episodes packed with the project, on a plateau of the learning rate that goes
-# on until it is stopped. Killed and started again, it goes on. PROCESSES: 1 (the default), 2 or 4.
+# Trains the checkpoint that is to ship, from the episodes packed with the project, on a plateau of the learning rate of
+# 20,000 steps, or until it is stopped. Run it again to resume. PROCESSES: 1 (the default), 2 or 4.
 #
 #   bash configs/reference.sh RUN [section.key=value ..]     RUN: the run's folder; beside it reference-data
 #

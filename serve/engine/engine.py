@@ -32,7 +32,7 @@ IDLE_SECONDS = 2.0
 """Time without work after which memory is returned to the system."""
 
 BUSY_SECONDS = 10.0
-"""Time of work after which it is returned, too: prompts of all lengths fragment the heap."""
+"""Time of work after which it is returned, too, because prompts of many lengths fragment the heap."""
 
 
 class QueueFullError(RuntimeError):
@@ -78,7 +78,7 @@ class Engine:
     def __init__(
         self, model: LoopWMForCausalLM, end_token: int, limits: Limits | None = None, threads: int | None = None
     ) -> None:
-        """Load nothing yet; the thread starts on entering the context.
+        """Measure the model's bytes per token; the thread starts on entering the context.
 
         threads: torch threads of the engine's thread; None for torch's default.
         """

@@ -140,7 +140,7 @@ class EpochPlanner:
         return [rows[i] for i in rng.permutation(len(rows))]
 
     def _drawn(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw the episodes of an epoch, by index, each as often as it weighs: fractions of a time by chance."""
+        """Draw the episodes of an epoch, by index: each `weight` times, a fractional part at random."""
         times = self._weights.astype(np.int64)
         fractions = self._weights - times
         if fractions.any():
@@ -225,7 +225,7 @@ class EpochPlanner:
     def _end_where_due(
         self, measured: MeasuredEpisode, start: int, last: int, context_kinds: WeightedRoundRobin[ContextKind]
     ) -> int:
-        """Return an earlier end of a window where the most under-served context can begin, if it cannot at `last`."""
+        """Return the latest end up to `last` where the most under-served context can begin; `last` if none."""
         due = context_kinds.next(list(context_kinds.shares))
         if last == measured.episode.last_step or self._allowed(measured, last, due):
             return last
@@ -301,8 +301,8 @@ class EpochPlanner:
     def _decoded(self, horizons: WeightedRoundRobin[int], reach: int) -> tuple[int, ...]:
         """Return the horizons to decode of a branch that can be `reach` deep; none if the branch is not needed.
 
-        A trunk with slots is what horizon 1 is served as, so branches decode deeper horizons only, all that are due.
-        `supervise: terminal` decodes the deepest only (LoopWM, equation 19).
+        Trunk steps with slots train horizon 1 as it is served, so branches decode only deeper horizons, all that are
+        behind their share. `supervise: terminal` decodes the deepest only (LoopWM, equation 19).
         """
         known = [k for k in horizons.shares if k <= reach]
         if self.trunk_is_served:

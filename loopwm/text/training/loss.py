@@ -166,10 +166,10 @@ def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) ->
 
     Tokens count in proportion to their weights.
 
-    Summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss). A deferred plan
-    decodes its last step only, so only that observation would train the latents before. This term trains each latent on
-    its own step, so that a later action can read that an earlier one was refused. Ours, not LoopWM's. Steps without
-    weights are left out. Diagnostics: bag_loss, of a step.
+    Summed over the steps (Zhao et al., 2017, arXiv:1703.10960, section 3.3: the bag-of-word loss). Only the last step
+    of a deferred plan is decoded, so without this term earlier latents learn from that observation only. It trains
+    each latent on its own step, so that a later action can read that an earlier one was refused. Ours, not LoopWM's.
+    Steps without weights are left out. Diagnostics: bag_loss, of a step.
     """
     target_NV = logits_NV.new_zeros(logits_NV.shape, dtype=torch.float32)
     target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")
