@@ -90,7 +90,7 @@ from typing import ClassVar
 
 import torch
 
-from loopwm.core.halting import exit_rule
+from loopwm.core.exit_rules import exit_rule
 
 
 @exit_rule("second")

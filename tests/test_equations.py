@@ -142,13 +142,13 @@ def test_every_numbered_citation_in_the_code_has_a_row():
 
 
 HEAD = "| Paper, number | Formula | Code | Test |\n| --- | --- | --- | --- |\n"
-GATE = "`loopwm/core/halting.py:ExitGate`"
-TEST = "`tests/core/test_halting.py:test_rules_leave_where_their_formulas_say`"
+GATE = "`loopwm/core/exit_rules.py:ExitGate`"
+TEST = "`tests/core/test_exit_rules.py:test_rules_leave_where_their_formulas_say`"
 
 
 def test_a_right_row_is_not_blamed():
     assert faults(f"{HEAD}| LoopWM, equation 12 | g | {GATE} | {TEST} |") == []
-    assert faults(f"{HEAD}| LoopWM | g | {GATE} `loopwm/core/halting.py:ExitGate.forward` | {TEST} |") == []
+    assert faults(f"{HEAD}| LoopWM | g | {GATE} `loopwm/core/exit_rules.py:ExitGate.forward` | {TEST} |") == []
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_a_right_row_is_not_blamed():
         (f"| LoopWM, equations 11 and 12 | g | {GATE} | {TEST} |", "ExitGate does not cite it"),
         (f"| Ouro, equation 12 | g | {GATE} | {TEST} |", "ExitGate does not cite it"),
         (f"| STORM | g | {GATE} | {TEST} |", "ExitGate does not cite it"),
-        (f"| LoopWM | g | `loopwm/core/halting.py:ExitDoor` | {TEST} |", "ExitDoor is not there"),
-        (f"| LoopWM | g | `loopwm/core/halting.py:ExitGate.backward` | {TEST} |", "ExitGate.backward is not there"),
+        (f"| LoopWM | g | `loopwm/core/exit_rules.py:ExitDoor` | {TEST} |", "ExitDoor is not there"),
+        (f"| LoopWM | g | `loopwm/core/exit_rules.py:ExitGate.backward` | {TEST} |", "ExitGate.backward is not there"),
         (f"| LoopWM | g | `loopwm/core/stopping.py:ExitGate` | {TEST} |", "loopwm/core/stopping.py:ExitGate is not"),
-        (f"| LoopWM | g | {GATE} | `tests/core/test_halting.py:test_nothing` |", "test_nothing is not there"),
-        (f"| LoopWM | g | {GATE} | `tests/core/test_halting.py:gated_core` |", "gated_core is no test"),
+        (f"| LoopWM | g | {GATE} | `tests/core/test_exit_rules.py:test_nothing` |", "test_nothing is not there"),
+        (f"| LoopWM | g | {GATE} | `tests/core/test_exit_rules.py:gated_core` |", "gated_core is no test"),
         (f"| LoopWM | g | {GATE} | |", "expected a source, code and a test"),
         (f"| LoopWM | g | | {TEST} |", "expected a source, code and a test"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.predictions import Prediction, append_lines, drop_torn_line
 from loopwm.core import ExitRule, Fixed
-from loopwm.core.halting import RandomExit
+from loopwm.core.exit_rules import RandomExit
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
 from loopwm.records.windows import Window

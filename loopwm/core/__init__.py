@@ -2,7 +2,7 @@
 
 from loopwm.core.block import Attend, AttentionInputs, SeesItself, causal_attention, prefix_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
-from loopwm.core.halting import (
+from loopwm.core.exit_rules import (
     RULES,
     Convergence,
     CumulativeGate,

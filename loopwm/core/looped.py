@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from loopwm.core.block import Attend, AttentionInputs, Block, RMSNorm
 from loopwm.core.depth import DepthPlan
-from loopwm.core.halting import ExitGate, ExitRule, Fixed, LoopView, as_rule
+from loopwm.core.exit_rules import ExitGate, ExitRule, Fixed, LoopView, as_rule
 from loopwm.core.injection import FreeInjection, StateInjection, identity_
 
 
@@ -74,7 +74,7 @@ class CoreConfig:
         return self.loop_slot(self.max_loops, 0)
 
 
-class Settled(NamedTuple):
+class LoopResult(NamedTuple):
     """Result of the loops without prelude and coda, named as in `CoreOutput`."""
 
     state: Tensor
@@ -164,10 +164,10 @@ class LoopedCore(nn.Module):
         """
         rule = self.check(depth)
         drive, retention = self._drive(x_BLD, shared, attend)
-        settled = self.settle(drive, retention, shared, attend, rule, exit_columns, initial_BLD)
-        return CoreOutput(self.read_out(settled.state, shared, attend, x_BLD.dtype), *settled)
+        result = self.run_loops(drive, retention, shared, attend, rule, exit_columns, initial_BLD)
+        return CoreOutput(self.read_out(result.state, shared, attend, x_BLD.dtype), *result)
 
-    def settle(
+    def run_loops(
         self,
         drive: Tensor,
         retention: Tensor,
@@ -176,7 +176,7 @@ class LoopedCore(nn.Module):
         rule: ExitRule,
         exit_columns: int = 1,
         initial_BLD: Tensor | None = None,
-    ) -> Settled:
+    ) -> LoopResult:
         """Run the loops of `forward` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,).
 
         rule: must have passed `check`.
@@ -189,7 +189,7 @@ class LoopedCore(nn.Module):
             loops = torch.full((len(h),), rule.loops, device=h.device)
         else:
             h, previous, loops = self._loop_until_exit(h, drive, retention, shared, attend, rule, exit_columns)
-        return Settled(h, previous, loops)
+        return LoopResult(h, previous, loops)
 
     def trajectory(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, limit: int) -> list[Tensor]:
         """Return h^(1) .. h^(limit), each (B, L, D) float32, of one pass.
@@ -233,10 +233,10 @@ class LoopedCore(nn.Module):
         drive, retention = self._drive(x_BLD, shared, attend)
         if initial_BLD is None:
             initial_BLD = plan.initial_state(x_BLD.shape[1], x_BLD.shape[2], x_BLD.device)
-        settled = self.settle_sampled(drive, retention, shared, attend, plan, initial_BLD)
-        return CoreOutput(self.read_out(settled.state, shared, attend, x_BLD.dtype), *settled)
+        result = self.run_sampled_loops(drive, retention, shared, attend, plan, initial_BLD)
+        return CoreOutput(self.read_out(result.state, shared, attend, x_BLD.dtype), *result)
 
-    def settle_sampled(
+    def run_sampled_loops(
         self,
         drive: Tensor,
         retention: Tensor,
@@ -244,7 +244,7 @@ class LoopedCore(nn.Module):
         attend: Attend,
         plan: DepthPlan,
         initial_BLD: Tensor,
-    ) -> Settled:
+    ) -> LoopResult:
         """Run the loops of `forward_sampled` without prelude and coda, driven by B_bar e (B, L, D) under A_bar (D,)."""
         # Detached: back-propagation is truncated to mu_bwd loops, so no gradient may pass h^(0).
         h = previous = initial_BLD.detach()
@@ -254,7 +254,7 @@ class LoopedCore(nn.Module):
             loop = plan.longest - remaining
             with torch.set_grad_enabled(torch.is_grad_enabled() and remaining <= plan.mu_bwd):
                 previous, h = h, self._loop_rows(h, drive, retention, shared, attend, loop, rows)
-        return Settled(h, previous, torch.tensor(plan.loops, device=h.device))
+        return LoopResult(h, previous, torch.tensor(plan.loops, device=h.device))
 
     def encode_input(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
         """Return e = RMSNorm(prelude(x)), (B, L, D) (LoopWM, equation 4)."""

@@ -296,12 +296,12 @@ class LoopedRecurrence(nn.Module):
             drive = F.linear(self.core.input_norm(self._carried(p[:, t], first[:, t], h)), matrix)
             at = self._shared(positions[:, t]) if slots > 1 else shared
             if plan is not None and noise is not None:
-                settled = self.core.settle_sampled(drive, retention, at, attend, plan, noise)
+                result = self.core.run_sampled_loops(drive, retention, at, attend, plan, noise)
             elif rule is not None:
-                settled = self.core.settle(drive, retention, at, attend, rule, slots)
-            h = settled.state
+                result = self.core.run_loops(drive, retention, at, attend, rule, slots)
+            h = result.state
             states.append(h)
-            loops.append(settled.loops)
+            loops.append(result.loops)
         read = torch.stack(states, 1).flatten(0, 1)
         out = self.core.read_out(read, shared, attend, x.dtype).view_as(x)
         return DynamicsOutput(out, h, torch.stack(loops, 1))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from loopwm.core import DepthPlan
+from loopwm.core.exit_rules import Gate
 from loopwm.core.gate_loss import continue_loss
-from loopwm.core.halting import Gate
 from loopwm.records.template import Context
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import TreeBatch

@@ -134,12 +134,12 @@ class EpochPlanner:
         horizons = WeightedRoundRobin(dict(enumerate(self.config.horizon_shares, start=1)))
         rows = [
             (int(index), plan)
-            for index in self._drawn(rng)
-            for plan in self._taken(self.episodes[index], context_kinds, horizons, queries, rng)
+            for index in self._sample_episodes(rng)
+            for plan in self._subsample_windows(self.episodes[index], context_kinds, horizons, queries, rng)
         ]
         return [rows[i] for i in rng.permutation(len(rows))]
 
-    def _drawn(self, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _sample_episodes(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw the episodes of an epoch, by index: each `weight` times, a fractional part at random."""
         times = self._weights.astype(np.int64)
         fractions = self._weights - times
@@ -147,7 +147,7 @@ class EpochPlanner:
             times += rng.random(len(times)) < fractions
         return rng.permutation(np.repeat(np.arange(len(times)), times))
 
-    def _taken(
+    def _subsample_windows(
         self,
         measured: MeasuredEpisode,
         context_kinds: WeightedRoundRobin[ContextKind],
@@ -156,7 +156,7 @@ class EpochPlanner:
         rng: np.random.Generator,
     ) -> list[RowPlan]:
         """Draw windows of an episode until they contain `episode_steps` steps; all if it has no more."""
-        rows, most = list(self._rows(measured, context_kinds, horizons, queries, rng)), self.config.episode_steps
+        rows, most = list(self._windows(measured, context_kinds, horizons, queries, rng)), self.config.episode_steps
         if not most or measured.episode.last_step <= most:
             return rows
         order = rng.permutation(len(rows))
@@ -164,7 +164,7 @@ class EpochPlanner:
         steps = np.cumsum(new[order])
         return [rows[i] for i in order[: int(np.searchsorted(steps, most)) + 1]]
 
-    def _rows(
+    def _windows(
         self,
         measured: MeasuredEpisode,
         context_kinds: WeightedRoundRobin[ContextKind],
@@ -180,7 +180,7 @@ class EpochPlanner:
             ]
             context_kind = context_kinds.next(allowed) if allowed else "observed"
             head, first, last = self._window(measured, start, context_kind, rng)
-            last = self._end_where_due(measured, start, last, context_kinds)
+            last = self._shorten_for_due_context(measured, start, last, context_kinds)
             targets_from = start + 1 if self.supervise == "every" else None
             targets = int(measured.targets[targets_from : last + 1].sum()) if targets_from is not None else 0
             if self.trunk_is_served:
@@ -222,7 +222,7 @@ class EpochPlanner:
         last = min(measured.reach(start, max(0, room)), longest, measured.episode.last_step)
         return head, first, max(last, start + 1)
 
-    def _end_where_due(
+    def _shorten_for_due_context(
         self, measured: MeasuredEpisode, start: int, last: int, context_kinds: WeightedRoundRobin[ContextKind]
     ) -> int:
         """Return the latest end up to `last` where the most under-served context can begin; `last` if none."""
@@ -241,17 +241,17 @@ class EpochPlanner:
     ) -> tuple[Branch, ...]:
         """Draw branches at steps of a window, more likely before runs of equal actions, until none is due."""
         branches: list[Branch] = []
-        for step in self._places(measured, start, last, rng):
+        for step in self._branch_steps(measured, start, last, rng):
             if len(branches) == self.config.max_branches:
                 break
             reach = min(self.config.max_horizon, measured.episode.last_step - step)
-            if decoded := self._decoded(horizons, reach):
+            if decoded := self._due_horizons(horizons, reach):
                 branches.append(Branch(step, decoded))
                 for k in decoded:
                     horizons.give(k, int(measured.targets[step + k]))
         return tuple(branches)
 
-    def _places(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
+    def _branch_steps(self, measured: MeasuredEpisode, start: int, last: int, rng: np.random.Generator) -> list[int]:
         """Order the steps of a window by a weighted draw (Efraimidis and Spirakis: keys u^(1 / weight))."""
         steps = range(start, min(last, measured.episode.last_step - 1) + 1)
         horizon, echo = self.config.max_horizon, self.config.echo_weights.get(measured.episode.env, 1.0)
@@ -275,7 +275,7 @@ class EpochPlanner:
         branches: list[Branch] = []
         tokens = 0
         if self.config.query_share > 0:
-            for step, index, length in self._asked(episode, start, last, rng):
+            for step, index, length in self._sample_queries(episode, start, last, rng):
                 if len(branches) == self.config.max_queries or queries.next((False, True)) is False:
                     break
                 depth = int(rng.integers(0, min(self.config.max_horizon - 1, step - start) + 1))
@@ -284,10 +284,10 @@ class EpochPlanner:
                 tokens += length
         return tuple(branches), tokens
 
-    def _asked(
+    def _sample_queries(
         self, episode: TokenEpisode, start: int, last: int, rng: np.random.Generator
     ) -> list[tuple[int, int, int]]:
-        """List (step, index of the query, target tokens) in the order of a weighted draw, as `_places` draws."""
+        """List (step, index of the query, target tokens) in the order of a weighted draw, as `_branch_steps` does."""
         candidates, weights, before = [], [], _answers(episode, max(start - 1, 0))
         for step in range(start, last + 1):
             answers = _answers(episode, step)
@@ -298,7 +298,7 @@ class EpochPlanner:
         order = np.argsort(-(rng.random(len(candidates)) ** (1 / np.array(weights))), kind="stable")
         return [candidates[i] for i in order]
 
-    def _decoded(self, horizons: WeightedRoundRobin[int], reach: int) -> tuple[int, ...]:
+    def _due_horizons(self, horizons: WeightedRoundRobin[int], reach: int) -> tuple[int, ...]:
         """Return the horizons to decode of a branch that can be `reach` deep; none if the branch is not needed.
 
         Trunk steps with slots train horizon 1 as it is served, so branches decode only deeper horizons, all that are

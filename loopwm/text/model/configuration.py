@@ -43,7 +43,7 @@ class LoopWMConfig(PreTrainedConfig):
         decode_sees: columns that a decoded token attends to: "all" before it, or the newest "state" slots and itself.
         state_norm: normalise the state at the end of every loop.
         sandwich_norms: normalise the outputs of attention and MLP of the looped layers before they are added.
-        exit_gate: a gate on the state that can end a pass early (`loopwm.core.halting`).
+        exit_gate: a gate on the state that can end a pass early (`loopwm.core.exit_rules`).
         context_tokens: limit up to which a context is filled with history; older steps are dropped. Training rows are
             shorter than a context may be, and answers degrade beyond the trained length.
         num_hidden_layers: derived: the number of attention slots, so that every cache has one entry for each.

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from loopwm.core.exit_rules import ExitGate
 from loopwm.core.gate_loss import continue_labels, continue_loss
-from loopwm.core.halting import ExitGate
 from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json

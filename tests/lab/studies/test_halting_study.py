@@ -16,7 +16,7 @@ from lab.__main__ import main
 from lab.studies.exit_policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
 from lab.studies.halting_study import Thresholds
 from loopwm.core import RULES, Fixed
-from loopwm.core.halting import Convergence, Gate, RandomExit
+from loopwm.core.exit_rules import Convergence, Gate, RandomExit
 from loopwm.records.template import window_context
 from loopwm.text.model.configuration import PRESETS, LoopWMConfig
 from loopwm.text.model.modeling import LoopWMForCausalLM

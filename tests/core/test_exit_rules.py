@@ -18,15 +18,15 @@ from loopwm.core import (
     RandomExit,
     Trace,
     causal_attention,
+    exit_rules,
     format_rule,
-    halting,
     make_rule,
     name_of,
     parse_rule,
     rotary_angles,
 )
 from loopwm.core.block import AttentionInputs
-from loopwm.core.halting import ExitGate, LoopView
+from loopwm.core.exit_rules import ExitGate, LoopView
 from tests.core.cores import CONFIG, THETA, random_core, random_input, shared_inputs
 from tests.reference import halting as reference
 
@@ -276,6 +276,6 @@ def test_a_rule_from_outside_is_known_by_its_name_alone(monkeypatch):
 
         limit: int
 
-    monkeypatch.setitem(halting.RULES, "second", Second)
+    monkeypatch.setitem(exit_rules.RULES, "second", Second)
     assert parse_rule("second:limit=3") == Second(3)
     assert format_rule(Second(3)) == "second:limit=3"
