@@ -12,7 +12,7 @@ import argparse
 import lzma
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -167,9 +167,11 @@ def _play_all(
             future.cancel()
 
 
-def local_executor(workers: int) -> Executor:
+def local_executor(workers: int, initializer: Callable[[], None] | None = None) -> Executor:
     """Return an executor of local processes, each with its own simulator; one worker needs no other process."""
-    return ThreadPoolExecutor(1) if workers == 1 else ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    if workers == 1:
+        return ThreadPoolExecutor(1, initializer=initializer)
+    return ProcessPoolExecutor(workers, get_context("spawn"), initializer)
 
 
 @contextmanager
@@ -259,7 +261,11 @@ TEXT_ONLY: dict[str, Any] = {
 """Options that do not apply to frames, and their defaults."""
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, initializer: Callable[[], None] | None = None) -> None:
+    """Collect.
+
+    initializer: called in each worker process, such as to add a policy.
+    """
     for name in ("episodes_per_task", "episodes", "steps", "max_steps", "hidden_every", "plays", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -267,7 +273,7 @@ def run(args: argparse.Namespace) -> None:
     if is_frame_environment(args.environment):
         _run_frames(args)
     else:
-        _run_text(args)
+        _run_text(args, initializer)
 
 
 def _option(name: str) -> str:
@@ -284,7 +290,7 @@ def _run_frames(args: argparse.Namespace) -> None:
     run_frames(plan, args.out, args.episodes, args.steps)
 
 
-def _run_text(args: argparse.Namespace) -> None:
+def _run_text(args: argparse.Namespace, initializer: Callable[[], None] | None) -> None:
     for name in ("episodes", "steps"):
         if getattr(args, name) is not None:
             raise InputError(f"{_option(name)}: only for frames, use --episodes-per-task for {args.environment}")
@@ -298,7 +304,9 @@ def _run_text(args: argparse.Namespace) -> None:
         hidden_every=args.hidden_every or 4, plays=args.plays or 1,
     )  # fmt: skip
     shard = Shard.parse(args.shard)
-    workers: AbstractContextManager[Executor] = dask_executor(args.dask) if args.dask else local_executor(args.workers)
+    workers: AbstractContextManager[Executor] = (
+        dask_executor(args.dask) if args.dask else local_executor(args.workers, initializer)
+    )
     started = time.monotonic()
     with workers as executor:
         total = collect(plan, args.out, executor, shard, args.solutions)

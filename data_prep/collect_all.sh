@@ -6,8 +6,11 @@ set -euo pipefail
 out=$1 workers=${2:-2} shard=${3:-1/1}
 python=${PYTHON:-python}
 
-collect() { # ENVIRONMENT NAME OPTIONS..
-  "$python" -m data_prep collect "$1" --workers "$workers" --shard "$shard" --solutions "$out/../solutions" --out "$out/$1-$2" "${@:3}"
+collect() { play "data_prep collect" "$@"; }
+probe() { play "lab collect-probes" "$@"; }
+play() { # COMMAND ENVIRONMENT NAME OPTIONS..
+  local command=$1; shift
+  "$python" -m $command "$1" --workers "$workers" --shard "$shard" --solutions "$out/../solutions" --out "$out/$1-$2" "${@:3}"
 }
 
 "$python" -m data_prep pack --unpack --out "$out"
@@ -24,7 +27,7 @@ again noisy-growing grow-fruit change-the-state-of-matter-of
 collect scienceworld fork --split train --policy fork --episodes-per-task 480 --max-steps 220
 collect scienceworld omission --split train --policy omission --episodes-per-task 20 --max-steps 120 --seed 11
 collect scienceworld omission-again --split train --policy omission --episodes-per-task 480 --max-steps 220 --seed 12
-collect scienceworld probe --split train --policy probe --episodes-per-task 100 --max-steps 60
+probe scienceworld probe --split train --episodes-per-task 100 --max-steps 60
 
 if [ -d "${ALFWORLD_DATA:-$HOME/.cache/alfworld}/json_2.1.1" ]; then
   collect alfworld dev-expert --split dev --policy expert --episodes-per-task 30 --max-steps 120
@@ -37,5 +40,5 @@ fi
 collect alfworld built-noisy-again --split built --policy noisy-expert --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-fork-again --split built --policy fork --episodes-per-task 800 --plays 5 --max-steps 120
 collect alfworld built-omission --split built --policy omission --episodes-per-task 800 --plays 5 --max-steps 120 --seed 11
-collect alfworld built-probe --split built --policy probe --episodes-per-task 500 --plays 5 --max-steps 60
+probe alfworld built-probe --split built --episodes-per-task 500 --plays 5 --max-steps 60
 collect alfworld built-expert --split built --policy expert --episodes-per-task 1000 --max-steps 120

@@ -5,19 +5,7 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from data_prep import (
-    collect,
-    counterfactual,
-    export,
-    import_logs,
-    pack,
-    prepare_logs,
-    probe_windows,
-    stats,
-    tokenize,
-    tokenizer,
-    windows,
-)
+from data_prep import collect, import_logs, pack, prepare_logs, tokenize, windows
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
@@ -31,13 +19,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "import": (import_logs, "import logs of your own environment as episodes"),
     "prepare": (prepare_logs, "prepare logs for fine-tuning"),
     "pack": (pack, "pack collected episodes into one small file, or unpack such files"),
-    "tokenizer": (tokenizer, "train the byte-level BPE and freeze it"),
     "tokenize": (tokenize, "turn episodes into token shards"),
     "windows": (windows, "cut evaluation windows out of episodes"),
-    "probe-windows": (probe_windows, "cut windows of what people try first"),
-    "stats": (stats, "count what episodes hold"),
-    "export": (export, "write episodes as a Hugging Face datasets folder"),
-    "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
 }
 
 
@@ -45,6 +28,11 @@ RENAMED = {
     "spelling": "lab tokenizer-eval",
     "determined": "lab state-sufficiency",
     "hidden": "lab refresh-hidden",
+    "tokenizer": "lab train-tokenizer",
+    "probe-windows": "lab probe-windows",
+    "stats": "lab stats",
+    "export": "lab export-episodes",
+    "counterfactual": "lab counterfactual",
 }
 """Commands of earlier releases, and what to run instead."""
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
 
-from data_prep.environments.base import Environment, Prober
+from data_prep.environments.base import Environment
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
 
@@ -39,15 +39,6 @@ CARELESS = 0.3
 LONGEST_CARELESS = 5
 FORK_GAPS = (2, 6)
 """Least and most steps of the path between a fork's end and the next one."""
-
-PROBE_GAPS = (0, 0, 0, 1, 2, 3)
-"""Steps of the path between two probes."""
-
-PROBE_WEIGHTS = {"absent": 1, "wrong use": 1, "unreachable": 1, "permanence": 2, "repetition": 1}
-"""Kinds of probe and their weights: the state after a change is harder to predict than the immediate answer."""
-
-FIRST_PROBE = (0, 0, 0, 1, 2, 4, 8, 16, 32)
-"""Steps of the path before the first probe: people try things mostly at the start."""
 
 _LEAD = 3
 """Steps ahead on the path whose names count as related."""
@@ -102,7 +93,7 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
     """Play the gold path with detours; then find the path again, or continue it regardless for a while."""
     rate = rng.uniform(*DETOUR_RATES)
     slip = rng.randrange(len(gold)) if gold and rng.random() < FATAL_SHARE else -1
-    path, walk = list(gold), _Walk(environment, rng)
+    path, walk = list(gold), Walk(environment, rng)
     played = 0
     while path:
         if rng.random() < rate:
@@ -132,7 +123,7 @@ def act_omission(environment: Environment, gold: Sequence[str], rng: Random) -> 
 
 
 def _leave_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    path, walk = list(gold), _Walk(environment, rng)
+    path, walk = list(gold), Walk(environment, rng)
     until_fork = rng.randint(*FORK_GAPS) - 1
     while path:
         if until_fork > 0 or not leaving.where(path):
@@ -144,33 +135,6 @@ def _leave_out(leaving: Leaving, environment: Environment, gold: Sequence[str], 
         yield from walk.follow(_harmless(path[1:])[: rng.choice(leaving.lengths)])
         path = walk.resume(mark, path)
         until_fork = rng.randint(*FORK_GAPS)
-
-
-def act_probe(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Try what people try first, at places of the path."""
-    if not isinstance(environment, Prober):
-        raise InputError(f"--policy: must not be probe for {environment.name}, which has no probes")
-    path, walk = list(gold), _Walk(environment, rng)
-    yield from walk.follow(environment.looks[:1])  # a policy is not sent step 0
-    until_probe = rng.choice(FIRST_PROBE)
-    while True:
-        if path and until_probe > 0:
-            yield from walk.follow([path.pop(0)])
-            until_probe -= 1
-            continue
-        mark = walk.mark()
-        yield from walk.follow(environment.probe(draw_key(PROBE_WEIGHTS, rng), walk.step, rng))
-        if rng.random() >= CARELESS:
-            path = walk.resume(mark, path)
-        until_probe = rng.choice(PROBE_GAPS)
-
-
-def act_one_kind(environment: Prober, kind: str, step: Step, rng: Random) -> Play:
-    """Play probes of one kind without end, from the place that a step shows."""
-    walk = _Walk(environment, rng)
-    walk.see(step)
-    while True:
-        yield from walk.follow(environment.probe(kind, walk.step, rng))
 
 
 def _is_needed(path: Sequence[str]) -> bool:
@@ -206,7 +170,7 @@ def choices_in(observation: str) -> list[str]:
     return _CHOICE.findall(observation) if observation.startswith("Ambiguous request") else []
 
 
-class _Walk:
+class Walk:
     """State of one play: the path left, and the last step."""
 
     def __init__(self, environment: Environment, rng: Random) -> None:
@@ -317,7 +281,6 @@ POLICIES = {
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
         Policy("fork", act_fork, needs_gold=True, repeatable=True),
         Policy("omission", act_omission, needs_gold=True, repeatable=True),
-        Policy("probe", act_probe, needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

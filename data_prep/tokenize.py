@@ -89,7 +89,7 @@ class LineEncoder:
         spans = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str("a\n\n\tb\n c")]
         if not {(1, 2), (2, 4), (5, 6)} <= set(spans):
             raise InputError(
-                "--tokenizer: its pre-tokenizer must isolate line breaks (make one with `data_prep tokenizer`)"
+                "--tokenizer: its pre-tokenizer must isolate line breaks (make one with `lab train-tokenizer`)"
             )
         self._tokenizer = tokenizer
         self._lines: dict[str, tuple[list[int], list[int]]] = {}

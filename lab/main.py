@@ -7,7 +7,19 @@ from types import ModuleType
 from data_prep.environments.base import SimulatorError
 from lab import scaling
 from lab.agents import plan_transfer
-from lab.data import build_entities, build_examples, refresh_hidden, state_sufficiency, tokenizer_eval
+from lab.data import (
+    build_entities,
+    build_examples,
+    collect_probes,
+    counterfactual,
+    export_episodes,
+    probe_windows,
+    refresh_hidden,
+    state_sufficiency,
+    stats,
+    tokenizer_eval,
+    train_tokenizer,
+)
 from lab.lm_eval import command as lm_eval_tasks
 from lab.pixels import command as pixels
 from lab.reports import command as report
@@ -23,11 +35,17 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "report": (report, "write one page about several runs"),
     "scaling": (scaling, "tabulate what each preset costs in training and serving"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
+    "train-tokenizer": (train_tokenizer, "train the byte-level BPE and freeze it"),
     "tokenizer-eval": (tokenizer_eval, "measure vocabularies: tokens per text, and names spelled in two ways"),
     "state-sufficiency": (state_sufficiency, "measure how far states determine observations"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
     "refresh-hidden": (refresh_hidden, "replay windows and read their hidden states again"),
+    "collect-probes": (collect_probes, "collect episodes of what people try first"),
+    "probe-windows": (probe_windows, "cut windows of what people try first"),
+    "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
+    "stats": (stats, "count what episodes hold"),
+    "export-episodes": (export_episodes, "write episodes as a Hugging Face datasets folder"),
 }
 
 

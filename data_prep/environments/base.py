@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from random import Random
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from data_prep.environments.facts import TextFacts
 from loopwm.records.episodes import Step
@@ -126,18 +125,3 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class Prober(Environment, Protocol):
-    """Environment with texts from which probes can be drawn."""
-
-    def probe(self, kind: str, step: Step, rng: Random) -> list[str]:
-        """Draw the actions of a probe.
-
-        Args:
-            kind: one of `data_prep/probes.py:KINDS`.
-            step: the last step; what is in view and held is read from its texts.
-            rng: the source of all chance.
-        """
-        ...

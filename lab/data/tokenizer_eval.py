@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from data_prep.environments import declared
 from data_prep.environments.scienceworld.names import ENTITIES
-from data_prep.tokenizer import read_names
+from lab.data.train_tokenizer import read_names
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.template import STEP_MARKS, clean

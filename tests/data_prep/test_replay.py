@@ -1,19 +1,17 @@
-"""What is read by playing again: hidden states, and what would have followed another action."""
+"""What is read by playing again: hidden states."""
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from data_prep import counterfactual, windows
+from data_prep import windows
 from data_prep.__main__ import main
 from data_prep.environments.scienceworld.environment import PROBE, ScienceWorld
 from data_prep.policies import replay
-from data_prep.windows import Cut, cut_window, read_windows
+from data_prep.windows import read_windows
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
 from tests.fixtures.episodes import play_once
@@ -31,8 +29,7 @@ def episode(simulator: ScienceWorld) -> Episode:
 def shared_simulator(simulator: ScienceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands use the session's simulator instead of starting one, and leave it running."""
     monkeypatch.setattr(ScienceWorld, "close", lambda self: None)
-    for module in (windows, counterfactual):
-        monkeypatch.setattr(module, "make_environment", lambda name: simulator)
+    monkeypatch.setattr(windows, "make_environment", lambda name: simulator)
 
 
 @pytest.mark.parametrize(
@@ -130,52 +127,3 @@ def test_windows_carry_the_hidden_state_of_their_now(simulator: ScienceWorld, ep
         *_, now = replay(simulator, TASK, 3, episode.steps[: len(window["history"])])
         assert now.look == window["look"]
         assert window["hidden_state"] == simulator.hidden_state()
-
-
-@pytest.mark.usefixtures("shared_simulator")
-def test_a_counterfact_differs_in_one_earlier_action_and_in_the_answer(
-    simulator: ScienceWorld, episode: Episode, tmp_path: Path
-) -> None:
-    source, out = tmp_path / "w.jsonl", tmp_path / "pairs.jsonl"
-    cuts = [Cut(episode, now, f"w/{now}") for now in range(3)]
-    windows.write_windows(source, [cut_window(cut, 3, None) for cut in cuts])
-    assert main(["counterfactual", "--windows", str(source), "--count", "2", "--out", str(out)]) == 0
-    found = read_windows(out)
-    assert len(found) == 4
-    for fact, other in zip(found[::2], found[1::2], strict=True):
-        assert (fact["id"][-5:], other["id"]) == ("/fact", fact["id"][:-4] + "counterfact")
-        assert {k for k in fact if fact[k] != other[k]} <= {"id", "actions", "observations", "rewards", "dones"}
-        assert [a == b for a, b in zip(fact["actions"], other["actions"], strict=True)].count(False) == 1
-        assert fact["actions"][-1] == other["actions"][-1]
-        assert fact["observations"][-1] != other["observations"][-1]
-        assert played(simulator, other) == (other["observations"], other["dones"])
-
-
-def played(simulator: ScienceWorld, window: dict[str, Any]) -> tuple[list[str], list[bool]]:
-    """What the simulator answers to the window's actions."""
-    simulator.reset(window["task"], window["variation"])
-    for step in window["history"][1:]:
-        simulator.step(step["action"])
-    steps = [simulator.step(action) for action in window["actions"]]
-    return [step.observation for step in steps], [step.done for step in steps]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 1: not JSON"),
-        ("[]", "line 1: expected a JSON object"),
-        ('{"id": "a"}', "line 1: env: missing"),
-        (json.dumps({"id": "a", "env": "chess", "task": "t", "variation": 0, "history": [], "actions": ["a", "b"],
-                     "observations": []}), "got 'chess'"),
-    ],
-)  # fmt: skip
-def test_files_without_windows_are_refused_in_one_line(
-    tmp_path: Path, line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "w.jsonl").write_text(line)
-    options = ["--count", "1", "--out", str(tmp_path / "pairs.jsonl")]
-    assert main(["counterfactual", "--windows", str(tmp_path / "w.jsonl"), *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

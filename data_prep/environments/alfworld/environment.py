@@ -19,7 +19,6 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from random import Random
 from tempfile import gettempdir
 from typing import Any
 from zlib import crc32
@@ -29,7 +28,6 @@ from data_prep.environments.alfworld.facts import contents_facts
 from data_prep.environments.alfworld.games import TASKS, build_game, list_dev_games, list_games
 from data_prep.environments.alfworld.hidden import describe, unreadable_line
 from data_prep.environments.alfworld.names import NAMES
-from data_prep.environments.alfworld.probing import draw_probe
 from data_prep.environments.base import Declared, SimulatorError
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
@@ -94,7 +92,7 @@ class AlfWorld(Declared):
         self._game = self._kind = self._task = ""
         self._goal: expert.Goal | None = None
         self._seen: set[str] = set()
-        self._places: list[str] = []
+        self.places: list[str] = []
         """All places of the room; only the first look names them."""
 
         self._first: dict[str, Any] | None = None
@@ -142,9 +140,6 @@ class AlfWorld(Declared):
         assert self._first is not None
         return _step(None, self._first)
 
-    def probe(self, kind: str, step: Step, rng: Random) -> list[str]:
-        return draw_probe(kind, step, self._places, rng)
-
     def goal(self) -> str:
         return self._task
 
@@ -178,7 +173,7 @@ class AlfWorld(Declared):
         self._first = self._engine.call("load", game)
         match = _TASK_SENTENCE.search(self._first["observation"])
         self._task = match[0] if match else ""
-        self._game, self._seen, self._places = name, set(), _PLACES.findall(self._first["look"])
+        self._game, self._seen, self.places = name, set(), _PLACES.findall(self._first["look"])
 
 
 def _step(action: str | None, reply: dict[str, Any]) -> Step:

@@ -46,7 +46,6 @@ from data_prep.environments.scienceworld.class_patch import add_hash_code, redir
 from data_prep.environments.scienceworld.facts import listing_facts
 from data_prep.environments.scienceworld.families import FAMILIES
 from data_prep.environments.scienceworld.names import NAMES
-from data_prep.environments.scienceworld.probing import draw_probe
 from data_prep.environments.scienceworld.repair import Arrangement, Thing, parse_doors, repair
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
@@ -125,7 +124,6 @@ class ScienceWorld(Declared):
     extra = "data"
     packages = ("scienceworld",)
     names = NAMES
-    probe = staticmethod(draw_probe)
     kinds = Path(__file__).with_name("kinds.json")
     facts = staticmethod(listing_facts)
 

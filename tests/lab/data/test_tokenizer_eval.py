@@ -8,7 +8,7 @@ from tokenizers.trainers import BpeTrainer
 
 from lab.data.tokenizer_eval import Speller, measure, names_pattern
 from loopwm.records.episodes import Episode, Step
-from tests.data_prep.test_tokenizer import NAMES, built  # noqa: F401 - a fixture
+from tests.lab.data.test_train_tokenizer import NAMES, built  # noqa: F401 - a fixture
 
 
 def test_names_spelled_unlike_before_are_counted(built: Tokenizer) -> None:  # noqa: F811

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from data_prep.__main__ import main
-from data_prep.export import STEP_FIELDS, to_row
-from data_prep.stats import Counter, count_groups, token_counter
 from data_prep.tokenize import TOKENIZER_FILE
+from lab.__main__ import main
+from lab.data.export_episodes import STEP_FIELDS, to_row
+from lab.data.stats import Counter, count_groups, token_counter
 from loopwm.records.episodes import format_episode, write_episodes
 from loopwm.records.template import CONTEXT_LIMIT, Context, StateSlots, Transition, render_context
 from tests.fixtures.episodes import make_episode
@@ -98,9 +98,9 @@ def test_the_export_is_loaded_by_datasets(tmp_path: Path, episode_file: Path) ->
     test_file = tmp_path / "test.jsonl"
     write_episodes(test_file, [make_episode("freeze", split="test")])
     out = tmp_path / "export"
-    assert main(["export", "--episodes", str(episode_file), str(test_file), "--out", str(out)]) == 0
+    assert main(["export-episodes", "--episodes", str(episode_file), str(test_file), "--out", str(out)]) == 0
     found = load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
     assert {split: len(rows) for split, rows in found.items()} == {"train": 6, "test": 1}
     first = make_episode("boil", 0)
     assert from_row(found["train"][0]) == json.loads(format_episode(first))
-    assert main(["export", "--episodes", str(test_file), "--out", str(out)]) == 2
+    assert main(["export-episodes", "--episodes", str(test_file), "--out", str(out)]) == 2

@@ -1,6 +1,6 @@
 """Probes: short action lists that people try first, drawn from the state that a place shows.
 
-An environment that can be probed follows `data_prep/environments/base.py:Prober`; it reads its texts in its own folder.
+`lab/data/collect_probes.py:PROBERS` has the environments that can be probed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import TypeVar
+
+from data_prep import environments
 
 KINDS = ("absent", "wrong use", "unreachable", "permanence", "repetition")
 
@@ -64,7 +66,7 @@ SYLLABLES = (
 EXTENSIONS = ("cream", "lid", "handle", "box", "cake", "machine", "2", "juice", "bag", "stand")
 """Words that turn a name into another: ice cream for ice."""
 
-_ENVIRONMENTS = Path(__file__).with_name("environments")
+_ENVIRONMENTS = Path(environments.__file__).parent
 
 T = TypeVar("T")
 

@@ -19,15 +19,16 @@ from typing import Any
 from tqdm import tqdm
 
 from data_prep.environments import declared, make_environment
-from data_prep.environments.base import Prober
-from data_prep.policies import act_one_kind, choices_in, replay
-from data_prep.probes import KINDS
+from data_prep.environments.base import Environment
+from data_prep.policies import choices_in, replay
 from data_prep.windows import read_windows, write_windows
+from lab.data.collect_probes import PROBERS, act_one_kind
+from lab.data.probes import KINDS
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
 EXAMPLE = (
-    "python -m data_prep probe-windows --windows eval/suites/scienceworld-500.jsonl.gz "
+    "python -m lab probe-windows --windows eval/suites/scienceworld-500.jsonl.gz "
     "--out eval/suites/scienceworld-probe.jsonl.gz"
 )
 
@@ -42,7 +43,7 @@ TRIES = 8
 
 
 def probe_window(
-    environment: Prober, window: Mapping[str, Any], kind: str, horizon: int, name: str, rng: Random
+    environment: Environment, window: Mapping[str, Any], kind: str, horizon: int, name: str, rng: Random
 ) -> dict[str, Any] | None:
     """Return a window of probes at a place of another window's history, after a look about.
 
@@ -131,7 +132,7 @@ def families_in_turn(windows: Sequence[Mapping[str, Any]], rng: Random) -> Itera
 
 
 def cut_probes(
-    environment: Prober, windows: Sequence[Mapping[str, Any]], count: int, horizon: int, seed: int, name: str
+    environment: Environment, windows: Sequence[Mapping[str, Any]], count: int, horizon: int, seed: int, name: str
 ) -> Iterator[dict[str, Any]]:
     """Yield up to `count` windows, the kinds in turn."""
     cut = 0
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace) -> None:
     windows = read_windows(args.windows)
     name = args.out.name.split(".")[0]
     with closing(make_environment(windows[0]["env"])) as environment:
-        if not isinstance(environment, Prober):
+        if environment.name not in PROBERS:
             raise InputError(f"{args.windows}: {environment.name} has no probes")
         probes = cut_probes(environment, windows, args.count, args.horizon, args.seed, name)
         cut = list(tqdm(probes, total=args.count, unit="window", mininterval=10))

@@ -18,7 +18,7 @@ from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files, write_lines
 
-EXAMPLE = "python -m data_prep export --episodes data/episodes/train --out data/export"
+EXAMPLE = "python -m lab export-episodes --episodes data/episodes/train --out data/export"
 
 STEP_FIELDS = ("action", "observation", "score", "done", "look", "inventory")
 EPISODES_PER_FILE = 5_000

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from data_prep import probe_windows
-from data_prep.__main__ import main
-from data_prep.environments.alfworld import probing as alfworld
-from data_prep.environments.scienceworld import probing as scienceworld
 from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.policies import FATAL, POLICIES
-from data_prep.probe_windows import cut_probes, ends_in_look_at_change, families_in_turn, is_answerable
-from data_prep.probes import KINDS, OUTSIDE, PLACES, absent_name, altered_name
 from data_prep.windows import read_windows
+from lab.__main__ import main
+from lab.data import alfworld_probes as alfworld
+from lab.data import collect_probes, probe_windows
+from lab.data import scienceworld_probes as scienceworld
+from lab.data.probe_windows import cut_probes, ends_in_look_at_change, families_in_turn, is_answerable
+from lab.data.probes import KINDS, OUTSIDE, PLACES, absent_name, altered_name
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
 from tests.data_prep.test_windows import check_variations, is_held_out
 from tests.fixtures.episodes import as_answered, play_once
 from tests.fixtures.toy import Toy
 
-SUITES = Path(__file__).parents[2] / "eval/suites"
+SUITES = Path(__file__).parents[3] / "eval/suites"
 
 KITCHEN = (
     "This room is called the kitchen. In it, you see: \n\tthe agent\n\ta substance called air\n"
@@ -129,6 +129,15 @@ def test_repetition_probe_repeats_an_action() -> None:
         assert 2 <= Counter(probe).most_common(1)[0][1] <= 5
 
 
+collect_probes.register()
+
+
+@pytest.fixture
+def toy_prober(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = lambda environment, kind, step, rng: environment.probe(kind, step, rng)  # noqa: E731
+    monkeypatch.setitem(collect_probes.PROBERS, Toy.name, probe)
+
+
 class Probed(Toy):
     """A toy that is tried with one request that is ambiguous."""
 
@@ -136,6 +145,7 @@ class Probed(Toy):
         return [f"try {kind} after {step.action}", "take cup"]
 
 
+@pytest.mark.usefixtures("toy_prober")
 def test_act_probe_if_ambiguous_answers_number() -> None:
     played, path = probe_actions(["north", "south"] * 20)
     assert played[0] == Toy.looks[0]
@@ -158,7 +168,7 @@ def probe_actions(path: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def test_act_probe_without_prober_is_refused() -> None:
-    with pytest.raises(InputError, match="must not be probe for"):
+    with pytest.raises(InputError, match="environment: must be one of scienceworld, alfworld"):
         next(POLICIES["probe"].act(Toy(), [], Random(0)))
 
 
@@ -217,6 +227,7 @@ class Room(Probed):
         return Step(action, f"answer {self.count}", 0, self.count >= self.ends, f"look {self.count // 2}", "")
 
 
+@pytest.mark.usefixtures("toy_prober")
 def test_cut_probes_takes_kinds_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_windows, "is_answerable", lambda *_: True)
     monkeypatch.setattr(probe_windows, "ends_in_look_at_change", lambda _: True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from data_prep.probes import PLACES, PlaceProbes, absent_name, alfworld_words, pick, scienceworld_words, with_looks
+from lab.data.probes import PLACES, PlaceProbes, absent_name, alfworld_words, pick, scienceworld_words, with_looks
 from loopwm.records.episodes import Step
 
 ROOMS = (

@@ -24,7 +24,7 @@ from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 
 EXAMPLE = (
-    "python -m data_prep counterfactual --windows eval/suites/scienceworld-500.jsonl.gz --count 200 "
+    "python -m lab counterfactual --windows eval/suites/scienceworld-500.jsonl.gz --count 200 "
     "--out eval/suites/scienceworld-counterfactual.jsonl.gz"
 )
 

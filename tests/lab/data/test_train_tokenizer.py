@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data_prep.__main__ import main
 from data_prep.environments.alfworld.games import load_package
-from data_prep.environments.alfworld.texts import train_texts
 from data_prep.environments.scienceworld.names import ENTITIES
-from data_prep.tokenizer import TrainText, read_names
-from data_prep.vocabulary import (
+from lab.__main__ import main
+from lab.data.alfworld_texts import train_texts
+from lab.data.train_tokenizer import TrainText, read_names
+from lab.data.vocabulary import (
     integer_merges,
     name_words,
     phrase_merges,
@@ -246,7 +246,7 @@ def test_only_train_text_is_learnt(
     assert "xylophone" not in texts.lower()
 
     write_episodes(episode_file, [make_episode(split="dev")])
-    arguments = ["tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(alfworld_games)]
+    arguments = ["train-tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(alfworld_games)]
     assert main([*arguments, "--out", str(episode_file.with_name("t.json"))]) == 2
     assert "split: must be train, got 'dev'" in capsys.readouterr().err
 
@@ -255,7 +255,7 @@ def test_a_tokenizer_is_the_same_bytes_twice_and_then_frozen(
     alfworld_games: Path, episode_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "tokenizer.json"
-    arguments = ["tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(alfworld_games)]
+    arguments = ["train-tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(alfworld_games)]
     (tmp_path / "names.txt").write_text("boil\nmelt\n")
     arguments += ["--word-entries", "400", "--vocab-size", "640", "--names", str(tmp_path / "names.txt")]
     assert main([*arguments, "--out", str(out)]) == 0
@@ -280,7 +280,7 @@ def test_a_tokenizer_is_the_same_bytes_twice_and_then_frozen(
 def test_a_size_that_does_not_fit_or_a_missing_list_is_refused(
     option: list[str], message: str, episode_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(tmp_path)]
+    arguments = ["train-tokenizer", "--episodes", str(episode_file), "--alfworld-games", str(tmp_path)]
     assert main([*arguments, "--out", str(tmp_path / "t.json"), *option]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "t.json").exists()

@@ -1,6 +1,6 @@
 """Train the vocabulary of the text worlds on train episodes and games, and freeze it.
 
-It is one byte-level BPE: words, integers and phrases without names (`data_prep.vocabulary`). Every byte is in the
+It is one byte-level BPE: words, integers and phrases without names (`lab.data.vocabulary`). Every byte is in the
 alphabet, so any text round-trips. The names of ScienceWorld are the list that `python -m lab build-entities` makes of
 the simulator's jar; those of ALFWorld are the words before a number in its games and episodes.
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from data_prep.environments import declared
-from data_prep.environments.alfworld.texts import GAME, NOTE, train_texts
 from data_prep.environments.scienceworld.names import ENTITIES
-from data_prep.vocabulary import (
+from lab.data.alfworld_texts import GAME, NOTE, train_texts
+from lab.data.vocabulary import (
     integer_merges,
     name_words,
     phrase_merges,
@@ -33,7 +33,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write, line_files, open_text
 from loopwm.records.template import SPECIAL_TOKENS, clean
 
-EXAMPLE = "python -m data_prep tokenizer --episodes data/episodes/train --alfworld-games data/alfworld"
+EXAMPLE = "python -m lab train-tokenizer --episodes data/episodes/train --alfworld-games data/alfworld"
 
 COMPARED_PHRASES = (0, 448, 896, 1792)
 KINDS = ("goal", "observation", "look", "inventory", "hidden_state", "action")

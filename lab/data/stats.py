@@ -27,7 +27,7 @@ from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.files import atomic_write, line_files, write_lines
 from loopwm.records.template import STEP_MARKS
 
-EXAMPLE = "python -m data_prep stats --episodes data/episodes --out docs/statistics"
+EXAMPLE = "python -m lab stats --episodes data/episodes --out docs/statistics"
 
 COLUMNS = ("episodes", "transitions", "tokens", "repeated episodes", "repeated transitions", "median context", "cut")
 
