@@ -68,19 +68,6 @@ LEFT, RIGHT, FORWARD, STAY = 0, 1, 2, 6
 """Actions of MiniGrid."""
 
 
-def look_back(actions: int, rng: np.random.Generator) -> Iterator[int]:
-    """Turn one to four times, wait 0 to 16 steps, and repeat, now and then after a few steps forward.
-
-    Things leave the view and return. For MiniGrid's Memory mazes.
-
-    """
-    while True:
-        yield from [int(rng.choice((LEFT, RIGHT)))] * int(rng.integers(1, 5))
-        yield from [STAY] * int(rng.integers(17))
-        if rng.random() < 0.2:
-            yield from [FORWARD] * int(rng.integers(1, 5))
-
-
 def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
     """Look around and wait, one to three times, walk to the end of the corridor, turn left or right and go on.
 
@@ -103,7 +90,7 @@ def choose(actions: int, rng: np.random.Generator) -> Iterator[int]:
 CORRIDOR = 8
 """Steps to the end of the longest corridor, S9's; a wall stops any excess steps."""
 
-POLICIES = {"random": at_random, "look-back": look_back, "choose": choose}
+POLICIES = {"random": at_random, "choose": choose}
 
 
 def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from data_prep import collect, import_logs, pack, prepare_logs, tokenize, windows
+from data_prep import collect, import_logs, prepare_logs, tokenize, unpack, windows
 from data_prep.environments.base import SimulatorError
 from loopwm.records.command import command_parser, exit_status, refuse_renamed
 
@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "collect": (collect, "play a simulator and write episodes"),
     "import": (import_logs, "import logs of your own environment as episodes"),
     "prepare": (prepare_logs, "prepare logs for fine-tuning"),
-    "pack": (pack, "pack collected episodes into one small file, or unpack such files"),
+    "unpack": (unpack, "unpack the episodes that come with the project"),
     "tokenize": (tokenize, "turn episodes into token shards"),
     "windows": (windows, "cut evaluation windows out of episodes"),
 }
@@ -29,6 +29,7 @@ RENAMED = {
     "determined": "lab state-sufficiency",
     "hidden": "lab refresh-hidden",
     "tokenizer": "lab train-tokenizer",
+    "pack": "data_prep unpack` or `lab pack",
     "probe-windows": "lab probe-windows",
     "stats": "lab stats",
     "export": "lab export-episodes",

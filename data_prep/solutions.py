@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.environments.base import Environment
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write, open_text, write_lines
+from loopwm.records.files import atomic_write, open_text
 
 PACKED = Path(__file__).with_name("packed")
 
@@ -22,41 +22,21 @@ def solve(environment: Environment, task: str, variation: int | str, folder: Pat
 
     Raises SimulatorError if there is none, InputError for an invalid file.
     """
-    packed = _packed(environment.name).get((task, variation))
+    packed = packed_solutions(environment.name).get((task, variation))
     if packed is not None:
         return list(packed)
     if folder is None:
         return environment.gold_actions(task, variation)
     path = folder / environment.name / task / f"{str(variation).replace('/', '_')}.json"
     if path.is_file():
-        return _read(path)
+        return read_solution(path)
     actions = environment.gold_actions(task, variation)
     with atomic_write(path) as file:
         file.write(json.dumps(actions).encode() + b"\n")
     return actions
 
 
-def pack_solutions(folder: Path, out: Path) -> int:
-    """Write the solutions of an environment's folder, and those packed before, to one file.
-
-    Returns their number. Raises InputError for a folder without solutions.
-    """
-    solutions = {
-        (path.parent.name, int(path.stem) if path.stem.isdecimal() else path.stem): _read(path)
-        for path in folder.glob("*/*.json")
-    }
-    if not solutions:
-        raise InputError(f"{folder}: must hold solutions (TASK/VARIATION.json), found none")
-    solutions |= {place: list(actions) for place, actions in _packed(folder.name).items()}
-    records = [
-        {"task": task, "variation": variation, "actions": solutions[task, variation]}
-        for task, variation in sorted(solutions, key=lambda place: (place[0], str(place[1]).zfill(6)))
-    ]
-    write_lines(out, (json.dumps(record, separators=(",", ":")) for record in records))
-    return len(records)
-
-
-def _read(path: Path) -> list[str]:
+def read_solution(path: Path) -> list[str]:
     try:
         actions = json.loads(path.read_bytes())
     except ValueError as error:
@@ -67,7 +47,7 @@ def _read(path: Path) -> list[str]:
 
 
 @cache
-def _packed(env: str) -> dict[tuple[str, int | str], tuple[str, ...]]:
+def packed_solutions(env: str) -> dict[tuple[str, int | str], tuple[str, ...]]:
     path = PACKED / f"solutions-{env}.jsonl.xz"
     if not path.is_file():
         return {}

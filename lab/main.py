@@ -13,6 +13,7 @@ from lab.data import (
     collect_probes,
     counterfactual,
     export_episodes,
+    pack,
     probe_windows,
     refresh_hidden,
     state_sufficiency,
@@ -44,6 +45,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "collect-probes": (collect_probes, "collect episodes of what people try first"),
     "probe-windows": (probe_windows, "cut windows of what people try first"),
     "counterfactual": (counterfactual, "cut pairs of windows that differ in one earlier action and in the answer"),
+    "pack": (pack, "pack collected episodes or solutions into one small file"),
     "stats": (stats, "count what episodes hold"),
     "export-episodes": (export_episodes, "write episodes as a Hugging Face datasets folder"),
 }

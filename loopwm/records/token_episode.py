@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from loopwm.records.template import ContextKind
 
@@ -67,51 +67,6 @@ class TokenEpisode:
     task: str = ""
     policy: str = ""
     weight: float = 1.0
-
-    @classmethod
-    def of_texts(
-        cls,
-        goal: ArrayLike,
-        observations: Sequence[ArrayLike],
-        actions: Sequence[ArrayLike],
-        looks: Sequence[ArrayLike | None],
-        inventories: Sequence[ArrayLike | None],
-        hidden_states: Sequence[ArrayLike | None] | None = None,
-        rewards: Sequence[float] | None = None,
-        dones: Sequence[bool] | None = None,
-        env: str = "",
-        task: str = "",
-        policy: str = "",
-        queries: Sequence[Sequence[tuple[ArrayLike, ArrayLike]]] = (),
-    ) -> TokenEpisode:
-        """Return an episode of these texts, which are lists over its steps."""
-        count = len(observations)
-        columns: dict[int, Sequence[ArrayLike | None]] = {
-            GOAL: [goal] + [None] * (count - 1),
-            HIDDEN: [None] * count if hidden_states is None else hidden_states,
-            LOOK: looks,
-            INVENTORY: inventories,
-            OBSERVATION: observations,
-            ACTION: [None, *actions[1:]],
-        }
-        tokens: list[int] = []
-        places: dict[tuple[int, ...], int] = {}
-        spans = []
-        for step in range(count):
-            texts = [(kind, column[step]) for kind, column in columns.items()]
-            pairs = queries[step] if queries else ()
-            for kind, text in (*texts, *(part for pair in pairs for part in zip((QUERY, ANSWER), pair, strict=True))):
-                if text is not None:
-                    words = tuple(np.asarray(text, dtype=np.int64).tolist())
-                    if words not in places:
-                        places[words] = len(tokens)
-                        tokens += words
-                    spans.append((places[words], len(words), step, kind))
-        steps = np.empty(count, dtype=STEP_DTYPE)
-        steps["reward"] = np.nan if rewards is None else rewards
-        steps["done"] = False if dones is None else dones
-        flat, table = np.array(tokens, dtype=np.uint16), np.array(spans, dtype=SPAN_DTYPE)
-        return cls(flat, table, steps, env=env, task=task, policy=policy)
 
     @property
     def goal(self) -> Tokens:

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from data_prep.pack import EPISODES, SUFFIX, _members
 from data_prep.solutions import PACKED
+from data_prep.unpack import EPISODES, SUFFIX, members
 from eval.scores.suites import load_suite, suite_names
 from loopwm.records.episodes import TRAIN_SPLITS, parse_episode
 from loopwm.records.windows import game_of
@@ -18,7 +18,7 @@ def test_packs_to_train_on_hold_no_game_of_a_suite() -> None:
     """Packs of dev hold games of no other suites than those of dev."""
     played: defaultdict[str, set[str]] = defaultdict(set)
     for pack in sorted(PACKED.glob(f"*{SUFFIX}")):
-        for name, content in _members(pack):
+        for name, content in members(pack):
             for line in content.decode().splitlines() if name.endswith(EPISODES) else ():
                 episode = parse_episode(line)
                 split = "train" if episode.split in TRAIN_SPLITS else episode.split

@@ -315,9 +315,9 @@ def test_small_frames_of_a_maze_tell_where_the_cue_is(tmp_path: Path) -> None:
         assert (tile[..., 1] > tile[..., 0].astype(int) + 30).any()  # the cue is green
         valid += hidden
     assert 0.6 < valid / 60 < 0.9
-    order = ["collect", "minigrid/MemoryS7@pixels=32", "--split", "train", "--policy", "look-back", "--episodes", "2"]
+    order = ["collect", "minigrid/MemoryS7@pixels=32", "--split", "train", "--policy", "choose", "--episodes", "2"]
     assert main([*order, "--max-steps", "40", "--out", str(tmp_path)]) == 0
     episode = read_episode(episode_files(tmp_path)[0])
-    assert episode.policy == "look-back"
+    assert episode.policy == "choose"
     assert set(episode.action.tolist()) <= {0, 1, 2, 6}
     assert episode.extras["cue"].shape == (41, 2)

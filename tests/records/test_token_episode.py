@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from loopwm.records.token_episode import ACTION, FACT_DTYPE, HIDDEN, LOOK, OBSERVATION, TokenEpisode
+from tests.fixtures.rows import episode_of_texts
 
 WORDS = [[7, 8], [], [9], [7, 8], [], [5, 6, 7]]
 LOOKS = [[1], None, [9], None, [1], []]
@@ -13,7 +14,7 @@ LOOKS = [[1], None, [9], None, [1], []]
 
 @pytest.fixture
 def episode() -> TokenEpisode:
-    return TokenEpisode.of_texts([3, 4], WORDS, [[], *WORDS[1:]], LOOKS, LOOKS, dones=[False] * 5 + [True], env="toy")
+    return episode_of_texts([3, 4], WORDS, [[], *WORDS[1:]], LOOKS, LOOKS, dones=[False] * 5 + [True], env="toy")
 
 
 def test_token_episode_texts_are_those_it_was_made_of(episode: TokenEpisode) -> None:

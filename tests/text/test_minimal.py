@@ -17,7 +17,6 @@ from loopwm.core import DepthPlan
 from loopwm.core.exit_rules import Gate
 from loopwm.core.gate_loss import continue_loss
 from loopwm.records.template import Context
-from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import START, Branch, RowPlan, TreeRow
 from loopwm.text.model.modeling import LoopWMForCausalLM
@@ -25,7 +24,7 @@ from loopwm.text.training.fit_gate import decisions
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
-from tests.fixtures.rows import row_builder
+from tests.fixtures.rows import episode_of_texts, row_builder
 
 ROOT = Path(__file__).parents[2]
 STEPS, ROWS, SEED = 100, 3, 3
@@ -65,7 +64,7 @@ def library_batch(tokenizer, slots, chosen: list, branches: list) -> TreeBatch:
     builder, rows = row_builder(tokenizer, slots), []
     for episode, pairs in zip(chosen, branches, strict=True):
         nothing = [None] * len(episode.actions)
-        tokens = TokenEpisode.of_texts(episode.goal, episode.observations, episode.actions, nothing, nothing)
+        tokens = episode_of_texts(episode.goal, episode.observations, episode.actions, nothing, nothing)
         leaves = tuple(Branch(step, (depth,)) for step, depth in pairs)
         rows.append(builder.build(tokens, RowPlan(0, "observed", 1, len(episode.actions) - 1, leaves, 1)))
     batch = TreeBatch.collate(rows, range(len(rows)), pad_id=0)

@@ -16,13 +16,13 @@ import torch
 
 import loopwm
 from loopwm.records import template
-from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import IGNORED, Branch, RowBuilder, RowPlan, TreeRow
 from loopwm.text.model.chat_template import chat_template
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.training.program import template_ids
+from tests.fixtures.rows import episode_of_texts
 
 PRETRAINED = Path(loopwm.__file__).parent / "pretrained"
 WINDOWS = Path(__file__).parents[1] / "data" / "dev-100.jsonl.gz"
@@ -40,7 +40,7 @@ def row(builder: RowBuilder, tokenizer, window: dict) -> TreeRow:
         return tokenizer(template.clean(text), add_special_tokens=False)["input_ids"]
 
     steps = len(window["actions"])
-    episode = TokenEpisode.of_texts(
+    episode = episode_of_texts(
         goal=ids(window["goal"]),
         observations=[ids(text) for text in (window["history"][-1]["observation"], *window["observations"])],
         actions=[[], *map(ids, window["actions"])],

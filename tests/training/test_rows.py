@@ -19,6 +19,7 @@ from loopwm.text.data.sampler import EpochPlanner
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
 from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig, load_config
 from loopwm.text.training.program import TextProgram
+from tests.fixtures.rows import episode_of_texts
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
 DATA = DataConfig(
@@ -40,7 +41,7 @@ def made_up(number: int, env: str = "scienceworld", policy: str = "gold", task: 
 
     actions = [np.array([], dtype=int), *(np.array([int(rng.integers(10, 14))]) for _ in steps[1:])]
     hidden = [text if i % 4 == 0 else None for i, text in enumerate(texts(60, 120))]
-    return TokenEpisode.of_texts(
+    return episode_of_texts(
         goal=np.arange(20),
         observations=texts(2, 40),
         actions=actions,
@@ -126,7 +127,7 @@ def with_queries(episode: TokenEpisode) -> TokenEpisode:
 
 
 def like(episode: TokenEpisode, observations: list[np.ndarray], queries=()) -> TokenEpisode:
-    return TokenEpisode.of_texts(
+    return episode_of_texts(
         episode.goal,
         observations,
         list(episode.actions),

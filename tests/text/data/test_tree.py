@@ -9,13 +9,12 @@ import torch
 from loopwm.core import DepthPlan
 from loopwm.records import template as template
 from loopwm.records.template import Context, StateSlots, Transition
-from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.collate import TreeBatch, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
 from loopwm.text.training.forward import row_mask
 from loopwm.text.training.loss import Coefficients, TextObjective
 from tests.fixtures.models import random_model
-from tests.fixtures.rows import ACTIONS, OBSERVATIONS, every, row_builder
+from tests.fixtures.rows import ACTIONS, OBSERVATIONS, episode_of_texts, every, row_builder
 
 
 def target_losses(model, batch: TreeBatch, depth: int) -> torch.Tensor:
@@ -224,7 +223,7 @@ def test_gradients_of_two_processes_shares_add_up_to_those_of_the_whole_batch(bu
     ("context_kind", "missing"), [("snapshot", "look"), ("full", "hidden"), ("briefed", "hidden")]
 )  # fmt: skip
 def test_a_row_that_shows_what_is_not_recorded_is_refused(builder, episode, context_kind, missing):
-    bare = TokenEpisode.of_texts(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
+    bare = episode_of_texts(episode.goal, episode.observations, episode.actions, [None] * 4, [None] * 4)
     with pytest.raises(ValueError, match=f"must have {missing}"):
         builder.build(bare, RowPlan(0, context_kind, 1, 0, (every(0, 1),), 1))
 
@@ -235,7 +234,7 @@ def with_queries(episode, tokenizer):
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    return TokenEpisode.of_texts(
+    return episode_of_texts(
         episode.goal,
         list(episode.observations),
         list(episode.actions),

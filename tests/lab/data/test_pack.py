@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep import solutions
-from data_prep.__main__ import main
+from data_prep.__main__ import main as data_prep
+from lab.__main__ import main
 from tests.fixtures.episodes import contents
 from tests.fixtures.toy import Toy, collect_toy
 
@@ -17,7 +18,7 @@ def pack(folder: Path, out: Path, *options: str) -> int:
 
 
 def unpack(path: Path, out: Path) -> int:
-    return main(["pack", "--unpack", str(path), "--out", str(out)])
+    return data_prep(["unpack", str(path), "--out", str(out)])
 
 
 def part(folder: Path, out: Path) -> None:
@@ -110,9 +111,9 @@ def test_packed_solutions_are_never_asked_for(
     assert main(["pack", "--solutions", str(kept / "toy"), "--out", str(packed)]) == 0
     assert "25 solutions" in capsys.readouterr().out
     monkeypatch.setattr(solutions, "PACKED", packed.parent)
-    solutions._packed.cache_clear()
+    solutions.packed_solutions.cache_clear()
     Toy.solved.clear()
     assert collect_toy(tmp_path / "b", "--tasks", "walk") == 0
-    solutions._packed.cache_clear()
+    solutions.packed_solutions.cache_clear()
     assert Toy.solved == []
     assert contents(tmp_path / "a").items() >= {n: c for n, c in contents(tmp_path / "b").items() if "xz" in n}.items()
