@@ -7,7 +7,8 @@ One JSON object a line:
      of the episode's start, or null), "actions": [K], "observations": [K], "rewards": [K] (score differences, in
      points), "dones": [K]}
 
-Within a family the episode is drawn first, then the start, so that long episodes do not dominate.
+The episode is drawn first, then the start, so that long episodes do not dominate. `lab/data/cut_suite.py` cuts the
+committed suites.
 """
 
 from __future__ import annotations
@@ -24,46 +25,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data_prep.environments import make_environment
-from data_prep.families import PAPER_MIX, family_of, scaled_mix
+from data_prep.environments import family_of, make_environment
 from data_prep.policies import replay_hidden_states
 from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json_lines, write_lines
+from loopwm.records.files import write_lines
 
-EXAMPLE = (
-    "python -m data_prep windows --episodes data/episodes/test-gold --suite scienceworld-500 --seed 0 "
-    "--out eval/suites/scienceworld-500.jsonl.gz"
-)
-
-_PLAYED = ("id", "env", "task", "variation", "history", "actions", "observations")
-"""Fields of a window that replaying needs."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Committed set of windows: source of its episodes, and mix of families."""
-
-    env: str
-    split: str
-    policy: str
-    horizon: int
-    mix: Mapping[str, int]
-
-
-DEV_WINDOWS = 300
-"""Windows of a dev suite."""
-
-RECIPES = {
-    "scienceworld-500": Recipe("scienceworld", "test", "gold", 5, PAPER_MIX["scienceworld"]),
-    "scienceworld-500-noisy": Recipe("scienceworld", "test", "noisy-expert", 5, PAPER_MIX["scienceworld"]),
-    "alfworld-500": Recipe("alfworld", "valid_seen", "expert", 5, PAPER_MIX["alfworld"]),
-    "alfworld-500-noisy": Recipe("alfworld", "valid_seen", "noisy-expert", 5, PAPER_MIX["alfworld"]),
-    "scienceworld-dev": Recipe("scienceworld", "dev", "gold", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
-    "scienceworld-dev-noisy": Recipe("scienceworld", "dev", "noisy-expert", 5, scaled_mix("scienceworld", DEV_WINDOWS)),
-    "alfworld-dev": Recipe("alfworld", "dev", "expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
-    "alfworld-dev-noisy": Recipe("alfworld", "dev", "noisy-expert", 5, scaled_mix("alfworld", DEV_WINDOWS)),
-}
+EXAMPLE = "python -m data_prep windows --episodes data/episodes/test-gold --count 50 --out data/windows.jsonl.gz"
 
 
 @dataclass(frozen=True)
@@ -118,22 +86,6 @@ def draw_starts(episodes: Sequence[Episode], count: int, horizon: int, rng: Rand
     return pairs
 
 
-def cut_mix(episodes: Iterable[Episode], mix: Mapping[str, int], horizon: int, seed: int, name: str) -> list[Cut]:
-    """Cut windows in a mix of families. Raises InputError naming a family with too few episodes."""
-    by_family: dict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        by_family[family_of(episode.env, episode.task)].append(episode)
-    cuts = []
-    for family, count in mix.items():
-        rng = Random(f"{seed}/{name}/{family}")
-        try:
-            pairs = draw_starts(by_family[family], count, horizon, rng)
-        except InputError as error:
-            raise InputError(f"--episodes: family {family}: {error}") from error
-        cuts += [Cut(episode, now, f"{name}/{family.lower()}/{i:04d}") for i, (episode, now) in enumerate(pairs)]
-    return cuts
-
-
 def cut_any(episodes: Sequence[Episode], count: int, horizon: int, seed: int, name: str) -> list[Cut]:
     """Cut windows of all episodes, regardless of family."""
     pairs = draw_starts(episodes, count, horizon, Random(f"{seed}/{name}"))
@@ -175,63 +127,28 @@ def only_environment(episodes: Iterable[Episode], option: str) -> str:
     return environments.pop()
 
 
-def check_suite(suite: Recipe, episodes: Iterable[Episode]) -> None:
-    """Raise InputError for an episode that the suite must not be cut from."""
-    for episode in episodes:
-        for field in ("env", "split", "policy"):
-            value, wanted = getattr(episode, field), getattr(suite, field)
-            if value != wanted:
-                raise InputError(
-                    f"--episodes: {field}: must be {wanted!r} for the suite, got {value!r} in {episode.task}"
-                )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", nargs="+", type=Path, required=True, help="episode files or folders")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--suite", choices=RECIPES, help="suite, with its own mix and horizon")
-    what.add_argument("--count", type=int, help="number of windows of any episodes")
-    parser.add_argument("--horizon", type=int, default=5, help="actions a window, with --count")
-    parser.add_argument("--mix", choices=("episodes", "paper"), default="episodes", help="families, with --count")
-    parser.add_argument("--hidden-state", action="store_true", help="read the hidden states, as for suites")
+    parser.add_argument("--count", type=int, required=True, help="number of windows")
+    parser.add_argument("--horizon", type=int, default=5, help="actions a window")
+    parser.add_argument("--hidden-state", action="store_true", help="read the hidden states from the simulator")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="NAME.jsonl.gz; NAME begins the windows' ids")
 
 
-def choose_cuts(args: argparse.Namespace, episodes: list[Episode]) -> tuple[list[Cut], int]:
-    """Return the cuts of the command line, and their horizon."""
-    name = args.out.name.split(".")[0]
-    if args.suite:
-        suite = RECIPES[args.suite]
-        check_suite(suite, episodes)
-        return cut_mix(episodes, suite.mix, suite.horizon, args.seed, args.suite), suite.horizon
+def run(args: argparse.Namespace) -> None:
     if min(args.count, args.horizon) < 1:
         raise InputError("--count, --horizon: must be >= 1")
-    if args.mix == "episodes":
-        return cut_any(episodes, args.count, args.horizon, args.seed, name), args.horizon
-    mix = scaled_mix(only_environment(episodes, "--mix paper"), args.count)
-    return cut_mix(episodes, mix, args.horizon, args.seed, name), args.horizon
+    cuts = cut_any(read_sorted(args.episodes), args.count, args.horizon, args.seed, args.out.name.split(".")[0])
+    write_cuts(args.out, cuts, args.horizon, args.hidden_state)
 
 
-def run(args: argparse.Namespace) -> None:
-    cuts, horizon = choose_cuts(args, read_sorted(args.episodes))
-    states = replayed_hidden_states(cuts) if args.suite or args.hidden_state else known_hidden_states(cuts)
-    write_windows(args.out, [cut_window(cut, horizon, states[cut.name]) for cut in cuts])
+def write_cuts(path: Path, cuts: Sequence[Cut], horizon: int, replayed: bool) -> None:
+    """Write the windows of cuts, with the simulator's hidden states or those that were recorded."""
+    states = replayed_hidden_states(cuts) if replayed else known_hidden_states(cuts)
+    write_windows(path, [cut_window(cut, horizon, states[cut.name]) for cut in cuts])
 
 
 def write_windows(path: Path, windows: Sequence[Mapping[str, Any]]) -> None:
     write_lines(path, (json.dumps(w, ensure_ascii=False, separators=(",", ":")) for w in windows))
     print(f"{path}: {len(windows)} windows, {path.stat().st_size:,} bytes")
-
-
-def read_windows(path: Path) -> list[dict[str, Any]]:
-    """Read windows of one environment. Raises InputError naming file, line and field."""
-    windows = []
-    for number, window in read_json_lines(path):
-        if missing := [field for field in _PLAYED if field not in window]:
-            raise InputError(f"{path}: line {number}: {missing[0]}: missing")
-        windows.append(window)
-    names = sorted({window["env"] for window in windows})
-    if len(names) != 1:
-        raise InputError(f"{path}: must be of one environment, got {', '.join(names) or 'none'}")
-    return windows

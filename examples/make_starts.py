@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from data_prep.families import family_of
+from data_prep.environments import family_of
 from loopwm.records.episodes import Episode, read_episodes
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

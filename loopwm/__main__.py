@@ -52,8 +52,8 @@ COMMANDS = {
     "windows": Command(
         "data_prep.__main__",
         ("windows",),
-        "cut evaluation suites out of episodes",
-        "--episodes data/episodes/gold --suite scienceworld-500 --out data/windows.jsonl.gz",
+        "cut evaluation windows out of episodes",
+        "--episodes data/episodes/gold --count 50 --out data/windows.jsonl.gz",
     ),
     "train": Command(
         "loopwm.train_logs",

@@ -14,8 +14,7 @@ import pytest
 
 import data_prep.environments
 from data_prep.__main__ import main as data_prep_main
-from data_prep.environments import ENVIRONMENTS, declared, find_environments
-from data_prep.families import family_of
+from data_prep.environments import ENVIRONMENTS, declared, family_of, find_environments
 from eval.__main__ import main as eval_main
 from eval.models.checkpoint import read_depth
 from eval.scores.entities import names_of

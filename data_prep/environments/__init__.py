@@ -36,3 +36,17 @@ def declared(name: str) -> type[Declared]:
     """Return the declarations of an environment, or the defaults for an unknown one."""
     environment = ENVIRONMENTS.get(name)
     return environment if isinstance(environment, type) and issubclass(environment, Declared) else Declared
+
+
+def family_of(env: str, task: str) -> str:
+    """Return a task's family: the task itself in an environment that only logs are known of.
+
+    Raises:
+        InputError: for an unknown task of a known environment.
+    """
+    if env not in ENVIRONMENTS:
+        return task
+    for family, tasks in ENVIRONMENTS[env].families.items():
+        if task in tasks:
+            return family
+    raise InputError(f"task: must belong to a family of {env!r}, got {task!r}")

@@ -19,7 +19,8 @@ from tqdm import tqdm
 from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import random_action, replay
-from data_prep.windows import read_windows, write_windows
+from data_prep.windows import write_windows
+from lab.data.cut_suite import read_windows
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError
 

@@ -21,8 +21,9 @@ from tqdm import tqdm
 from data_prep.environments import declared, make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import choices_in, replay
-from data_prep.windows import read_windows, write_windows
+from data_prep.windows import write_windows
 from lab.data.collect_probes import PROBERS, act_one_kind
+from lab.data.cut_suite import read_windows
 from lab.data.probes import KINDS
 from loopwm.records.episodes import Step
 from loopwm.records.errors import InputError

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from data_prep.environments import make_environment
 from data_prep.environments.base import Environment
 from data_prep.policies import replay
-from data_prep.windows import read_windows, write_windows
+from data_prep.windows import write_windows
+from lab.data.cut_suite import read_windows
 from loopwm.records.episodes import Step
 
 EXAMPLE = (

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from data_prep.environments import declared
-from data_prep.families import family_of
+from data_prep.environments import declared, family_of
 from loopwm.records.episodes import Episode, read_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import line_files

@@ -20,7 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from data_prep.families import family_of
+from data_prep.environments import family_of
 from data_prep.tokenize import TOKENIZER_FILE
 from loopwm.records import template as template
 from loopwm.records.episodes import Episode, read_episodes

@@ -11,9 +11,9 @@ from data_prep import windows
 from data_prep.__main__ import main
 from data_prep.environments.scienceworld.environment import PROBE, ScienceWorld
 from data_prep.policies import replay
-from data_prep.windows import read_windows
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
+from tests.data_prep.test_windows import read_windows
 from tests.fixtures.episodes import play_once
 
 TASK = "find-non-living-thing"
@@ -120,7 +120,7 @@ def test_a_history_that_never_was_is_refused(simulator: ScienceWorld, episode: E
 @pytest.mark.usefixtures("shared_simulator")
 def test_windows_carry_the_hidden_state_of_their_now(simulator: ScienceWorld, episode: Episode, tmp_path: Path) -> None:
     write_episodes(tmp_path / "e.jsonl", [episode])
-    out = tmp_path / "w.jsonl"
+    out = tmp_path / "w.jsonl.gz"
     options = ["--count", "2", "--horizon", "2", "--hidden-state", "--out", str(out)]
     assert main(["windows", "--episodes", str(tmp_path / "e.jsonl"), *options]) == 0
     for window in read_windows(out):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
-from data_prep.windows import Cut, cut_window, read_windows, write_windows
+from data_prep.windows import Cut, cut_window, write_windows
 from lab.__main__ import main
 from lab.data import counterfactual
+from lab.data.cut_suite import read_windows
 from loopwm.records.episodes import Episode
 from tests.fixtures.episodes import play_once
 

@@ -14,18 +14,18 @@ import pytest
 
 from data_prep.environments.scienceworld.environment import ScienceWorld
 from data_prep.policies import FATAL, POLICIES
-from data_prep.windows import read_windows
 from lab.__main__ import main
 from lab.data import alfworld_probes as alfworld
 from lab.data import collect_probes, probe_windows
 from lab.data import scienceworld_probes as scienceworld
+from lab.data.cut_suite import read_windows
 from lab.data.probe_windows import cut_probes, ends_in_look_at_change, families_in_turn, is_answerable
 from lab.data.probes import KINDS, OUTSIDE, PLACES, absent_name, altered_name
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.errors import InputError
-from tests.data_prep.test_windows import check_variations, is_held_out
 from tests.fixtures.episodes import as_answered, play_once
 from tests.fixtures.toy import Toy
+from tests.lab.data.test_cut_suite import check_variations, is_held_out
 
 SUITES = Path(__file__).parents[3] / "eval/suites"
 

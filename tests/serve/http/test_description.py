@@ -10,7 +10,7 @@ from fastapi import routing
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 
-from serve.http import openai, tokens, worlds
+from serve.http import openai, worlds
 from serve.http.openai_replies import Health, Version
 from tests.serve.http.test_http import events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create
@@ -22,7 +22,7 @@ SCORED = {"temperature": 1, "logprobs": True, "top_logprobs": 2, "return_token_i
 
 def answer_of(method: str, path: str) -> Any:
     """The model that a route says it answers with."""
-    for router in (openai.router, tokens.router, worlds.router, worlds.batch_router):
+    for router in (openai.router, openai.tokenizer_router, worlds.router, worlds.batch_router):
         for route in router.routes:
             if isinstance(route, APIRoute) and route.path == path and method in route.methods:
                 return route.response_model or route.responses[200]["model"]
