@@ -6,20 +6,17 @@ envs = gymnasium.make_vec("loopwm/ScienceWorld-v0", num_envs=64, url="http://127
 observations, infos = envs.reset(seed=0, options={"task": "boil"})
 observations, rewards, terminations, truncations, infos = envs.step(["open door to kitchen"] * 64)
 
-Without a url the packaged checkpoint runs in this process. `ImaginedTextEnv` takes any worlds and starts, and
-`AnchoredTextEnv` a real environment that puts them right.
+Without a url the packaged checkpoint runs in this process. `ImaginedTextEnv` takes any worlds and starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from loopwm.records.template import Context
-from loopwm.worlds.anchored import AnchoredWorlds
 from loopwm.worlds.protocol import Imagined, Worlds
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Source, Start, Starts
@@ -90,82 +87,6 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         self._worlds.close()
-
-
-ADMISSIBLE = ("admissible", "admissible_commands", "valid")
-"""Keys of a real environment's infos with the admissible actions."""
-
-
-class RealEnv:
-    """A real environment whose episodes are also the imagined ones.
-
-    Its infos contain the goal and, if known, the task, its family, and admissible actions.
-    """
-
-    def __init__(self, real: str | gymnasium.Env[str, str]) -> None:
-        """Wrap an environment, or make it from its Gymnasium id."""
-        self._env = gymnasium.make(real, disable_env_checker=True) if isinstance(real, str) else real
-        self._info: Mapping[str, Any] = {}
-
-    def draw(self, random: np.random.Generator, options: Mapping[str, Any]) -> Start:
-        """Reset to an episode and return its start. Raises ValueError if the infos have no goal."""
-        observation, self._info = self._env.reset(seed=int(random.integers(2**31)), options=dict(options))
-        info = self._info
-        if "goal" not in info:
-            raise ValueError("real: must have the goal in the infos of its reset")
-        return Start(Context(info["goal"], observation), info.get("task"), info.get("family"))
-
-    def step(self, action: str) -> tuple[str, Any, bool, bool, Mapping[str, Any]]:
-        answer = self._env.step(action)
-        self._info = answer[4]
-        return answer
-
-    @property
-    def admissible(self) -> tuple[str, ...] | None:
-        """Return the admissible actions, None if the infos lack them."""
-        return next((tuple(self._info[name]) for name in ADMISSIBLE if name in self._info), None)
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class AnchoredTextEnv(ImaginedTextEnv):
-    """An imagined environment that steps a real one every few steps, and when it imagines the end.
-
-    Observation, reward and end of such a step are real and replace the imagined steps before. `info["real"]` marks such
-    steps; `info["admissible"]` has the admissible actions then, None at imagined steps.
-    """
-
-    def __init__(
-        self,
-        worlds: Worlds,
-        real: str | gymnasium.Env[str, str],
-        every: int = 5,
-        max_steps: int = 50,
-        render_mode: str | None = None,
-    ) -> None:
-        """Anchor worlds to a real environment. every: steps between real results; with 1 every result is real."""
-        self._real = RealEnv(real)
-        self._anchored = AnchoredWorlds(worlds, [self._real], every)
-        super().__init__(self._anchored, self._real, max_steps, render_mode)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Reset both. options: the real environment's."""
-        observation, info = super().reset(seed=seed, options=options)
-        return observation, {**info, **self._told()}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = super().step(action)
-        predicted = info["predicted"] and not self._anchored.real
-        return observation, reward, terminated, truncated, {**info, "predicted": predicted, **self._told()}
-
-    def close(self) -> None:
-        super().close()
-        self._real.close()
-
-    def _told(self) -> dict[str, Any]:
-        real = self._anchored.real
-        return {"real": real, "admissible": self._real.admissible if real else None}
 
 
 for _name, _starts in {"ScienceWorld": SCIENCEWORLD, "ALFWorld": ALFWORLD}.items():

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from loopwm.records.files import PACKAGED
 from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
-from loopwm.worlds.gym import AnchoredTextEnv, ImaginedTextEnv, step_info
+from loopwm.worlds.gym import ImaginedTextEnv, step_info
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.protocol import Imagined
 from loopwm.worlds.spaces import MAX_ACTION, MAX_OBSERVATION, AnyText
@@ -32,8 +31,6 @@ def make_env(
     key: str | None = None,
     max_new_tokens: int = LONGEST_OBSERVATION,
     render_mode: str | None = None,
-    real: str | gymnasium.Env[str, str] | None = None,
-    every: int = 5,
 ) -> ImaginedTextEnv:
     """Make an imagined environment.
 
@@ -47,13 +44,8 @@ def make_env(
         key: of the service.
         max_new_tokens: of an observation.
         render_mode: of Gymnasium.
-        real: environment, or its Gymnasium id, that replaces imagined steps every `every` steps; episodes are then its
-            own.
-        every: see `real`.
     """
     worlds = local_worlds(model, max_new_tokens) if url is None else kept_worlds(url, key, model, max_new_tokens)
-    if real is not None:
-        return AnchoredTextEnv(worlds, real, every, max_steps, render_mode)
     return ImaginedTextEnv(worlds, read_starts(starts, context), max_steps, render_mode)
 
 

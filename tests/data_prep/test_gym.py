@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import gymnasium
 import pytest
 
 import loopwm.worlds.gym  # noqa: F401 - registers the imagined one
 from data_prep import gym
 from loopwm.records.episodes import Step
-from loopwm.records.template import Context
-from loopwm.worlds.gym import AnchoredTextEnv
-from loopwm.worlds.protocol import Imagined
 
 SCIENCEWORLD = "data_prep.gym:data_prep/scienceworld-v0"
 
@@ -71,28 +65,6 @@ def test_simulators_step_in_processes_of_their_own(ladder):
         assert (rewards.tolist(), ends.tolist()) == ([0.0, 50.0], [False, False])
     finally:
         envs.close()
-
-
-class Nowhere:
-    def begin(self, contexts: Sequence[Context]) -> None:
-        self.contexts = contexts
-
-    def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
-        return [Imagined("nowhere")] * len(actions)
-
-    def observe(self, actions: Sequence[str], observations: Sequence[str]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_simulator_puts_an_imagined_environment_right(ladder):
-    env = AnchoredTextEnv(Nowhere(), gym.TextEnv("ladder", admissible=True), every=2)
-    assert env.reset(seed=0)[1]["admissible"] == ("up", "wait")
-    seen: list[Any] = [env.step("up") for _ in range(2)]
-    assert [step[:3] for step in seen] == [("nowhere", 0.0, False), ("rung 2", 50.0, True)]
-    assert seen[1][4]["admissible"] == ("up", "wait")
 
 
 @pytest.mark.slow
