@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from loopwm.core import RULES, ExitRule, Fixed, make_rule, numbers_of
-from loopwm.records.template import SPECIAL_TOKENS, FormatError
+from loopwm.records.template import FormatError
 from serve.engine.engine import DeadlineError as DeadlineError
 from serve.engine.engine import Engine
 from serve.engine.engine import EngineStoppedError as EngineStoppedError
@@ -215,20 +215,6 @@ class Service:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""
         return self._texts[ids[0]] if len(ids) == 1 else str(self._tokenizer.decode(list(ids)))
-
-    def tokenizer_info(self) -> dict[str, Any]:
-        """Return the tokenizer's settings by Hugging Face's names."""
-        tokenizer = self._tokenizer
-        return {
-            "tokenizer_class": type(tokenizer).__name__,
-            "vocab_size": len(tokenizer),
-            "model_max_length": self.card.max_length,
-            "bos_token": tokenizer.bos_token,
-            "eos_token": tokenizer.eos_token,
-            "pad_token": tokenizer.pad_token,
-            "special_tokens": list(SPECIAL_TOKENS),
-            "chat_template": tokenizer.chat_template,
-        }
 
     def is_end(self, token: int) -> bool:
         """Return True for the end token."""

@@ -14,7 +14,6 @@ from serve import playground
 from serve.generation.service import EngineStoppedError
 from serve.http import errors
 from serve.http import openai as openai_api
-from serve.http import tokens as tokens_api
 from serve.http import worlds as world_api
 from serve.http.auth import KeyRing
 from serve.http.middleware import Middleware
@@ -45,8 +44,9 @@ def create_app(
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
     app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
-    for part in (openai_api, tokens_api, world_api, playground):
+    for part in (openai_api, world_api, playground):
         app.include_router(part.router)
+    app.include_router(openai_api.tokenizer_router)
     app.include_router(world_api.batch_router)
     errors.install(app)
     _name_the_model(app.openapi(), service.card.name)

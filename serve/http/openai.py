@@ -1,4 +1,4 @@
-"""OpenAI's API: models, completions and chats, whole or as server-sent events."""
+"""OpenAI's API: models, completions and chats, whole or as server-sent events; vLLM's tokenizer endpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,30 @@ from loopwm.records.template import FormatError
 from serve.generation.prompts import Prompt, PromptReader
 from serve.generation.service import RequestContext, Service
 from serve.generation.streams import TextStream
-from serve.http.bodies import ChatBody, CompletionBody, GenerationBody, depth_of, read_messages
-from serve.http.openai_replies import ChatCompletion, Completion, ModelInfo, ModelList, stream_responses
+from serve.http.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+    depth_of,
+    read_messages,
+)
+from serve.http.openai_replies import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ModelInfo,
+    ModelList,
+    Tokens,
+    stream_responses,
+)
 from serve.http.prompt_logprobs import echo_reply
 from serve.http.replies import ChatReply, CompletionReply, respond
 from serve.http.routes import Admitted, Serving
 
 router = APIRouter(prefix="/v1")
+tokenizer_router = APIRouter()
 
 
 @router.get("/models", response_model=ModelList)
@@ -90,3 +107,31 @@ def _start(service: Service, ctx: RequestContext, prompts: Sequence[Prompt], bod
     choices = [body.params(choice) for choice in range(body.choices)]
     depth = depth_of(body.depth)
     return [stream for prompt in prompts for stream in service.start(ctx, prompt, depth, choices)]
+
+
+@tokenizer_router.post("/tokenize", response_model=Tokens)
+async def tokenize(body: TokenizeBody, service: Serving) -> dict[str, Any]:
+    _check_model(body.model, service)
+    ids = list((await asyncio.to_thread(lambda: _read_text(body, service))).ids)
+    texts = service.single_texts(ids) if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": service.card.max_length, "tokens": ids, "token_strs": texts}
+
+
+@tokenizer_router.post("/detokenize", response_model=Detokenized)
+async def detokenize(body: DetokenizeBody, service: Serving) -> dict[str, str]:
+    _check_model(body.model, service)
+    service.prompts.check_ids("tokens", body.tokens)
+    return {"prompt": service.decode(body.tokens)}
+
+
+def _check_model(name: str | None, service: Service) -> None:
+    if name is not None:
+        service.check_model(name)
+
+
+def _read_text(body: TokenizeBody, service: Service) -> Prompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise FormatError("prompt", "exactly one of prompt and messages is required")
+    if body.messages is not None:
+        return service.prompts.chat(read_messages(body.messages))
+    return Prompt(tuple(service.prompts.encode(body.prompt or "")))

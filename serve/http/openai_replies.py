@@ -136,19 +136,6 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-class TokenizerInfo(BaseModel):
-    """Settings of the tokenizer by Hugging Face's names."""
-
-    tokenizer_class: str
-    vocab_size: int
-    model_max_length: int
-    bos_token: str | None
-    eos_token: str | None
-    pad_token: str | None
-    special_tokens: list[str]
-    chat_template: str | None
-
-
 class Health(BaseModel):
     """Load of the engine. running: requests that decode. waiting: other work items."""
 

@@ -36,7 +36,7 @@ def fits(method: str, path: str, response: httpx.Response) -> Any:
     return response.json()
 
 
-@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/worlds", "/tokenizer_info"])
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/worlds"])
 def test_what_there_is_to_get(worlds_client, path):
     fits("GET", path, worlds_client.get(path))
 

@@ -204,7 +204,7 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [{}, bearer("wrong"), {"Authorization": "Bearer"}, {"Authorization": "Basic a-long-key"}]
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/worlds", "/tokenizer_info", "/nothing", "/health/"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/worlds", "/version", "/nothing", "/health/"])
 def test_without_a_key_there_is_nothing_to_see(guarded, path, headers):
     response = guarded.get(path, headers=headers)
     check_error(response, 401, None, "key")

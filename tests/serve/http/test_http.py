@@ -324,8 +324,6 @@ def test_tokens_there_and_back(client, tokenizer, chat):
     assert of_chat == client.post("/v1/chat/completions", json=chat).json()["usage"]["prompt_tokens"]
     check_error(client.post("/detokenize", json={"tokens": [10**6]}), 400, "tokens")
     check_error(client.post("/tokenize", json={}), 400, "prompt")
-    info = client.get("/tokenizer_info").json()
-    assert (info["eos_token"], info["vocab_size"]) == ("<|end|>", len(tokenizer))
     assert client.get("/version").json()["version"]
 
 
