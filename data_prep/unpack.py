@@ -61,5 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    for path in args.packs or sorted(PACKED.glob(f"*{SUFFIX}")):
+    packs = args.packs or sorted(PACKED.glob(f"*{SUFFIX}"))
+    if not packs:
+        raise InputError("packs: must be named where none are installed; they come with the repository only")
+    for path in packs:
         print(f"{path}: {unpack(path, args.out)} files")

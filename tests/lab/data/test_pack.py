@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,18 @@ def test_packed_solutions_are_never_asked_for(
     solutions.packed_solutions.cache_clear()
     assert Toy.solved == []
     assert contents(tmp_path / "a").items() >= {n: c for n, c in contents(tmp_path / "b").items() if "xz" in n}.items()
+
+
+def test_unpack_without_packs_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("data_prep.unpack.PACKED", tmp_path)
+    assert main(["unpack", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: packs: must be named")
+
+
+def test_wheel_data_is_small_and_without_packs():
+    root = Path(__file__).parents[3]
+    globs = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folders = {package: root / package.replace(".", "/") for package in globs}
+    files = [file for package, names in globs.items() for name in names for file in folders[package].glob(name)]
+    assert not any(file.name.endswith(".tar.xz") for file in files)
+    assert sum(file.stat().st_size for file in files if file.is_file()) < 12_000_000
