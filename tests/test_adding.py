@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +15,7 @@ import pytest
 
 import data_prep.environments
 from data_prep.__main__ import main as data_prep_main
-from data_prep.environments import ENVIRONMENTS, declared, family_of, find_environments
+from data_prep.environments import ENVIRONMENTS, declared, family_of, find_environments, registered_environments
 from eval.__main__ import main as eval_main
 from eval.models.checkpoint import read_depth
 from eval.scores.entities import names_of
@@ -121,6 +122,13 @@ def doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setitem(ENVIRONMENTS, name, environment)
     yield folder / "doors.py"
     sys.modules.pop("data_prep.environments.doors")
+
+
+def test_entry_points_of_environments_are_found(monkeypatch):
+    point = EntryPoint("shop", "data_prep.environments.textworld:TextWorld", "loopwm.environments")
+    points = {"loopwm.environments": [point]}
+    monkeypatch.setattr(data_prep.environments, "entry_points", lambda group: points.get(group, []))
+    assert registered_environments() == {"shop": ENVIRONMENTS["textworld"]}
 
 
 def test_an_environment_is_one_file(doors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,14 @@
 """Simulators behind one interface. A simulator's package is imported only when its environment is created.
 
 An environment is a module or package in this folder with an `ENVIRONMENT`, its class; no other registration is needed.
+Other packages register a class by its name in the entry-point group `loopwm.environments`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
 
 from data_prep.environments.base import Declared, Environment
@@ -22,7 +24,12 @@ def find_environments(folders: Iterable[str]) -> dict[str, type[Environment]]:
     return {environment.name: environment for environment in classes}
 
 
-ENVIRONMENTS = find_environments(__path__)
+def registered_environments() -> dict[str, type[Environment]]:
+    """Return classes by name that other packages register."""
+    return {point.name: point.load() for point in entry_points(group="loopwm.environments")}
+
+
+ENVIRONMENTS = registered_environments() | find_environments(__path__)
 
 
 def make_environment(name: str) -> Environment:

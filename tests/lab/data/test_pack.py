@@ -122,7 +122,7 @@ def test_packed_solutions_are_never_asked_for(
 
 def test_unpack_without_packs_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("data_prep.unpack.PACKED", tmp_path)
-    assert main(["unpack", "--out", str(tmp_path / "out")]) == 2
+    assert data_prep(["unpack", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: packs: must be named")
 
 
