@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,6 @@ LEAST_STEPS = 50
 
 WINDOWS, HORIZON = 200, 5
 SHARD_TOKENS = 8_000_000
-
-
-def contexts(episodes: Iterable[Episode]) -> list[str]:
-    """Return the contexts in which every step of the episodes can be shown."""
-    has_look = all(step.look is not None and step.inventory is not None for e in episodes for step in e.steps)
-    return ["observed", "snapshot"] if has_look else ["observed"]
 
 
 def ensure_dev(episodes: dict[str, list[Episode]]) -> None:
@@ -110,7 +104,8 @@ def run(args: argparse.Namespace) -> None:
             raise InputError(f"{record}: must be of the same logs and options; choose another --out")
         return
     episodes = read_splits(args)
-    shown = contexts(episodes["train"])
+    texts = [text for e in episodes["train"] for step in e.steps for text in (step.look, step.inventory)]
+    shown = ["observed"] if None in texts else ["observed", "snapshot"]
     lacking = [kind for kind in CONTEXT_KINDS if kind not in shown]
     print(f"warning: contexts {', '.join(lacking)} are dropped: the logs lack what they show", file=sys.stderr)
     sizes = write_data(args.out, episodes)

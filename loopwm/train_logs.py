@@ -5,9 +5,6 @@ folder receives the prepared data, checkpoints, and the model with the lowest de
 to resume an interrupted run, or with more --minutes to continue.
 
     loopwm train logs.jsonl --out runs/mine --minutes 10
-    loopwm eval run --model runs/mine/model --suite runs/mine/data/test-windows.jsonl.gz --context observed \\
-        --out runs/eval
-    loopwm serve --model runs/mine/model
 
 With --config FILE, train from a YAML configuration instead: `loopwm train --config FILE --help`.
 """
@@ -19,12 +16,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from loopwm.records.command import Parser
+from loopwm.records.command import Parser, exit_status
 from loopwm.records.files import PACKAGED
 
 CONFIGURED = "loopwm.training.__main__"
 PREPARE, FINE_TUNE = "data_prep.__main__", "loopwm.text.training.fine_tune"
-"""Modules whose `main` runs a step. They are named, not imported: `loopwm` imports none of the packages above it."""
+"""Modules of the two steps. They are named, not imported: `loopwm` imports none of the packages above it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,12 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     if any(argument.partition("=")[0] == "--config" for argument in arguments):
         return _run(CONFIGURED, arguments)
     args = _parser().parse_args(arguments)
-    logs, data, seed = map(str, args.logs), str(args.out / "data"), str(args.seed)
-    named = ["--env", args.environment, "--dev", str(args.dev), "--test", str(args.test), "--seed", seed]
-    tuned = ["--minutes", str(args.minutes), "--model", str(args.model), "--seed", seed]
-    return _run(PREPARE, ["prepare", "--logs", *logs, *named, "--out", data]) or _run(
-        FINE_TUNE, ["--data", data, "--out", str(args.out), *tuned]
-    )
+    data, options = args.out / "data", ["--dev", str(args.dev), "--test", str(args.test), "--seed", str(args.seed)]
+    prepared = ["prepare", "--logs", *map(str, args.logs), "--env", args.environment, *options, "--out", str(data)]
+    if status := _run(PREPARE, prepared):
+        return status
+    fine_tune = import_module(FINE_TUNE).fine_tune
+    return exit_status(lambda: fine_tune(data, args.model, args.out, args.minutes, args.seed))
 
 
 def _run(module: str, arguments: list[str]) -> int:

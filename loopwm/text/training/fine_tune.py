@@ -7,7 +7,6 @@ tenth of it, and the model with the lowest dev loss is exported.
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,9 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 from loopwm.core import quick_products
-from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
-from loopwm.records.files import PACKAGED, read_json, write_atomic
+from loopwm.records.files import read_json, write_atomic
 from loopwm.runtime import keep_everything, product_rate
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.flops import training_flops
@@ -112,14 +110,7 @@ class TunedProgram(TextProgram):
 
 
 class FineTuner(Trainer[TrainingConfig]):
-    """Trains for a time.
-
-    Args:
-        config: of the run.
-        folder: run folder, resumed if it has a checkpoint.
-        minutes: of training, those before an interruption included.
-        clock: returns seconds.
-    """
+    """Trains for `minutes`, those before an interruption included; `clock` returns seconds."""
 
     program: TunedProgram
 
@@ -146,8 +137,6 @@ class FineTuner(Trainer[TrainingConfig]):
         targets = sum(source.planner.targets for source in self.program.train_stream.sources)
         passes = rate * left / (COMPUTED * targets)
         return f"estimate: {left / 60:.1f} minutes at {rate:,.0f} tokens/s, {passes:.0f} passes over the logs"
-
-    # -- hooks of the trainer --------------------------------------------------------------------------------------
 
     def _bar(self, disable: bool) -> tqdm[Any]:
         return tqdm(
@@ -213,18 +202,3 @@ def fine_tune(data: Path, model: Path, out: Path, minutes: float, seed: int) -> 
     keep_everything()
     with quick_products():
         FineTuner(fine_tune_config(data, model, seed), out, minutes).run()
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.text.training.fine_tune", __doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of `python -m data_prep prepare`")
-    parser.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint to start from")
-    parser.add_argument("--out", type=Path, required=True, help="run folder")
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    return exit_status(lambda: fine_tune(args.data, args.model, args.out, args.minutes, args.seed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
