@@ -1,4 +1,4 @@
-"""Play an agent in its real environment and in its own imagination: returns, Crafter score, and their gap."""
+"""Play an agent in its real environment: returns and Crafter score."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from loopwm.pixel.agents.agent_trainer import LEARNER
 from loopwm.pixel.agents.config import AgentConfig, agent_config
 from loopwm.pixel.agents.learner import Learner
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Policy, RandomPolicy, Rollout, rollout
+from loopwm.pixel.imagined import EnvState, FrameWorld, Policy, RandomPolicy, rollout
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import Replay, as_learned
+from loopwm.pixel.replay import as_learned
 from loopwm.records.errors import InputError
-from loopwm.records.frames import FrameEpisode, FrameSpace
+from loopwm.records.frames import FrameSpace
 from loopwm.training.real_world import real_environments
 
 ACHIEVEMENTS, METRIC = "achievements", "metric"
@@ -31,9 +31,6 @@ ACHIEVEMENTS, METRIC = "achievements", "metric"
 
 STEPS = 64
 """Steps of each environment between counts of ended episodes."""
-
-REPLAYED = 4 * STEPS
-"""Steps of each environment by the agent: rollouts start from places of this play, imagined and real."""
 
 
 @dataclass(frozen=True)
@@ -122,30 +119,6 @@ def load_agent(folder: Path, space: FrameSpace, config: AgentConfig) -> Trained:
     return Trained(config, learner, system.world(config.sampling) if system else None)
 
 
-def record_episode(folder: Path, steps: int, seed: int) -> FrameEpisode:
-    """Return the longest episode that begins within `steps` steps of the agent's play, as far as recorded.
-
-    Raises InputError for a run that has not ended.
-    """
-    config = read_config(folder)
-    env, space = real_environments(config.real.environment, config.real.count)
-    player = load_agent(folder, space, config).player(config.real.count, seed)
-    s = rollout(env, player, steps, EnvState.reset(env, seed)).segments
-    starts = [(row, int(start)) for row in range(len(s.first)) for start in np.flatnonzero(s.first[row])]
-    lengths = [_length(s.terminated[row, start:] | s.truncated[row, start:]) for row, start in starts]
-    row, start = starts[int(np.argmax(lengths))]
-    here = row, slice(start, start + max(lengths))
-    obs = np.concatenate((s.obs[here], s.next_obs[here][-1:]))
-    return FrameEpisode(
-        space, obs, s.action[here], s.reward[here], s.terminated[here], s.truncated[here], seed, "agent"
-    )
-
-
-def _length(over: NDArray[np.bool_]) -> int:
-    """Return the number of steps up to the first end, or of all."""
-    return int(over.argmax()) + 1 if over.any() else len(over)
-
-
 def read_config(folder: Path) -> AgentConfig:
     """Read the configuration. Raises InputError for a folder that is not a run of an agent."""
     path = folder / "config.yaml"
@@ -157,94 +130,13 @@ def read_config(folder: Path) -> AgentConfig:
         raise InputError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-@dataclass(frozen=True)
-class RolloutStats:
-    """Statistics of rollouts from given places.
-
-    reward: mean sum up to the first end
-    ended: share of rollouts that ended; a world that misses real ends trains agents that do not avoid them
-    """
-
-    reward: float
-    ended: float
-
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> RolloutStats:
-        reward, terminated = (
-            np.concatenate([getattr(rollout.segments, name) for rollout in rollouts])
-            for name in ("reward", "terminated")
-        )
-        alive = terminated.cumsum(1) - terminated == 0
-        return cls(float((reward * alive).sum(1).mean()), float(terminated.any(1).mean()))
-
-
-def play_imagined(agent: Trained, policy: Policy, replay: Replay, rollouts: int, seed: int) -> list[Rollout]:
-    """Play in worlds imagined from the replay."""
-    assert agent.world is not None
-    c = agent.config.imagination
-    env = ImaginedVectorEnv(agent.world, replay, c.count, c.burn_in, horizon=c.steps + 1)
-    rng = np.random.default_rng(seed)
-    return [
-        rollout(env, policy, c.steps, EnvState.reset(env, int(rng.integers(2**31))))
-        for _ in tqdm(range(rollouts), unit="rollout", desc="imagined")
-    ]
-
-
-def play_on(
-    env: VectorEnv[Any, Any, Any], agent: Policy, policy: Policy, steps: int, rollouts: int, seed: int
-) -> list[Rollout]:
-    """Play a policy in the real environment from random places of the agent's play."""
-    rng, rollouts_played = np.random.default_rng(seed), []
-    for _ in tqdm(range(rollouts), unit="rollout", desc="real"):
-        lead, env_state = int(rng.integers(1, REPLAYED)), EnvState.reset(env, int(rng.integers(2**31)))
-        rollouts_played.append(rollout(env, policy, steps, rollout(env, agent, lead, env_state).env_state))
-    return rollouts_played
-
-
-def evaluate(folder: Path, episodes: int, rollouts: int, seed: int) -> dict[str, Any]:
-    """Evaluate a finished run: returns of its agent and of random play.
-
-    With a world, also imagined rewards and ends from places of its own evaluation play.
-    """
+def evaluate(folder: Path, episodes: int, seed: int) -> dict[str, Any]:
+    """Evaluate a finished run: returns of its agent and of random play."""
     config = read_config(folder)
     env, space = real_environments(config.real.environment, config.real.count)
     agent = load_agent(folder, space, config)
     chance = RandomPolicy(space.actions, np.random.default_rng(seed))
     results: dict[str, Any] = {"run": str(folder), "environment": space.env}
     results["random"] = asdict(play_real(env, chance, episodes, seed))
-    player = agent.player(config.real.count, seed)
-    results["agent"] = asdict(play_real(env, player, episodes, seed))
-    if agent.world is not None:
-        again = agent.player(config.real.count, seed)
-        results |= _real_and_imagined(agent, env, space, again, chance, rollouts, seed)
-        results |= {f"{name}_gap": results[f"imagined_{name}"] - results["agent"][name] for name in ("reward", "ends")}
-    return results
-
-
-def _real_and_imagined(
-    agent: Trained,
-    env: VectorEnv[Any, Any, Any],
-    space: FrameSpace,
-    player: Policy,
-    chance: Policy,
-    rollouts: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Return reward and ends of the agent's imagined steps, and rollouts of agent and random play in both worlds."""
-    c = agent.config.imagination
-    replay = Replay(space, env.num_envs * REPLAYED)
-    replay.add_segments(rollout(env, player, REPLAYED, EnvState.reset(env, seed)).segments, "agent", seed)
-    dreamer = agent.player(c.count, seed)
-    imagined = play_imagined(agent, dreamer, replay, rollouts, seed)
-    results: dict[str, Any] = {
-        "imagined_reward": float(np.mean([rollout.segments.reward for rollout in imagined])),
-        "imagined_ends": float(np.mean([rollout.segments.terminated for rollout in imagined])),
-    }
-    blind = play_imagined(agent, chance, replay, rollouts, seed)
-    for name, policy, dreamed in (("agent", player, imagined), ("random", chance, blind)):
-        played = play_on(env, player, policy, c.steps, rollouts, seed)
-        results[f"{name}_rollouts"] = {
-            "real": asdict(RolloutStats.of(played)),
-            "imagined": asdict(RolloutStats.of(dreamed)),
-        }
+    results["agent"] = asdict(play_real(env, agent.player(config.real.count, seed), episodes, seed))
     return results

@@ -1,19 +1,21 @@
-"""Measure one property of a pixel world.
+"""Measure one property of a pixel world, or draw it.
 
 `accuracy` trains TWISTED by a protocol and counts exactly predicted frames by decoder; rerun the command to resume it.
-`rollout-curve` compares imagined with real play of an agent by rollout step, `calibration` the chances of events in a
-world with those of the game.
+`rollout-curve` compares imagined with real play of an agent by rollout step, `reality-gap` over whole rollouts, and
+`calibration` the chances of events in a world with those of the game. `filmstrip` and `film` show imagined beside real
+frames of an episode, for instance one written by `record`; `curve` plots learning curves. `atari` computes
+human-normalised scores of results of `eval pixels play`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from eval.models.options import positive
-from eval.pixels.command import Tasks, add_task, run, write_rows, yaml_section
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
+from lab.pixels.picture_tasks import Tasks, add_pictures, add_task, write_rows, yaml_section
+from loopwm.records.files import write_json
 
 EXAMPLE = "python -m lab pixels accuracy --out runs/studies/twisted-accuracy"
 PROTOCOL = Path("configs/studies/twisted-accuracy.yaml")
@@ -26,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_training_studies(tasks)
     _add_memory_studies(tasks)
     _add_probes(tasks)
+    add_pictures(tasks)
+
+
+def run(args: argparse.Namespace) -> None:
+    args.work(args)
 
 
 def _add_training_studies(tasks: Tasks) -> None:
@@ -86,6 +93,18 @@ def _add_probes(tasks: Tasks) -> None:
     curve.add_argument("--rollouts", type=positive, default=500, help="default: %(default)s")
     curve.add_argument("--steps", type=positive, default=16, help="steps of a rollout (default: %(default)s)")
     curve.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    purpose = "rewards and ends of imagined and real rollouts of an agent and of random play"
+    gap = add_task(tasks, "reality-gap", _reality_gap, purpose, "file of results")
+    gap.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
+    gap.add_argument("--rollouts", type=positive, default=10, help="default: %(default)s")
+    gap.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    purpose = "human-normalised Atari 100k scores of results written by `eval pixels play`"
+    atari = add_task(tasks, "atari", _atari, purpose, "file of results")
+    atari.add_argument(
+        "played", nargs="+", type=Path, metavar="PLAY.json", help="results of `play`, the same number of runs per game"
+    )
+    atari.add_argument("--intervals", action="store_true", help="95 %% intervals (extra: rliable)")
+    atari.add_argument("--seed", type=int, default=0, help="default: %(default)s")
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -146,3 +165,19 @@ def _rollout_curve(args: argparse.Namespace) -> None:
     from lab.pixels.rollout_curve import measure
 
     write_rows(args.out, measure(args.folder, args.rollouts, args.steps, args.seed))
+
+
+def _reality_gap(args: argparse.Namespace) -> None:
+    from lab.pixels.reality_gap import measure
+
+    results = measure(args.folder, args.rollouts, args.seed)
+    write_json(args.out, results)
+    print(json.dumps(results, indent=1))
+
+
+def _atari(args: argparse.Namespace) -> None:
+    from lab.pixels.atari import measure
+
+    results = measure(args.played, args.intervals, args.seed)
+    write_rows(args.out, results)
+    print(" ".join(f"{name} {number:.3f}" for name, number in results["overall"].items()))

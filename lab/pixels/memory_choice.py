@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.pixels.filmstrip import world_of
 from eval.scores.tables import table
+from lab.pixels.filmstrip import world_of
 from lab.pixels.mazes import FORWARD, LEFT, RIGHT
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eval.pixels.filmstrip import world_of
 from eval.scores.tables import table
+from lab.pixels.filmstrip import world_of
 from lab.pixels.mazes import BACK, LEFT, SEEN, STAY, Frames, Mazes, mazes, scored
 from lab.pixels.memory_probe import Remembers, probed
 from loopwm.pixel.checkpoint import load_checkpoint

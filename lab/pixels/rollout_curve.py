@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.pixels.playing import REPLAYED, load_agent, read_config
+from eval.pixels.playing import load_agent, read_config
+from lab.pixels.reality_gap import REPLAYED
 from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.pixel.replay import Replay

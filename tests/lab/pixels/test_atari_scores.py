@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.__main__ import main
-from eval.pixels.atari import aggregate, interquartile_mean, normalised
+from lab.__main__ import main
+from lab.pixels.atari import aggregate, interquartile_mean, normalised
 
 
 def test_random_play_scores_0_and_people_1() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from loopwm.records.errors import InputError
 
-TABLE = Path(__file__).parents[1] / "data" / "atari100k.json"
+TABLE = Path(__file__).with_name("atari100k.json")
 FAMILY = "atari/"
 RESAMPLES = 2000
 

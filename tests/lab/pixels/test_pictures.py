@@ -1,0 +1,83 @@
+"""Pictures of pixel worlds, recorded episodes, and the gap between imagined and real rollouts."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+from PIL import Image
+
+from lab.__main__ import main
+from lab.pixels import reality_gap, record
+from lab.pixels.curve import read_curve, smoothed
+from lab.pixels.reality_gap import RolloutStats, measure
+from loopwm.pixel.agents.agent_trainer import AgentTrainer
+from loopwm.records.frames import episode_files, read_episode
+from loopwm.training.__main__ import main as train
+from tests.pixel.agents.test_agent_trainer import blocks, config
+from tests.pixel.blocks import SPACE
+
+
+def test_reality_gap_reports_both_worlds_for_both_policies(tmp_path, monkeypatch):
+    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
+    monkeypatch.setattr(reality_gap, "real_environments", lambda name, count: (blocks(count), SPACE))
+    results = measure(tmp_path / "run", 2, 0)
+    assert 0 < results["real_ends"] < 1
+    assert 0 <= results["imagined_ends"] <= 1
+    for name in ("agent_rollouts", "random_rollouts"):
+        assert all(0 <= results[name][where]["ended"] <= 1 for where in ("real", "imagined"))
+
+
+def test_a_recorded_episode_is_one_from_its_beginning_to_its_end(tmp_path, monkeypatch):
+    AgentTrainer(config(), blocks(4), SPACE, tmp_path / "run").run()
+    monkeypatch.setattr(record, "real_environments", lambda name, count: (blocks(count), SPACE))
+    out = tmp_path / "episode.npz"
+    assert main(["pixels", "record", "--run", str(tmp_path / "run"), "--steps", "40", "--out", str(out)]) == 0
+    found = read_episode(out)
+    assert found.policy == "agent"
+    assert found.terminated[-1] | found.truncated[-1]
+    assert not (found.terminated | found.truncated)[:-1].any()
+
+
+def test_rollout_stats_count_rewards_up_to_its_first_end():
+    reward = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
+    terminated = np.array([[False, True, True], [False, False, False]])
+    found = SimpleNamespace(segments=SimpleNamespace(reward=reward, terminated=terminated))
+    assert RolloutStats.of([found, found]) == RolloutStats(reward=(3 + 7) / 2, ended=0.5)
+
+
+def test_filmstrip_has_rows_for_truth_and_each_sampling(frames, twisted_config, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(["--config", str(twisted_config), "--out", str(run), "run.steps=2"]) == 0
+    episode = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
+    common = ["pixels", "filmstrip", "--model", str(run / "model"), "--episode", str(episode)]
+    common += ["--sampling", "argmax={decoder: {kind: argmax}}"]
+    common += ["--sampling", "transport={decoder: {kind: transport, c_d: 0.05, c_w: 0.6}}"]
+    arguments = [*common, "--start", "2", "--context", "2", "--steps", "4", "--out", str(tmp_path / "sheet.png")]
+    assert main(arguments) == 0
+    width, height = Image.open(tmp_path / "sheet.png").size
+    assert width > height
+    film = [word if word != "filmstrip" else "film" for word in arguments[:-1]]
+    assert main([*film, str(tmp_path / "film.gif")]) == 0
+    shown = Image.open(tmp_path / "film.gif")
+    assert (shown.n_frames, shown.size[0] > 2 * shown.size[1]) == (4, True)
+    assert main([*common, "--steps", "400", "--out", str(tmp_path / "none.png")]) == 2
+    assert "--steps: must be <= " in capsys.readouterr().err
+    assert main([*arguments, "--sampling", "other={dekoder: {}}"]) == 2
+    assert "dekoder: unknown key" in capsys.readouterr().err
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_a_curve_is_the_mean_return_by_interactions(tmp_path, capsys):
+    for name, level in (("a", 1.0), ("b", 3.0)):
+        (tmp_path / name).mkdir()
+        lines = [{"interactions": 10 * i, **({"return": level * i} if i % 2 else {})} for i in range(1, 9)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = smoothed(read_curve(tmp_path / "b"), 2, 80)
+    assert found.tolist() == [[40, 3 * (1 + 3) / 2], [80, 3 * (5 + 7) / 2]]
+    picture = tmp_path / "curve.png"
+    assert main(["pixels", "curve", f"both={tmp_path / 'a'},{tmp_path / 'b'}", "--out", str(picture)]) == 0
+    assert Image.open(picture).size[0] > 100
+    assert main(["pixels", "curve", f"none={tmp_path / 'c'}", "--out", str(picture)]) == 2
+    assert capsys.readouterr().err.strip() == f"error: {tmp_path / 'c' / 'metrics.jsonl'}: no such file"
