@@ -7,13 +7,10 @@ from types import ModuleType
 from eval.commands import (
     compare,
     listing,
-    rollout,
     run,
-    seen,
     tabulate,
     validate,
 )
-from eval.models import markov
 from eval.pixels import command as pixels
 from eval.reports import results_page
 from loopwm.records.command import command_parser, exit_status, refuse_renamed
@@ -24,11 +21,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
     "table": (tabulate, "several runs side by side"),
-    "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "results": (results_page, "keep results of runs and write the page of all of them"),
     "pixels": (pixels, "measure pixel worlds"),
-    "build-markov": (markov, "make the table of the markov baseline"),
-    "build-seen": (seen, "find out which windows stand in train episodes"),
 }
 
 
@@ -39,7 +33,10 @@ RENAMED = {
     "build-entities": "lab build-entities",
     "study": "lab study",
     "plan": "lab plan",
+    "rollout": "lab rollout",
     "report": "lab report",
+    "build-seen": "lab build-seen",
+    "build-markov": "lab build-markov",
     "lm-eval-tasks": "lab lm-eval-tasks",
 }
 """Commands of earlier releases, and what to run instead."""

@@ -10,6 +10,8 @@ from lab.agents import plan_transfer
 from lab.data import (
     build_entities,
     build_examples,
+    build_markov,
+    build_seen,
     collect_probes,
     counterfactual,
     cut_suite,
@@ -26,13 +28,14 @@ from lab.lm_eval import command as lm_eval_tasks
 from lab.pixels import command as pixels
 from lab.reports import command as report
 from lab.studies import command as study
-from lab.studies import plan
+from lab.studies import plan, rollout
 from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "study": (study, "answer a question about the model by a written protocol"),
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
     "plan-transfer": (plan_transfer, "measure how often an agent's plans made in the model work in the real world"),
+    "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),
     "scaling": (scaling, "tabulate what each preset costs in training and serving"),
@@ -42,6 +45,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "state-sufficiency": (state_sufficiency, "measure how far states determine observations"),
     "build-examples": (build_examples, "choose the examples of the few-shot prompt"),
     "build-entities": (build_entities, "make the list of ScienceWorld's names"),
+    "build-markov": (build_markov, "make the table of the markov baseline"),
+    "build-seen": (build_seen, "find out which windows stand in train episodes"),
     "refresh-hidden": (refresh_hidden, "replay windows and read their hidden states again"),
     "collect-probes": (collect_probes, "collect episodes of what people try first"),
     "probe-windows": (probe_windows, "cut windows of what people try first"),

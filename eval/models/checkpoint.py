@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from eval.models.imagination import Imagination, begin
 from eval.scores.predictions import Prediction
 from loopwm.core import ExitRule, format_rule, parse_rule
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256_of_files
-from loopwm.records.template import LONGEST_OBSERVATION, ContextKind
+from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextKind, FormatError, window_context
 from loopwm.records.training_episodes import TrainingEpisodes
 from loopwm.records.windows import Window
 from loopwm.text.world import WorldModel
 from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.protocol import Worlds
 
 
 class CheckpointPredictor:
@@ -49,16 +49,8 @@ class CheckpointPredictor:
         # Without the default, so that folders of runs from before there were beams can be resumed.
         return identity if self.beams == 1 else {**identity, "beams": self.beams}
 
-    @property
-    def judges(self) -> bool:
-        """Return True if rewards and ends are predicted."""
-        return self.world_model.model.config.prediction_heads
-
     def worlds(self) -> LocalWorlds:
         return LocalWorlds(self.world_model, self.depth, LONGEST_OBSERVATION, self.beams)
-
-    def imagination(self) -> Imagination:
-        return Imagination(lambda env: self.worlds(), self.judges)
 
     def begin(self, windows: Sequence[Window], context_kind: ContextKind) -> LocalWorlds:
         """Start the windows' worlds. Raises InputError naming a window whose context cannot be encoded."""
@@ -81,19 +73,24 @@ class CheckpointPredictor:
                         prediction.ends[k] = step.ends
         return predictions
 
-    def nll(
-        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
-    ) -> list[dict[int, tuple[float, int]]]:
-        """Return the teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
-        losses: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
-        worlds = self.begin(windows, context_kind)
-        for k in range(1, max(horizons) + 1):
-            worlds.step([window["actions"][k - 1] for window in windows], decode=False)
-            if k in horizons:
-                nats, tokens = worlds.nll([window["observations"][k - 1] for window in windows])
-                for row, loss, count in zip(losses, nats.tolist(), tokens.tolist(), strict=True):
-                    row[k] = (loss, count)
-        return losses
+
+def begin(worlds: Worlds, windows: Sequence[Window], context_kind: ContextKind) -> None:
+    """Start the windows' worlds. Raises InputError, from the FormatError, naming a window that cannot be encoded."""
+    contexts = [window_context(window, context_kind) for window in windows]
+    try:
+        worlds.begin(contexts)
+    except FormatError as error:
+        raise InputError(f"window {_refused(worlds, windows, contexts)}: {error}") from error
+
+
+def _refused(worlds: Worlds, windows: Sequence[Window], contexts: Sequence[Context]) -> str:
+    """Return the id of the first window that cannot be encoded by itself."""
+    for window, context in zip(windows, contexts, strict=True):
+        try:
+            worlds.begin([context])
+        except FormatError:
+            return window["id"]
+    return windows[0]["id"]
 
 
 def read_depth(text: str) -> ExitRule:

@@ -1,4 +1,4 @@
-"""Build the table of the `markov` baseline: the observation most often seen after an action string in train episodes.
+"""Table of the `markov` baseline: the observation most often seen after an action string in train episodes.
 
 Episodes of experts (policies `gold` and `expert`) come first; those of other policies only fill in the actions and
 verbs that no expert used. Counted together, the refusals that noisy policies provoke win too often: on held-out gold
@@ -7,7 +7,6 @@ episodes that costs 10 points of token F1.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import zlib
@@ -21,9 +20,7 @@ from typing import Any
 from eval.models.train_episodes import EXPERTS, read_train_episodes
 from eval.scores.entities import DATA
 from loopwm.records.errors import InputError
-from loopwm.records.files import pack_gzip, sha256, write_atomic
-
-EXAMPLE = "python -m eval build-markov --episodes data/episodes/train --out eval/data/markov-scienceworld.json.gz"
+from loopwm.records.files import sha256
 
 _Key = tuple[str, str]
 _Counts = dict[_Key, Counter[str]]
@@ -46,7 +43,7 @@ class MarkovTable:
 
     @cached_property
     def sha256(self) -> str:
-        return sha256(_to_json(self))
+        return sha256(to_json(self))
 
 
 def verb(action: str) -> str:
@@ -87,7 +84,8 @@ def _table(env: str, expert: _Counts, other: _Counts) -> MarkovTable:
     )
 
 
-def _to_json(table: MarkovTable) -> str:
+def to_json(table: MarkovTable) -> str:
+    """Return the content of a table file, as bytes are hashed."""
     return json.dumps(asdict(table), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
@@ -98,17 +96,3 @@ def load_table(path: Path) -> MarkovTable:
         return MarkovTable(**record)
     except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
         raise InputError(f"{path}: must be a markov table ({error})") from error
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", type=Path, nargs="+", required=True, help="train episodes, files or folders")
-    parser.add_argument("--out", type=Path, required=True, help="file of the table, .json.gz")
-
-
-def run(args: argparse.Namespace) -> None:
-    tables = build_tables(args.episodes)
-    if len(tables) != 1:
-        raise InputError(f"--episodes: must be of one environment, got {', '.join(tables) or 'none'}")
-    (table,) = tables.values()
-    write_atomic(args.out, pack_gzip(_to_json(table)))
-    print(f"{args.out}: {len(table.actions)} actions from {table.transitions} transitions")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 from eval.models.base import Predictor
 from eval.models.baselines import Copy, Extrapolate, load_markov
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
-from eval.models.imagination import FedBack, Imagination, PredictorWorlds
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
 from eval.models.track import load_track
@@ -182,25 +180,6 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     )
     endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
     return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))
-
-
-def fed_back(predictor: Predictor, model: str, context_kind: ContextKind) -> Predictor:
-    """Return the same model, imagining by text instead of latents."""
-    return FedBack(predictor, make_imagination(predictor, model, context_kind))
-
-
-def make_imagination(predictor: Predictor, model: str, context_kind: ContextKind) -> Imagination:
-    """Return the model as an agent's world. Raises InputError for a context that it does not support."""
-    if Path(model).is_dir():
-        from eval.models.checkpoint import CheckpointPredictor  # imported late: the baselines run without torch
-
-        if isinstance(predictor, CheckpointPredictor):
-            return predictor.imagination()
-    if context_kind != "observed":
-        raise InputError(
-            f"--context: must be 'observed' for {model!r}, which imagines step by step, got {context_kind!r}"
-        )
-    return Imagination(partial(PredictorWorlds, predictor))
 
 
 def positive(text: str) -> int:

@@ -45,6 +45,7 @@ LEAD = (
 MOVED = (
     ("python -m eval study", "python -m lab study"),
     ("python -m eval plan", "python -m lab plan"),
+    ("python -m eval rollout", "python -m lab rollout"),
     ("python benchmarks/serve_load.py", "python -m lab.benchmarks.serve_load"),
 )
 """Commands of stored results that have another name now."""

@@ -1,4 +1,4 @@
-"""Windows that occur in train episodes: the table of a suite, written by `python -m eval build-seen`."""
+"""Windows that occur in train episodes: the table of a suite, written by `python -m lab build-seen`."""
 
 from __future__ import annotations
 

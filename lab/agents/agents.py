@@ -18,11 +18,10 @@ import numpy as np
 
 from eval.models.fewshot import Message
 from eval.models.train_episodes import EXPERTS
-from loopwm.records.episodes import TRAIN_SPLITS, succeeded
+from loopwm.records.episodes import TRAIN_SPLITS, Episode, succeeded
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Transition
-from loopwm.records.windows import Episode
 
 RECALLED_ACTIONS = 6
 """Number of past actions that describe a place."""

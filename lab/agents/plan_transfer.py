@@ -21,12 +21,10 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.models.base import Predictor
-from eval.models.imagination import Imagination, next_window
 from eval.models.options import (
     DEFAULT_CACHE,
     ModelOptions,
     add_model_arguments,
-    make_imagination,
     make_predictor,
     positive,
 )
@@ -36,6 +34,7 @@ from eval.scores.predictions import PredictionFolder
 from eval.scores.rows import OVERALL
 from eval.scores.tables import percent, table
 from lab.agents.agents import Agent, ChatAgent, RetrievalAgent
+from lab.agents.imagination import Imagination, make_imagination, next_window
 from lab.agents.play import (
     PLAYS,
     Plays,
@@ -48,12 +47,11 @@ from lab.agents.play import (
     won_as_imagined,
 )
 from lab.agents.real_world import Game, RealWorld
-from loopwm.records.episodes import recorded_episodes
+from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import CONTEXT_KINDS, Context, ContextKind
-from loopwm.records.windows import Episode
 
 EXAMPLE = (
     "python -m lab plan-transfer --model loopwm/pretrained --env scienceworld --tasks find-plant find-animal "

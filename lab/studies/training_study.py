@@ -12,8 +12,8 @@ from pathlib import Path
 from eval.commands.harness import RunSettings, select_windows
 from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.imagination import FedBack
 from eval.scores.suites import load_suite
+from lab.agents.imagination import FedBack, imagination_of
 from lab.studies.summary import summarize, write_report
 from lab.studies.text_protocol import Job, TextProtocol
 from lab.studies.training_runs import best_run, in_processes, locked, make_run, read_training_log, train
@@ -63,7 +63,7 @@ def complete(job: Job) -> None:
 def score_contexts(job: Job) -> None:
     protocol, fed_back = job.protocol, job.decode == "fed_back"
     checkpoint = CheckpointPredictor(job.run.model, protocol.depth or None)
-    predictor: Predictor = FedBack(checkpoint, checkpoint.imagination()) if fed_back else checkpoint
+    predictor: Predictor = FedBack(checkpoint, imagination_of(checkpoint)) if fed_back else checkpoint
     suite = load_suite(protocol.windows)
     for regime in protocol.regimes:
         settings = settings_for(protocol, f"{job.arm}/seed-{job.run.seed}", regime)

@@ -59,9 +59,24 @@ def add_losses(predictor: CheckpointPredictor, windows: Sequence[Window], settin
         for batch in plan_batches(windows, settings):
             missing = [window for window in batch if window["id"] not in known]
             if missing:
-                losses = predictor.nll(missing, settings.context, settings.horizons)
+                losses = nll(predictor, missing, settings.context, settings.horizons)
                 append_lines(path, [_line(w, row, settings.horizons) for w, row in zip(missing, losses, strict=True)])
                 bar.update(len(missing))
+
+
+def nll(
+    predictor: CheckpointPredictor, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
+) -> list[dict[int, tuple[float, int]]]:
+    """Return the teacher-forced loss of the true observations: for each window, by horizon, (nats, tokens)."""
+    losses: list[dict[int, tuple[float, int]]] = [{} for _ in windows]
+    worlds = predictor.begin(windows, context_kind)
+    for k in range(1, max(horizons) + 1):
+        worlds.step([window["actions"][k - 1] for window in windows], decode=False)
+        if k in horizons:
+            nats, tokens = worlds.nll([window["observations"][k - 1] for window in windows])
+            for row, loss, count in zip(losses, nats.tolist(), tokens.tolist(), strict=True):
+                row[k] = (loss, count)
+    return losses
 
 
 def _line(window: Window, losses: dict[int, tuple[float, int]], horizons: Sequence[int]) -> dict[str, Any]:

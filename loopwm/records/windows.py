@@ -1,4 +1,4 @@
-"""Windows, the unit of evaluation: checking and sampling them, and cutting them from the start of episodes.
+"""Windows, the unit of evaluation: checking and sampling them.
 
 A window file (`.jsonl`, `.jsonl.gz`, `.jsonl.xz`) holds one JSON object a line:
 
@@ -15,12 +15,11 @@ Horizon k takes the first k actions and scores `observations[k - 1]`. Two window
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, cast
 
-from loopwm.records.episodes import Episode
 from loopwm.records.errors import InputError
 from loopwm.records.template import ContextKind, FormatError, StateSlots, render_prompt, window_context
 
@@ -192,58 +191,3 @@ def _quotas(sizes: dict[str, int], limit: int) -> dict[str, int]:
     for family in by_remainder[: limit - sum(quotas.values())]:
         quotas[family] += 1
     return quotas
-
-
-T = TypeVar("T")
-
-
-def start_windows(episodes: Sequence[Episode], last: int) -> list[Window]:
-    """Cut one window an episode: it starts at the first observation and takes the episode's own first `last` actions.
-
-    Episodes without actions have none. The family is the task.
-    """
-    windows, played = [], Counter[str]()
-    for episode in episodes:
-        if len(episode.steps) > 1:
-            name = f"{episode.env}/{episode.task}/{episode.variation}/{episode.policy}"
-            windows.append(_start_window(f"{name}/{played[name]}", episode, last))
-            played[name] += 1
-    return windows
-
-
-def _start_window(name: str, episode: Episode, last: int) -> Window:
-    first, future = episode.steps[0], episode.steps[1 : last + 1]
-    before = episode.steps[: len(future)]
-    return {
-        "id": name,
-        "env": episode.env,
-        "task": episode.task,
-        "variation": episode.variation,
-        "family": episode.task,
-        "split": episode.split,
-        "goal": episode.goal,
-        "history": [{"action": None, "observation": first.observation}],
-        "look": first.look,
-        "inventory": first.inventory,
-        "hidden_state": episode.hidden_state,
-        "hidden_state_start": episode.hidden_state,
-        "actions": [step.action or "" for step in future],
-        "observations": [step.observation for step in future],
-        "rewards": [after.score - now.score for now, after in zip(before, future, strict=True)],
-        "dones": [step.done for step in future],
-    }
-
-
-def padded(window: Window, length: int) -> Window:
-    """Repeat the last action of a window up to `length`; predictions for the repeats mean nothing."""
-    return {
-        **window,
-        "actions": _padded(window["actions"], length),
-        "observations": _padded(window["observations"], length),
-        "rewards": _padded(window["rewards"], length),
-        "dones": _padded(window["dones"], length),
-    }
-
-
-def _padded(values: list[T], length: int) -> list[T]:
-    return [*values, *values[-1:] * (length - len(values))]

@@ -19,12 +19,9 @@ import pytest
 
 from eval.__main__ import main
 from eval.models.endpoint import Address, Endpoint, Parameters, ReplyCache, read_reply, retry_after
-from eval.models.fewshot import Message, load_shots
-from eval.models.imagination import PredictorWorlds
-from eval.models.prompted import EndpointPredictor
+from eval.models.fewshot import Message
 from eval.scores.predictions import read_records
 from loopwm.records.errors import InputError
-from loopwm.records.template import window_context
 from tests.eval.mock_endpoint import MockEndpoint
 from tests.fixtures.windows import MakeWindow, WriteSuite
 
@@ -184,19 +181,6 @@ def test_a_cut_answer_may_have_no_content_at_all() -> None:
     assert read_reply({"choices": [{"message": {"role": "assistant"}, "finish_reason": "length"}]}).cut
     with pytest.raises(LookupError):
         read_reply({"choices": [{"message": {"role": "assistant"}, "finish_reason": "stop"}]})
-
-
-def test_no_step_is_imagined_after_one_that_was_cut(
-    mock: MockEndpoint, endpoint: Endpoint, make_window: MakeWindow
-) -> None:
-    window = make_window()
-    shots = load_shots([window], None, 0, "observed", [1])
-    worlds = PredictorWorlds(EndpointPredictor(endpoint, shots), "scienceworld")
-    worlds.begin([window_context(window, "observed")])
-    assert worlds.step(["wait"])[0].observation.endswith("ACTION: WAIT")
-    mock.thoughts = 600
-    with pytest.raises(InputError, match="--model: a step was cut off at the token limit"):
-        worlds.step(["look around"])
 
 
 def test_a_run_counts_what_was_not_answered_and_asks_again(

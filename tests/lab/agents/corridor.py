@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from eval.models.imagination import Imagination
+from lab.agents.imagination import Imagination
 from loopwm.records.episodes import Episode, Step
 from loopwm.records.template import Context
 from loopwm.worlds.protocol import Imagined, longer

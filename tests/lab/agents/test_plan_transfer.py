@@ -17,9 +17,8 @@ from data_prep.environments.scienceworld.environment import ScienceWorld
 from eval.models.baselines import Copy
 from eval.models.checkpoint import CheckpointPredictor
 from eval.models.fewshot import Message
-from eval.models.imagination import PredictorWorlds
-from eval.models.options import make_imagination
 from lab.agents.agents import ChatAgent, RetrievalAgent
+from lab.agents.imagination import PredictorWorlds, make_imagination
 from lab.agents.plan_transfer import ConsistencySettings, consistency_ratio, make_results, measure, render_consistency
 from lab.agents.play import Play, play_imagined, play_real, replay, won, won_as_imagined
 from lab.agents.real_world import Game, RealWorld

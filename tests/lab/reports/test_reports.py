@@ -333,7 +333,7 @@ def test_report_with_seen_table_splits_unseen_windows(
     suite, train = write_suite([seen, unseen]), tmp_path / "train.jsonl"
     train.write_text(episode(*zip(seen["actions"], seen["observations"], strict=True)))
     build = ["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]
-    assert eval_main(build) == 0
+    assert main(build) == 0
     table = str(tmp_path / "seen-suite.json.gz")
     out = evaluate(suite, tmp_path / "run", "--seen", table)
     assert report(suite, tmp_path / "page", out, "--seen", table) == 0
@@ -348,7 +348,7 @@ def test_report_of_a_run_with_unknown_episodes_says_unknown(
     suite, train = write_suite([make_window("s", [(None, "Start.")]), make_window("n")]), tmp_path / "train.jsonl"
     train.write_text(episode(("a", "b")))
     other = evaluate(suite, tmp_path / "other")
-    assert eval_main(["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]) == 0
+    assert main(["build-seen", "--episodes", str(train), "--suites", str(suite), "--out", str(tmp_path)]) == 0
     known = evaluate(suite, tmp_path / "known")
     assert report(suite, tmp_path / "page", known, other) == 0
     (line,) = [line for line in (tmp_path / "page/report.md").read_text().splitlines() if "| unknown |" in line]

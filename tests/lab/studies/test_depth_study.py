@@ -10,6 +10,7 @@ import pytest
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.suites import load_suite
 from lab.__main__ import main
+from lab.studies.window_scores import nll
 
 
 def command(checkpoint: Path, windows_file: Path, out: Path, *options: str) -> list[str]:
@@ -30,7 +31,7 @@ def test_depths_up_to_twice_the_mean_are_compared_with_the_default(
     losses = {m["arm"]: m["mean"] for m in found["means"] if (m["metric"], m["horizon"]) == ("nats", 2)}
     windows = list(load_suite(str(windows_file)).windows)
     for depth in (1, 4):
-        nats = [row[2][0] for row in CheckpointPredictor(checkpoint, depth).nll(windows, "observed", (2,))]
+        nats = [row[2][0] for row in nll(CheckpointPredictor(checkpoint, depth), windows, "observed", (2,))]
         assert losses[f"T={depth}"] == pytest.approx(sum(nats) / len(nats), rel=1e-4)
     assert losses["T=1"] != pytest.approx(losses["T=4"], rel=1e-3)
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -10,10 +10,10 @@ import torch
 
 from eval.commands.harness import RunSettings, select_windows
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.options import fed_back
 from eval.scores.suites import Suite, load_suite
+from lab.agents.imagination import fed_back
 from lab.studies.differences import ALL, Difference, differences, means
-from lab.studies.window_scores import Scores, add_losses, latent_norms, read_scores, score
+from lab.studies.window_scores import Scores, add_losses, latent_norms, nll, read_scores, score
 from loopwm.records import template
 from loopwm.records.template import ContextKind, Transition, window_context
 from loopwm.records.windows import Window
@@ -32,7 +32,7 @@ def test_window_losses_are_those_of_whole_prompts_without_a_cache(
     predictor = CheckpointPredictor(checkpoint, 3)
     model, tokenizer = predictor.world_model.model, predictor.world_model.tokenizer
     windows = list(load_suite(str(windows_file)).windows)
-    for window, row in zip(windows, predictor.nll(windows, context_kind, HORIZONS), strict=True):
+    for window, row in zip(windows, nll(predictor, windows, context_kind, HORIZONS), strict=True):
         for k in HORIZONS:
             prompt = template.render_prompt(window_context(window, context_kind), window["actions"][:k])
             target = window["observations"][k - 1] + template.END
@@ -65,7 +65,7 @@ def test_scoring_interrupted_anywhere_ends_with_the_same_scores(
     again = read_scores(windows, HORIZONS, tmp_path)
     np.testing.assert_allclose(again["nats"], whole["nats"], rtol=1e-5)
     before = path.read_bytes()
-    monkeypatch.setattr(CheckpointPredictor, "nll", None)
+    monkeypatch.setattr(CheckpointPredictor, "begin", None)
     monkeypatch.setattr(CheckpointPredictor, "predict", None)
     score_and_loss(predictor, suite, windows, tmp_path)
     assert path.read_bytes() == before

@@ -11,31 +11,33 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from eval.commands.harness import recorded_prediction, window_records
 from eval.models.base import Predictor
-from eval.models.options import ModelOptions, add_model_arguments, fed_back, make_predictor, positive
+from eval.models.options import ModelOptions, add_model_arguments, make_predictor, positive
 from eval.scores.intervals import INTERVALS, paired_difference
 from eval.scores.metrics import METRICS_VERSION
 from eval.scores.predictions import Key, PredictionFolder, Record
 from eval.scores.rows import Item, estimates, score_window, summarize
 from eval.scores.tables import percent, table, with_bounds
-from loopwm.records.episodes import recorded_episodes
+from lab.agents.imagination import fed_back
+from loopwm.records.episodes import Episode, recorded_episodes
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256, write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import CONTEXT_KINDS, ContextKind
-from loopwm.records.windows import Window, check_runnable, game_of, padded, start_windows, stratified_sample
+from loopwm.records.windows import Window, check_runnable, game_of, stratified_sample
 
 EXAMPLE = (
-    "python -m eval rollout --model loopwm/pretrained --episodes data/episodes/test-gold --context observed "
+    "python -m lab rollout --model loopwm/pretrained --episodes data/episodes/test-gold --context observed "
     "--limit 30 --out runs/eval/rollout"
 )
 WAYS = ("latent", "fed_back")
@@ -43,6 +45,7 @@ DEPTH_LIMIT = 30
 _SCORES = ("em", "f1")
 
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,58 @@ def select_starts(paths: Sequence[Path], settings: RolloutSettings) -> list[Wind
     chosen = stratified_sample(windows, settings.limit or len(windows), settings.seed)
     check_runnable(chosen, settings.context, (1,))
     return chosen
+
+
+def start_windows(episodes: Sequence[Episode], last: int) -> list[Window]:
+    """Cut one window an episode: it starts at the first observation and takes the episode's own first `last` actions.
+
+    Episodes without actions have none. The family is the task.
+    """
+    windows, played = [], Counter[str]()
+    for episode in episodes:
+        if len(episode.steps) > 1:
+            name = f"{episode.env}/{episode.task}/{episode.variation}/{episode.policy}"
+            windows.append(_start_window(f"{name}/{played[name]}", episode, last))
+            played[name] += 1
+    return windows
+
+
+def _start_window(name: str, episode: Episode, last: int) -> Window:
+    first, future = episode.steps[0], episode.steps[1 : last + 1]
+    before = episode.steps[: len(future)]
+    return {
+        "id": name,
+        "env": episode.env,
+        "task": episode.task,
+        "variation": episode.variation,
+        "family": episode.task,
+        "split": episode.split,
+        "goal": episode.goal,
+        "history": [{"action": None, "observation": first.observation}],
+        "look": first.look,
+        "inventory": first.inventory,
+        "hidden_state": episode.hidden_state,
+        "hidden_state_start": episode.hidden_state,
+        "actions": [step.action or "" for step in future],
+        "observations": [step.observation for step in future],
+        "rewards": [after.score - now.score for now, after in zip(before, future, strict=True)],
+        "dones": [step.done for step in future],
+    }
+
+
+def padded(window: Window, length: int) -> Window:
+    """Repeat the last action of a window up to `length`; predictions for the repeats mean nothing."""
+    return {
+        **window,
+        "actions": _padded(window["actions"], length),
+        "observations": _padded(window["observations"], length),
+        "rewards": _padded(window["rewards"], length),
+        "dones": _padded(window["dones"], length),
+    }
+
+
+def _padded(values: list[T], length: int) -> list[T]:
+    return [*values, *values[-1:] * (length - len(values))]
 
 
 def roll_out(predictor: Predictor, windows: Sequence[Window], settings: RolloutSettings, out: Path) -> dict[str, Any]:
@@ -182,7 +237,7 @@ def make_results(
         "context": settings.context,
         "metrics_version": METRICS_VERSION,
         "intervals": INTERVALS,
-        "provenance": {**spec, **provenance("eval")},
+        "provenance": {**spec, **provenance("lab")},
         "n": len(windows),
         "rows": [row for way in WAYS for row in _rows(way, items[way])],
         "episodes": {way: estimates(scores[way], games, _SCORES) for way in WAYS},

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from eval.__main__ import main
-from eval.commands import rollout
-from eval.commands.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts
 from eval.models.baselines import Copy
 from eval.models.checkpoint import CheckpointPredictor
-from eval.models.imagination import FedBack, Imagination, PredictorWorlds
-from eval.models.options import fed_back
 from eval.scores.predictions import Prediction, read_records
+from lab.__main__ import main
+from lab.agents.imagination import FedBack, Imagination, PredictorWorlds, fed_back
+from lab.studies import rollout
+from lab.studies.rollout import WAYS, RolloutSettings, imagine_batch, roll_out, select_starts, start_windows
 from loopwm.records.episodes import Episode, Step, write_episodes
-from loopwm.records.template import ContextKind
-from loopwm.records.windows import Window, start_windows
+from loopwm.records.errors import InputError
+from loopwm.records.template import ContextKind, window_context
+from loopwm.records.windows import Window
 
 LENGTHS = (7, 2, 5, 1, 3)
 
@@ -126,6 +126,17 @@ def test_a_checkpoint_feeds_back_as_any_predictor_does(
     one = fed_back(predictor, str(checkpoint), "observed").predict(window, "observed", (1, 2, 3))
     other = FedBack(predictor, Imagination(partial(PredictorWorlds, predictor))).predict(window, "observed", (1, 2, 3))
     assert one[0].texts == other[0].texts
+
+
+def test_no_step_is_imagined_after_one_that_was_cut(starts: list[Window]) -> None:
+    class Cut(Oracle):
+        def predict(self, windows: Sequence[Window], *question: Any) -> list[Prediction]:
+            return [Prediction({1: ""}, unanswered=frozenset({1})) for _ in windows]
+
+    worlds = PredictorWorlds(Cut(), "scienceworld")
+    worlds.begin([window_context(starts[0], "observed")])
+    with pytest.raises(InputError, match="--model: a step was cut off at the token limit"):
+        worlds.step(["look around"])
 
 
 def test_a_stopped_rollout_goes_on_to_identical_files(starts: list[Window], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from loopwm.records.files import pack_gzip, write_atomic
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, digest
 
 EXAMPLE = (
-    "python -m eval build-seen --episodes data/episodes/train-gold data/episodes/train-noisy "
+    "python -m lab build-seen --episodes data/episodes/train-gold data/episodes/train-noisy "
     "--suites scienceworld-500 scienceworld-500-noisy scienceworld-counterfactual --out eval/data"
 )
 

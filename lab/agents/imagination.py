@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from eval.models.base import Predictor
+from eval.models.checkpoint import CheckpointPredictor, begin
 from eval.scores.predictions import Prediction
 from loopwm.records.errors import InputError
-from loopwm.records.template import Context, ContextKind, FormatError, window_context
+from loopwm.records.template import Context, ContextKind
 from loopwm.records.windows import Window
 from loopwm.worlds.protocol import Imagined, Worlds, longer
 
@@ -92,25 +94,6 @@ class FedBack:
         return predictions
 
 
-def begin(worlds: Worlds, windows: Sequence[Window], context_kind: ContextKind) -> None:
-    """Start the windows' worlds. Raises InputError, from the FormatError, naming a window that cannot be encoded."""
-    contexts = [window_context(window, context_kind) for window in windows]
-    try:
-        worlds.begin(contexts)
-    except FormatError as error:
-        raise InputError(f"window {_refused(worlds, windows, contexts)}: {error}") from error
-
-
-def _refused(worlds: Worlds, windows: Sequence[Window], contexts: Sequence[Context]) -> str:
-    """Return the id of the first window that cannot be encoded by itself."""
-    for window, context in zip(windows, contexts, strict=True):
-        try:
-            worlds.begin([context])
-        except FormatError:
-            return window["id"]
-    return windows[0]["id"]
-
-
 def next_window(env: str, context: Context, action: str) -> Window:
     """Return a window of one action after a context; its answer is unknown."""
     history = [(None, context.observation), *((step.action, step.observation) for step in context.history)]
@@ -120,3 +103,24 @@ def next_window(env: str, context: Context, action: str) -> Window:
         "look": None, "inventory": None, "hidden_state": None, "hidden_state_start": None,
         "actions": [action], "observations": [""], "rewards": [0], "dones": [False],
     }  # fmt: skip
+
+
+def fed_back(predictor: Predictor, model: str, context_kind: ContextKind) -> Predictor:
+    """Return the same model, imagining by text instead of latents."""
+    return FedBack(predictor, make_imagination(predictor, model, context_kind))
+
+
+def make_imagination(predictor: Predictor, model: str, context_kind: ContextKind) -> Imagination:
+    """Return the model as an agent's world. Raises InputError for a context that it does not support."""
+    if isinstance(predictor, CheckpointPredictor):
+        return imagination_of(predictor)
+    if context_kind != "observed":
+        raise InputError(
+            f"--context: must be 'observed' for {model!r}, which imagines step by step, got {context_kind!r}"
+        )
+    return Imagination(partial(PredictorWorlds, predictor))
+
+
+def imagination_of(checkpoint: CheckpointPredictor) -> Imagination:
+    """Return a checkpoint's own worlds."""
+    return Imagination(lambda env: checkpoint.worlds(), checkpoint.world_model.model.config.prediction_heads)
