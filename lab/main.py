@@ -27,6 +27,7 @@ from lab.data import (
 from lab.lm_eval import command as lm_eval_tasks
 from lab.pixels import command as pixels
 from lab.reports import command as report
+from lab.reports import pictures_page
 from lab.studies import command as study
 from lab.studies import plan, rollout
 from loopwm.records.command import command_parser, exit_status
@@ -38,6 +39,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),
+    "pictures": (pictures_page, "write the page of pictures and claims beside the results page"),
     "scaling": (scaling, "tabulate what each preset costs in training and serving"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "train-tokenizer": (train_tokenizer, "train the byte-level BPE and freeze it"),

@@ -8,9 +8,8 @@ too. There is no system message: some chat templates refuse one.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -123,13 +122,3 @@ def as_text(messages: Sequence[Message]) -> str:
 def read_continuation(text: str) -> str:
     """Return the answer in a continuation of `as_text`."""
     return text.split(f"\n{END}", 1)[0].strip()
-
-
-def fit_history(context: Context, fits: Callable[[Context], bool]) -> tuple[Context, int] | None:
-    """Drop the oldest steps after the first observation until the context fits; return it and their number.
-
-    Returns None if goal and first observation alone do not fit. A shorter history must fit where a longer one does.
-    """
-    shortened = [replace(context, history=context.history[dropped:]) for dropped in range(len(context.history) + 1)]
-    dropped = bisect_left(shortened, True, key=fits)
-    return (shortened[dropped], dropped) if dropped < len(shortened) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from eval.models.base import Predictor
-from eval.models.baselines import Copy, Extrapolate, load_markov
+from eval.models.baselines import Copy, load_markov
 from eval.models.fewshot import DEFAULT_SHOTS, Shots, load_shots
 from eval.models.retrieve import load_retrieve
 from eval.models.retrieve_names import load_retrieve_names
@@ -19,7 +19,7 @@ from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window
 
 DEFAULT_CACHE = Path("runs/replies.sqlite")
-CHECKPOINT, LANGUAGE_MODEL, ENDPOINT = "checkpoint", "language model", "endpoint"
+CHECKPOINT, ENDPOINT = "checkpoint", "endpoint"
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,6 @@ class Baseline:
 BASELINES = {
     "copy": Baseline("the last observation again", lambda windows, episodes: Copy()),
     "markov": Baseline("what most often followed that action string in train episodes", load_markov),
-    "extrapolate": Baseline(
-        "repeated readings continued linearly, else as markov",
-        lambda windows, episodes: Extrapolate(load_markov(windows, episodes)),
-    ),
     "retrieve": Baseline("what followed the most similar place of a train episode (BM25)", load_retrieve),
     "retrieve-names": Baseline(
         "the same, chosen or continued by readings and in the names of the place asked about", load_retrieve_names
@@ -49,11 +45,9 @@ BASELINES = {
 
 _TAKEN_BY = {
     "depth": {CHECKPOINT},
-    "device": {CHECKPOINT, LANGUAGE_MODEL},
+    "device": {CHECKPOINT},
     "beams": {CHECKPOINT},
-    "train_episodes": {"markov", "extrapolate", "retrieve", "retrieve-names"},
-    "shots": {LANGUAGE_MODEL, ENDPOINT},
-    "examples": {LANGUAGE_MODEL, ENDPOINT},
+    "train_episodes": {"markov", "retrieve", "retrieve-names"},
 }
 """Kinds of model by option; options not listed here are of endpoints."""
 
@@ -84,9 +78,7 @@ class ModelOptions:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    named = (
-        f"one of {', '.join(BASELINES)}; a folder of a checkpoint or of another causal language model; openai:URL#MODEL"
-    )
+    named = f"one of {', '.join(BASELINES)}; a folder of a checkpoint; openai:URL#MODEL"
     parser.add_argument("--model", required=True, help=named)
     group = parser.add_argument_group("options of some models")
     add = group.add_argument
@@ -94,7 +86,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--device",
         choices=("auto", "cpu", "cuda"),
-        help="device of a checkpoint or language model (default: auto)",
+        help="device of a checkpoint (default: auto)",
     )
     add(
         "--beams",
@@ -106,7 +98,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="train episodes of retrieve, markov and extrapolate",
+        help="train episodes of retrieve, retrieve-names and markov",
     )
     add("--shots", type=at_least_zero, help=f"examples in a language model's prompt (default: {DEFAULT_SHOTS})")
     add("--examples", type=Path, metavar="FILE", help="window file of these examples")
@@ -143,13 +135,7 @@ def make_predictor(
         depth = None if options.depth is None else read_depth(options.depth)
         return CheckpointPredictor(Path(model), depth, options.beams or 1, use_device(options.device or "auto"))
     shots = DEFAULT_SHOTS if options.shots is None else options.shots
-    examples = load_shots(windows, options.examples, shots, context_kind, horizons)
-    if kind == ENDPOINT:
-        return _endpoint(model, options, examples)
-    from eval.models.causal_lm import CausalLMPredictor
-    from loopwm.runtime import use_device
-
-    return CausalLMPredictor(Path(model), examples, use_device(options.device or "auto"))
+    return _endpoint(model, options, load_shots(windows, options.examples, shots, context_kind, horizons))
 
 
 def _kind(model: str) -> str:
@@ -162,8 +148,9 @@ def _kind(model: str) -> str:
         known = ", ".join(BASELINES)
         raise InputError(f"--model: must be a model's folder, openai:URL#MODEL or one of {known}, got {model!r}")
     config = folder / "config.json"
-    is_ours = not config.is_file() or read_json(config).get("model_type") == "loopwm"
-    return CHECKPOINT if is_ours else LANGUAGE_MODEL
+    if config.is_file() and read_json(config).get("model_type") != "loopwm":
+        raise InputError(f"--model: {model}: serve other language models, then use openai:URL#MODEL")
+    return CHECKPOINT
 
 
 def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:

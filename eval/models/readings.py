@@ -8,6 +8,7 @@ episodes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, islice
 
-from eval.models.baselines import continue_readings
+import numpy as np
+
 from eval.models.markov import verb
 from eval.models.retrieve import Index, Question, Steps
 from eval.models.train_episodes import TrainEpisode
@@ -126,9 +128,29 @@ def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:
     if in_view[0].back == in_view[-1].back:
         return last
     texts = [_with_numbers(last, reading.numbers) for reading in reversed(in_view)]
-    return continue_readings([-reading.back for reading in reversed(in_view)], texts, 0)
+    return _continue_readings([-reading.back for reading in reversed(in_view)], texts, 0)
 
 
 def _with_numbers(text: str, numbers: Sequence[str]) -> str:
     values = iter(numbers)
     return _NUMBER.sub(lambda _: next(values), text)
+
+
+def _continue_readings(steps: Sequence[int], texts: Sequence[str], target: int) -> str:
+    """Return the last text with its numbers continued to step `target`. The texts are equal but for their numbers."""
+    printed = _NUMBER.findall(texts[-1])
+    if not printed:
+        return texts[-1]
+    values = np.array([_NUMBER.findall(text) for text in texts], dtype=np.float64)
+    offsets = np.array(steps, dtype=np.float64) - np.mean(steps)
+    slopes = offsets @ values / (offsets @ offsets)
+    continued = values.mean(axis=0) + slopes * (target - np.mean(steps))
+    numbers = iter(_print_like(value, like) for value, like in zip(continued, printed, strict=True))
+    return _NUMBER.sub(lambda _: next(numbers), texts[-1])
+
+
+def _print_like(value: float, like: str) -> str:
+    """Round (halves up) to the number of decimals that `like` has."""
+    decimals = len(like.partition(".")[2])
+    scale = 10**decimals
+    return f"{math.floor(value * scale + 0.5) / scale:.{decimals}f}"

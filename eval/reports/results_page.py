@@ -1,13 +1,13 @@
 """Store the results of runs, small enough to commit, and write the page of all results.
 
---keep copies the results of finished runs, rollouts, studies and loads of the service into the folder, without windows
-and deviations, and replaces earlier ones of the same name. The page and its plots are drawn from the folder only.
+--keep copies the results of finished runs into the folder, without windows and deviations, and replaces earlier ones of
+the same name. The page is made from the folder only.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from eval.models.base import STRONGEST_BASELINES
@@ -15,7 +15,6 @@ from eval.reports.results_store import (
     SHIPPED_NAME,
     SUITE_TITLES,
     Result,
-    ResultsStore,
     Row,
     called,
     environment_of,
@@ -34,21 +33,13 @@ EXAMPLE = "python -m eval results docs/results --keep runs/eval/track runs/eval/
 DATA = "data"
 PAGE = "README.md"
 
-VERDICTS = ("reproduced", "contradicted", "not resolved")
 LEAD = (
     "Made by `python -m eval results docs/results` from the stored results in [data](data/), which also hold task "
     "families, kinds of errors and the command of each run. Exact match in per cent after five actions, unless said "
     "otherwise, with 95 % intervals over games. Unseen windows do not occur in any training episode. Elsewhere: [the "
-    "shipped checkpoint](../results.md), [pixel worlds](pixels.md), [studies](studies.md), [the log](../LOG.md).\n"
+    "shipped checkpoint](../results.md), [pictures and claims](pictures.md), [pixel worlds](pixels.md), "
+    "[studies](studies.md), [the log](../LOG.md).\n"
 )
-
-MOVED = (
-    ("python -m eval study", "python -m lab study"),
-    ("python -m eval plan", "python -m lab plan"),
-    ("python -m eval rollout", "python -m lab rollout"),
-    ("python benchmarks/serve_load.py", "python -m lab.benchmarks.serve_load"),
-)
-"""Commands of stored results that have another name now."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     for folder in args.keep:
         keep(folder, args.folder / DATA)
-    for name, content in render(read_store(args.folder / DATA)):
-        write_atomic(args.folder / name, content)
+    write_atomic(args.folder / PAGE, render(read_store(args.folder / DATA)))
     print(args.folder / PAGE)
 
 
@@ -71,50 +61,15 @@ def label_of(result: Result) -> str:
     return f"{called(result['model'])}, {result['context']}" + ("" if whole else f", {counts['scored']} windows")
 
 
-def render(store: ResultsStore) -> Iterator[tuple[str, str]]:
-    """Yield (file name, content) of the page and its plots."""
-    from eval.reports.pictures import pictures  # imported late: matplotlib takes a second
-
+def render(runs: Sequence[Result]) -> str:
+    """Return the content of the page."""
     parts = [f"# All results\n\n{LEAD}"]
-    for number, (picture, svg, caption) in enumerate(pictures(store), start=1):
-        parts.append(f"## {number}. {picture.title}\n\n{_shown(picture.name, svg, caption)}    {picture.command}\n")
-        if svg:
-            yield f"{picture.name}.svg", svg
-        if commands := _commands(picture.of(store)):
-            parts.append(f"Made from:\n\n{commands}")
-    if store.claims:
-        parts.append(f"## What the papers claim\n\n{_claims(store.claims)}")
-    if any(called(run["model"]) == SHIPPED_NAME for run in store.runs):
-        parts.append(f"## The checkpoint that ships\n\n{in_short(store.runs)}")
+    if any(called(run["model"]) == SHIPPED_NAME for run in runs):
+        parts.append(f"## The checkpoint that ships\n\n{in_short(runs)}")
     for suite, title in SUITE_TITLES.items():
-        if runs := [run for run in store.runs if run["suite"] == suite]:
-            parts.append(f"## {title}\n\n{verdict_of(runs)}\n\n{_table(runs)}")
-    yield PAGE, "\n".join(parts)
-
-
-def _shown(name: str, svg: str | None, caption: str) -> str:
-    if svg is None:
-        return "No stored result to draw; this command makes one:\n\n"
-    return f"**{caption}**\n\n![{name}]({name}.svg)\n\n"
-
-
-def _commands(results: Sequence[Result]) -> str:
-    """List the commands that made these results, by the names that they have now."""
-    lines = []
-    for result in results:
-        command = result["command"]
-        for old, new in MOVED:
-            command = command.replace(old, new)
-        lines.append(f"- `{command}`{' (figures copied from a page)' if 'transcribed' in result else ''}\n")
-    return "".join(lines)
-
-
-def _claims(claims: Sequence[Result]) -> str:
-    """Return the table of claims, reproduced ones first."""
-    ordered = sorted(claims, key=lambda claim: VERDICTS.index(claim["verdict"]))
-    counts = ", ".join(f"{sum(c['verdict'] == verdict for c in claims)} {verdict}" for verdict in VERDICTS)
-    rows = [[claim["claim"], claim["verdict"], claim["here"], claim["measured"]] for claim in ordered]
-    return f"{counts}.\n\n" + table(["Claim", "Verdict", "Here", "Measured"], rows)
+        if on_suite := [run for run in runs if run["suite"] == suite]:
+            parts.append(f"## {title}\n\n{verdict_of(on_suite)}\n\n{_table(on_suite)}")
+    return "\n".join(parts)
 
 
 def in_short(result: Sequence[Result]) -> str:

@@ -1,14 +1,9 @@
-"""Results store: one small file a run, in the folder of the results page.
-
-Results on suites are in the folder itself, others in a folder of their kind (`KINDS`). A file that was copied from a
-printed table, because the run's own is lost, has the key `transcribed`.
-"""
+"""Results store: one small file a run on a suite, in the folder of the results page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,7 @@ from eval.models.base import STRONGEST_BASELINES
 from eval.models.options import BASELINES
 from eval.scores.rows import OVERALL
 from loopwm.records.errors import InputError
-from loopwm.records.files import read_json, write_atomic, write_json
+from loopwm.records.files import read_json, write_atomic
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -37,28 +32,13 @@ SUITE_TITLES = {
 DIGITS = 4
 
 
-@dataclass(frozen=True)
-class ResultsStore:
-    """All stored results by kind. claims: statements of the papers and the verdicts found here."""
-
-    runs: tuple[Result, ...]
-    studies: tuple[Result, ...]
-    rollouts: tuple[Result, ...]
-    agents: tuple[Result, ...]
-    loads: tuple[Result, ...]
-    claims: tuple[Result, ...]
-
-
-def read_store(data: Path) -> ResultsStore:
+def read_store(data: Path) -> tuple[Result, ...]:
     """Read the store: checkpoints before baselines, suites in the page's order. Raises InputError without results."""
-    runs = [read_json(path) for path in sorted(data.glob("*.json")) if path.name != "claims.json"]
+    runs = [read_json(path) for suite in SUITE_TITLES for path in sorted(data.glob(f"{suite}--*.json"))]
     if not runs:
         raise InputError(f"{data}: must hold results of runs, found none; add some with --keep RUN")
     _check_alike(data, runs)
-    runs.sort(key=lambda result: (list(SUITE_TITLES).index(result["suite"]), rank(result), result["model"]))
-    others = {kind: tuple(read_json(path) for path in sorted((data / kind).glob("*.json"))) for kind in KINDS}
-    claims = data / "claims.json"
-    return ResultsStore(tuple(runs), **others, claims=tuple(read_json(claims) if claims.is_file() else ()))
+    return tuple(sorted(runs, key=lambda run: (list(SUITE_TITLES).index(run["suite"]), rank(run), run["model"])))
 
 
 def _check_alike(data: Path, runs: Sequence[Result]) -> None:
@@ -115,28 +95,14 @@ def stands(run: Result, runs: Sequence[Result]) -> tuple[str, Result] | None:
 
 
 def keep(folder: Path, data: Path) -> None:
-    """Store the results of a finished run, study or rollout, replacing an earlier one of the same name.
+    """Store the results of a finished run without windows and deviations, replacing an earlier one of the same name.
 
-    Raises InputError for a run that is not finished, of a suite that the page does not show, or of an unknown kind.
+    Raises InputError for a run that is not finished or of a suite that the page does not show.
     """
     path = folder / "results.json"
     if not path.is_file():
         raise InputError(f"{folder}: must be a finished run with a results.json")
-    results = read_json(path)
-    if "suite" in results:
-        _keep_run(folder, read_results(path), data)
-        return
-    kind = next((kind for kind, (mark, _) in KINDS.items() if mark in results), None)
-    if kind is None:
-        raise InputError(f"{path}: must have one of the keys suite, {', '.join(mark for mark, _ in KINDS.values())}")
-    name, result = KINDS[kind][1](results)
-    known = ("command", "commit", "commits", "model_sha256")
-    source = {name: results["provenance"][name] for name in known if name in results["provenance"]}
-    write_json(data / kind / f"{name}.json", _rounded({**result, **source}))
-
-
-def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
-    """Store a run without windows and deviations."""
+    results = read_results(path)
     if results["suite"] not in SUITE_TITLES:
         raise InputError(f"{folder}: suite: must be one of {', '.join(SUITE_TITLES)}, got {results['suite']!r}")
     result = {
@@ -146,8 +112,8 @@ def _keep_run(folder: Path, results: dict[str, Any], data: Path) -> None:
         "seen_in": results["seen_in"],
         "pairs": results["pairs"] and _without_errors(results["pairs"]),
     }
-    rows = ",\n".join(json.dumps(_rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
-    text = f'{json.dumps(_rounded(result), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
+    rows = ",\n".join(json.dumps(rounded(_slim(row)), ensure_ascii=False) for row in results["rows"])
+    text = f'{json.dumps(rounded(result), ensure_ascii=False)[:-1]}, "rows": [\n{rows}\n]}}'
     write_atomic(data / f"{results['suite']}--{results['context']}--{called(results['model'])}.json", text + "\n")
 
 
@@ -163,83 +129,10 @@ def _without_errors(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "stderr"}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Round every float in a JSON value to DIGITS decimals."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
-
-
-def _study(results: Row) -> tuple[str, dict[str, Any]]:
-    """Return the differences from the reference arm, and each arm's cost.
-
-    Differences are of EM (mean over horizons), or of pixels the share of right frames. The file is named after the
-    checkpoint, or the configuration that its arms were trained from. Exit rules are compared with random exits of equal
-    mean depth: the best depth was chosen on the same windows.
-    """
-    study, settings = results["study"], results.get("settings", {})
-    model = called(settings["model"]) if settings else ""
-    base = Path(results["protocol"]["base"]).stem if "base" in results.get("protocol", {}) else ""
-    if study == "halting":
-        differences = [policy["against_random"] for policy in results["policies"] if policy["against_random"]]
-        costs: dict[str, float] = {}
-    elif "transitions" in results:
-        whole = [d for d in results["differences"] if (d["part"], d["creatures"]) == ("frame", "all")]
-        differences, costs = [{**d, "arm": d["ours"], "reference": d["theirs"]} for d in whole], {}
-    else:
-        differences = [d for d in results["differences"] if (d["metric"], d["horizon"]) == ("em", "all")]
-        costs = results.get("flops_per_token") or {arm["arm"]: arm["flops_per_token"] for arm in results["arms"]}
-    means = {m["arm"]: m["mean"] for m in results.get("means", []) if (m["metric"], m["horizon"]) == ("em", "all")}
-    by_arm = {f"T={name}" if name.isdecimal() else name: flops for name, flops in costs.items()}
-    return "--".join(part.replace(" ", "-") for part in (study, model or base) if part), {
-        "study": study,
-        "model": model,
-        "base": base,
-        "windows": results.get("windows") or results["transitions"],
-        "seeds": max((len(d["by_seed"]) for d in differences), default=1),
-        "differences": [
-            {name: d[name] for name in ("arm", "reference", "difference", "low", "high", "by_seed")}
-            for d in differences
-        ],
-        "costs": [{"arm": a, "mflops": by_arm[a] / 1e6, "em": means[a]} for a in by_arm if a in means],
-    }
-
-
-def _rollout(results: Row) -> tuple[str, dict[str, Any]]:
-    rows = [
-        {**{name: row[name] for name in ("way", "depth", "n", "em")}, "ci95": row["ci95"].get("em")}
-        for row in results["rows"]
-    ]
-    difference = next(d for d in results["latent_minus_fed_back"] if d["metric"] == "em")
-    model = called(results["model"])
-    return f"{results['env']}--{model}", {
-        **{name: results[name] for name in ("env", "context", "n")},
-        "model": model,
-        "rows": rows,
-        "latent_minus_fed_back": {name: difference[name] for name in ("difference", "low", "high")},
-    }
-
-
-def _agents(results: Row) -> tuple[str, dict[str, Any]]:
-    """Return final scores of 0 to 100 by arm, the model's own arm last in `differences`."""
-    provenance = results["provenance"]
-    return f"look-ahead--{provenance['model_sha256'][:8]}", {
-        "split": provenance["split"],
-        "n": results["n"],
-        "arms": {arm: row["score"] for arm, row in results["arms"].items()},
-        "differences": [{"a": d["a"], "b": d["b"], **d["score"]} for d in results["differences"]],
-    }
-
-
-def _load(results: Row) -> tuple[str, dict[str, Any]]:
-    return results["model"], {name: results[name] for name in ("model", "load", "roof")}
-
-
-KINDS: dict[str, tuple[str, Callable[[Row], tuple[str, dict[str, Any]]]]] = {
-    "studies": ("study", _study),
-    "rollouts": ("latent_minus_fed_back", _rollout),
-    "agents": ("task_scores", _agents),
-    "loads": ("load", _load),
-}
-"""By folder: the key that only its results.json has, and the name and content of the stored file."""
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value

@@ -93,26 +93,25 @@ def _entity(part: int) -> Callable[[str, str, str], float]:
 class Metric:
     """One metric.
 
-    score: of environment, prediction and reference, in [0, 1]; NaN if undefined. paper: its name in the paper's
-    rows; metrics with one are the headline of every table and plot.
+    score: of environment, prediction and reference, in [0, 1]; NaN if undefined. headline: shown in every table.
     """
 
     title: str
     score: Callable[[str, str, str], float]
-    paper: str | None = None
+    headline: bool = False
 
 
 METRICS = {
-    "em": Metric("EM", lambda env, prediction, reference: exact_match(prediction, reference), "em"),
-    "f1": Metric("Token F1", lambda env, prediction, reference: token_f1(prediction, reference), "f1"),
-    "bleu4": Metric("BLEU-4", lambda env, prediction, reference: sentence_bleu4(prediction, reference), "bleu4"),
-    "entity_recall": Metric("Entity recall", _entity(0), "entity"),
+    "em": Metric("EM", lambda env, prediction, reference: exact_match(prediction, reference), True),
+    "f1": Metric("Token F1", lambda env, prediction, reference: token_f1(prediction, reference), True),
+    "bleu4": Metric("BLEU-4", lambda env, prediction, reference: sentence_bleu4(prediction, reference), True),
+    "entity_recall": Metric("Entity recall", _entity(0), True),
     "entity_precision": Metric("Entity precision", _entity(1)),
     "entity_f1": Metric("Entity F1", _entity(2)),
 }
-"""Metrics by their name in results. Tables, plots, comparisons, lm-evaluation-harness and paper rows follow it."""
+"""Metrics by their name in results. Tables, plots, comparisons and lm-evaluation-harness follow it."""
 
-HEADLINE = tuple(name for name, metric in METRICS.items() if metric.paper)
+HEADLINE = tuple(name for name, metric in METRICS.items() if metric.headline)
 
 ItemScores = dict[str, float]
 """Scores of one window at one horizon, by metric."""

@@ -1,4 +1,4 @@
-"""Render results as Markdown, next to the rows of the paper."""
+"""Render results as Markdown."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 
 from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.metrics import HEADLINE, METRICS
-from eval.scores.papers import environment_beside, paper_rows
 from eval.scores.rows import OVERALL
 
 DETECTION = ("precision", "recall", "f1")
 UNKNOWN = "Unseen and seen: unknown. No table of `build-seen` is about these windows and the model's train episodes."
 _FIGURES = "Figures are percent: EM / Token F1 / BLEU-4 / Entity recall."
-_CAVEAT = (
-    f"{_FIGURES} The paper's windows and metric definitions are not published, so its rows stand beside ours for "
-    "orientation; they are not measured on the same windows."
-)
 
 
 def render_report(results: Mapping[str, Any]) -> str:
@@ -30,16 +25,9 @@ def render_report(results: Mapping[str, Any]) -> str:
     head += f"Metrics {results['metrics_version']}, percent, with 95 % bounds over games.\n"
     parts = [head, _headline(results, overall), "## By horizon\n\n" + _horizons_table(overall)]
     parts += [f"## Wrong predictions by kind\n\n{_errors_table(overall)}", _judgements(overall)]
-    horizon = paper_rows()["horizon"]
-    at_horizon = [row for row in results["rows"] if row["horizon"] == horizon]
-    environment = environment_beside(results["suite"])
-    if environment is not None and at_horizon:
-        title = f"## Horizon {horizon} by family, beside the paper\n\n{_CAVEAT}\n\n"
-        parts.append(title + _paper_table(at_horizon, paper_rows()["tables"][environment]))
-    else:
-        last = max(row["horizon"] for row in results["rows"])
-        rows = [row for row in results["rows"] if row["horizon"] == last]
-        parts.append(f"## Horizon {last} by family\n\n" + _paper_table(rows, {}))
+    last = max(row["horizon"] for row in results["rows"])
+    families = [[row["family"], str(row["n"]), four_cell(row)] for row in results["rows"] if row["horizon"] == last]
+    parts.append(f"## Horizon {last} by family\n\n{_FIGURES}\n\n" + table(["Family", "n", "this run"], families))
     if results["refused"]:
         parts.append("## Refused windows\n\n" + table(["Window", "Reason"], sorted(results["refused"].items())))
     return "\n".join(parts)
@@ -126,14 +114,6 @@ def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*parts, table(header, lines)] if rewards else parts)
 
 
-def _paper_table(rows: Sequence[Mapping[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        printed = [paper_cell(by_family.get(row["family"])) for by_family in systems.values()]
-        lines.append([row["family"], str(row["n"]), four_cell(row), *printed])
-    return table(["Family", "n", "this run", *(f"paper: {name}" for name in systems)], lines)
-
-
 def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return several results side by side: a row a run, a column a horizon, overall figures."""
     horizons = sorted({row["horizon"] for results in runs for row in results["rows"]})
@@ -143,14 +123,7 @@ def render_comparison_table(runs: Sequence[Mapping[str, Any]]) -> str:
         cells = [four_cell(by_horizon[k]) if k in by_horizon else "-" for k in horizons]
         scored = str(results["windows"]["scored"])
         lines.append([results["model"], results["suite"], results["context"], scored, *cells])
-    environment = environment_beside(runs[0]["suite"])
-    note = _FIGURES
-    if environment in paper_rows()["by_horizon"]:
-        note = _CAVEAT
-        for name, by_k in paper_rows()["by_horizon"][environment].items():
-            cells = [paper_cell(by_k.get(str(k), {}).get(OVERALL)) for k in horizons]
-            lines.append([f"paper: {name}", "unpublished", "-", "-", *cells])
-    return f"{note}\n\n" + table(["Model", "Suite", "Context", "n", *(f"horizon {k}" for k in horizons)], lines)
+    return f"{_FIGURES}\n\n" + table(["Model", "Suite", "Context", "n", *(f"horizon {k}" for k in horizons)], lines)
 
 
 def percent(fraction: float | None) -> str:
@@ -160,10 +133,6 @@ def percent(fraction: float | None) -> str:
 
 def four_cell(row: Mapping[str, Any]) -> str:
     return " / ".join(percent(row.get(name)) for name in HEADLINE)
-
-
-def paper_cell(row: Mapping[str, float] | None) -> str:
-    return "-" if row is None else " / ".join(f"{row[name]:.1f}" for name in ("em", "f1", "bleu4", "entity"))
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from eval.reports.plots import INK
 from lab.reports.blocks import Block, Page
+from lab.reports.plots import INK
 
 TEMPLATE = Path(__file__).parent / "page.html.j2"
 

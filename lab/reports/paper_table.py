@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eval.scores import papers
 from eval.scores.metrics import HEADLINE, METRICS
-from eval.scores.papers import OURS
 from eval.scores.rows import OVERALL
-from eval.scores.tables import four_cell, paper_cell, percent
-from lab.reports import run_plots
+from eval.scores.tables import four_cell, percent
+from lab.reports import papers, run_plots
 from lab.reports.analysis import Share
 from lab.reports.blocks import Block, Fold, Table, Text
 from lab.reports.groups import Group
+from lab.reports.papers import OURS, paper_cell
 from lab.reports.run_plots import Line
 from lab.reports.runs import Run
 

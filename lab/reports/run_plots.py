@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
-from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 from lab.reports.analysis import Share
+from lab.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 
 DASHES = ("-", "--", ":")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eval.models.baselines import Copy, Extrapolate, Markov, load_markov
+from eval.models.baselines import Copy, Markov, load_markov
 from eval.models.markov import build_tables
 from loopwm.records.errors import InputError
 from loopwm.records.windows import Window
@@ -63,40 +63,3 @@ def test_markov_refuses_other_splits_and_environments_without_a_table(make_windo
     path.write_text(episode(("go", "A.")))
     with pytest.raises(InputError, match="must hold episodes of 'alfworld', which has no markov table"):
         load_markov([make_window(env="alfworld")], [path])
-
-
-def reading(percent: int, plane: str = "C") -> str:
-    return f"an inclined plane {plane}, with: a block approximately {percent}% down the plane"
-
-
-LOOK = "look at inclined plane c"
-
-
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
-        ([(LOOK, reading(10)), (LOOK, reading(15)), (LOOK, reading(20))], [reading(25), reading(30)]),
-        # every second step is another action: five points in two steps
-        ([(LOOK, reading(10)), ("wait1", "Ok."), (LOOK, reading(15)), ("wait1", "Ok.")], [reading(20), reading(23)]),
-        # least squares over rounded readings: slope 4.9
-        ([(LOOK, reading(p)) for p in (10, 15, 20, 25, 30, 34)], [reading(39), reading(44)]),
-        # readings of another template or action do not count
-        ([(LOOK, reading(90, "G")), (LOOK, reading(10)), ("look", reading(50)), (LOOK, reading(20))],
-         [reading(25), reading(30)]),
-        ([(LOOK, "no block"), (LOOK, "no block")], ["no block", "no block"]),
-        ([(LOOK, "-2 and 1.5"), (LOOK, "-4 and 1.0")], ["-6 and 0.5", "-8 and 0.0"]),
-    ],
-)  # fmt: skip
-def test_extrapolate_continues_repeated_readings_linearly(
-    make_window: MakeWindow, markov: Markov, history: list[tuple[str, str]], expected: list[str]
-) -> None:
-    window = make_window(history=[(None, "Start."), *history], actions=[LOOK] * 2)
-    assert list(predict(Extrapolate(markov), window).values()) == expected
-
-
-def test_extrapolate_is_markov_without_two_readings_or_without_history(make_window: MakeWindow, markov: Markov) -> None:
-    once = make_window(history=[(None, "Start."), ("go north", "Room 1.")], actions=["go north"])
-    twice = make_window(history=[(None, "Start."), *[("go north", "Room 1.")] * 2], actions=["go north"])
-    assert predict(Extrapolate(markov), once) == {1: "A."}
-    assert predict(Extrapolate(markov), twice) == {1: "Room 1."}
-    assert predict(Extrapolate(markov), twice, "snapshot") == {1: "A."}

@@ -70,20 +70,6 @@ def test_a_run_writes_results_predictions_and_report(suite_path: Path, tmp_path:
     assert "| Melt | 13 | 0.0 / " in (out / "report.md").read_text()
 
 
-def test_the_papers_rows_stand_beside_its_mix_of_experts_windows_alone(
-    suite_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    named = {name: suite_path.with_name(f"{name}.jsonl") for name in ("scienceworld-500", "scienceworld-500-noisy")}
-    for path in named.values():
-        path.write_bytes(suite_path.read_bytes())
-    suites = [*named.values(), suite_path, f"{named['scienceworld-500']}:word2world"]
-    for i, (suite, stand) in enumerate(zip(suites, (True, False, False, False), strict=True)):
-        assert run(suite, tmp_path / str(i)) == 0
-        shown = (capsys.readouterr().out, (tmp_path / str(i) / "report.md").read_text())
-        assert ["paper: LoopWM" in text for text in shown] == [stand] * 2
-    assert "73.0 / 91.9 / 85.7 / 91.6" in (tmp_path / "0" / "report.md").read_text()  # the paper's row for Melt
-
-
 def test_a_killed_run_goes_on_to_identical_files(suite_path: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run(suite_path, whole) == 0

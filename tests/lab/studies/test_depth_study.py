@@ -36,7 +36,7 @@ def test_depths_up_to_twice_the_mean_are_compared_with_the_default(
     assert losses["T=1"] != pytest.approx(losses["T=4"], rel=1e-3)
     assert (tmp_path / "out" / "plot.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(CheckpointPredictor, "predict", None)
-    monkeypatch.setattr(CheckpointPredictor, "nll", None)
+    monkeypatch.setattr(CheckpointPredictor, "begin", None)
     assert main(arguments) == 0
 
 

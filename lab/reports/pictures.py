@@ -1,4 +1,4 @@
-"""The seven pictures of the results page, each with a caption."""
+"""The seven pictures of the pictures page, each with a caption."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
-from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, Result, ResultsStore, called, stands
-from eval.scores import papers
+from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
 from eval.scores.rows import OVERALL
 from eval.scores.tables import in_points
+from lab.reports import papers
+from lab.reports.picture_store import PictureStore
+from lab.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 
 PAPER = "the paper's LoopWM, other windows"
 
@@ -29,11 +30,11 @@ class Picture:
     name: str
     title: str
     command: str
-    draw: Callable[[ResultsStore], tuple[Figure, str] | None]
-    of: Callable[[ResultsStore], Sequence[Result]] = lambda store: ()
+    draw: Callable[[PictureStore], tuple[Figure, str] | None]
+    of: Callable[[PictureStore], Sequence[Result]] = lambda store: ()
 
 
-def pictures(store: ResultsStore) -> Iterator[tuple[Picture, str | None, str]]:
+def pictures(store: PictureStore) -> Iterator[tuple[Picture, str | None, str]]:
     """Yield (picture, SVG, caption); the SVG is None without results to draw."""
     for picture in PICTURES:
         with mpl.rc_context(STYLE):
@@ -42,7 +43,7 @@ def pictures(store: ResultsStore) -> Iterator[tuple[Picture, str | None, str]]:
         yield picture, svg, "" if drawing is None else drawing[1]
 
 
-def _horizons(store: ResultsStore) -> tuple[Figure, str] | None:
+def _horizons(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot EM over horizons with 95 % bands: a panel a suite, and one of its unseen windows if known."""
     observed = [run for run in store.runs if run["context"] == "observed"]
     panels = [(suite, name) for suite in SUITE_TITLES for name in ("em", "em_novel")]
@@ -102,7 +103,7 @@ def _standing(runs: Sequence[Result]) -> str:
     return f"{SHIPPED_NAME} beside the best program that learns nothing: {'; '.join(parts) or 'none was run'}."
 
 
-def _families(store: ResultsStore) -> tuple[Figure, str] | None:
+def _families(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot EM at the paper's horizon by family: ours, the best baseline, the paper."""
     horizon, by_suite = papers.paper_rows()["horizon"], {}
     for suite, environment in papers.paper_rows()["suites"].items():
@@ -146,7 +147,7 @@ def _dots(axes: Axes, runs: Sequence[Result], names: Sequence[str], horizon: int
             axes.plot([100 * low, 100 * high], [y, y], color=COLORS[i], lw=0.8)
 
 
-def _rollouts(store: ResultsStore) -> tuple[Figure, str] | None:
+def _rollouts(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot EM over the depth of whole imagined episodes, in the latent and with text fed back."""
     if not store.rollouts:
         return None
@@ -169,7 +170,7 @@ def _rollouts(store: ResultsStore) -> tuple[Figure, str] | None:
     return canvas, f"Latent minus fed back, EM over whole episodes: {'; '.join(captions)}."
 
 
-def _forest(store: ResultsStore) -> tuple[Figure, str] | None:
+def _forest(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot every arm of every study minus its reference."""
     rows = [(study, d) for study in store.studies for d in study["differences"]]
     if not rows:
@@ -190,7 +191,7 @@ def _forest(store: ResultsStore) -> tuple[Figure, str] | None:
     return canvas, f"{sure} of {len(rows)} differences leave out zero with every seed on the same side."
 
 
-def _costs(store: ResultsStore) -> tuple[Figure, str] | None:
+def _costs(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot EM against FLOPs a token: loops of a checkpoint, joined; arms of a study that trained them."""
     studies = [study for study in store.studies if study["costs"]]
     if not studies:
@@ -213,7 +214,7 @@ def _costs(store: ResultsStore) -> tuple[Figure, str] | None:
     return canvas, "; ".join(captions) + "."
 
 
-def _service(store: ResultsStore) -> tuple[Figure, str] | None:
+def _service(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot tokens a second over concurrent requests, with the bound by memory reads for different worlds."""
     if not store.loads:
         return None
@@ -237,7 +238,7 @@ def _service(store: ResultsStore) -> tuple[Figure, str] | None:
     return canvas, f"{first.capitalize()}: {caption} ({_whose(result, store)})."
 
 
-def _agents(store: ResultsStore) -> tuple[Figure, str] | None:
+def _agents(store: PictureStore) -> tuple[Figure, str] | None:
     """Plot final scores of real games by the same agent, with the model and without."""
     if not store.agents:
         return None
@@ -259,7 +260,7 @@ def _agents(store: ResultsStore) -> tuple[Figure, str] | None:
     return canvas, f"Score by looking ahead in the model, {'; '.join(captions)}."
 
 
-def _whose(result: Result, store: ResultsStore) -> str:
+def _whose(result: Result, store: PictureStore) -> str:
     """Return the model's name, or the start of its hash if it is not the one that ships."""
     sha = result.get("model_sha256")
     shipped = {run["provenance"].get("model_sha256") for run in store.runs if called(run["model"]) == SHIPPED_NAME}
@@ -268,7 +269,7 @@ def _whose(result: Result, store: ResultsStore) -> str:
     return SHIPPED_NAME if sha in shipped else f"checkpoint {sha[:8]}"
 
 
-def _named(study: Result, store: ResultsStore) -> str:
+def _named(study: Result, store: PictureStore) -> str:
     """Return the study's name, with its checkpoint or the configuration of its training."""
     of = _whose(study, store) if study["model"] else study["base"]
     return f"{study['study']}, {of}" if of else str(study["study"])
@@ -296,7 +297,7 @@ PICTURES = (
     Picture(
         "rollouts",
         "Whole episodes over depth",
-        "python -m eval rollout --model MODEL --episodes EPISODES --context observed --limit 30 --out RUN",
+        "python -m lab rollout --model MODEL --episodes EPISODES --context observed --limit 30 --out RUN",
         _rollouts,
         lambda store: store.rollouts,
     ),

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from eval.scores import papers
+from lab.reports import papers
 
 FAMILIES = ("Boil", "Chemistry", "Conductivity", "Find", "Freeze", "Genetics", "Grow", "Incline", "Melt", "Power")
 

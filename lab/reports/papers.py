@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from eval.scores.entities import DATA
-from eval.scores.metrics import METRICS
 from loopwm.records.files import read_json
 
-OURS = {metric.paper: name for name, metric in METRICS.items() if metric.paper}
+OURS = {"em": "em", "f1": "f1", "bleu4": "bleu4", "entity": "entity_recall"}
 """Metrics of the paper and ours with the same meaning."""
 
 
@@ -25,8 +24,8 @@ class Printed:
 
 @cache
 def paper_rows() -> dict[str, Any]:
-    """Read `eval/data/paper_rows.json`: the paper's printed rows in percent."""
-    rows: dict[str, Any] = read_json(DATA / "paper_rows.json")
+    """Read `paper_rows.json`: the paper's printed rows in percent."""
+    rows: dict[str, Any] = read_json(Path(__file__).with_name("paper_rows.json"))
     return rows
 
 
@@ -63,3 +62,7 @@ def relative_change(ours: float, baseline: float) -> float | None:
     if baseline == 0:
         return 0.0 if ours == 0 else None
     return 100 * (ours - baseline) / baseline
+
+
+def paper_cell(row: Mapping[str, float]) -> str:
+    return " / ".join(f"{row[name]:.1f}" for name in OURS)

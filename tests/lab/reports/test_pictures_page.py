@@ -1,0 +1,117 @@
+"""The pictures page is made of stored results of studies, rollouts, agents and loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.__main__ import main
+from lab.reports.picture_store import read_pictures
+from lab.reports.pictures import PICTURES
+from lab.reports.pictures_page import render
+
+PAGE_FOLDER = Path(__file__).parents[3] / "docs" / "results"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """Folder of a page with the runs on suites only."""
+    kinds = ("studies", "rollouts", "agents", "loads")
+    shutil.copytree(PAGE_FOLDER / "data", tmp_path / "page" / "data", ignore=shutil.ignore_patterns(*kinds))
+    return tmp_path / "page"
+
+
+def test_committed_page_is_drawn_from_the_committed_results() -> None:
+    made = dict(render(read_pictures(PAGE_FOLDER / "data")))
+    assert {name: (PAGE_FOLDER / name).read_text(encoding="utf-8") == content for name, content in made.items()} == (
+        dict.fromkeys(["pictures.md", *(f"{picture.name}.svg" for picture in PICTURES)], True)
+    )
+    assert sorted(path.name for path in PAGE_FOLDER.glob("*.svg")) == sorted(
+        name for name in made if name.endswith(".svg")
+    )
+
+
+def test_pictures_without_results_show_the_commands(page: Path) -> None:
+    made = dict(render(read_pictures(page / "data")))
+    missing = [picture for picture in PICTURES if f"{picture.name}.svg" not in made]
+    assert [picture.name for picture in missing] == ["rollouts", "studies", "cost", "service", "agents"]
+    for picture in missing:
+        assert f"this command makes one:\n\n    {picture.command}\n" in made["pictures.md"]
+
+
+DIFFERENCE = {"metric": "em", "difference": -0.02, "low": -0.03, "high": -0.01, "by_seed": [-0.02]}
+ROLLOUT_ROW = {"depth": 1, "n": 3, "em": 0.5, "f1": 0.6, "ci95": {"em": [0.25, 0.75]}}
+SCORE = {"mean": 50.0, "ci95": [40.0, 60.0]}
+OTHERS: dict[str, dict[str, Any]] = {
+    "studies": {
+        "study": "depth", "settings": {"model": "a/tiny"}, "windows": 40, "flops_per_token": {"1": 2e6, "2": 3e6},
+        "means": [{"arm": f"T={t}", "metric": "em", "horizon": "all", "mean": 0.5 + t / 100} for t in (1, 2)],
+        "differences": [{"arm": "T=1", "reference": "T=2", "horizon": "all", **DIFFERENCE},
+                        {"arm": "T=1", "reference": "T=2", "horizon": 1, **DIFFERENCE}],
+    },
+    "rollouts": {
+        "model": "a/tiny", "env": "textworld", "context": "observed", "n": 3, "latent_minus_fed_back": [DIFFERENCE],
+        "rows": [{"way": way, **ROLLOUT_ROW} for way in ("latent", "fed_back")],
+    },
+    "agents": {"n": 3, "arms": {"retrieval": {"score": SCORE}, "look-ahead-4": {"score": SCORE}}, "task_scores": {},
+               "differences": [{"a": "look-ahead-4", "b": "retrieval", "score": {"mean": -5.0, "ci95": [-9, 1]}}]},
+    "loads": {"model": "tiny",
+              "load": [{"workload": "chat", "at_once": n, "tokens_per_second": 9.0 * n} for n in (1, 8)],
+              "roof": [{"at_once": 8, "tokens_per_second": 100.0}]},
+}  # fmt: skip
+
+
+def test_what_studies_rollouts_agents_and_loads_came_to_is_kept_and_drawn(page, tmp_path) -> None:
+    folders = []
+    for kind, results in OTHERS.items():
+        folders.append(tmp_path / kind)
+        folders[-1].mkdir()
+        provenance = {"command": f"the {kind} command", "split": "dev", "model_sha256": "1" * 64}
+        (folders[-1] / "results.json").write_text(json.dumps({**results, "provenance": provenance}))
+    assert main(["pictures", str(page), "--keep", *map(str, folders)]) == 0
+    text, store = (page / "pictures.md").read_text(), read_pictures(page / "data")
+    assert [len(result["differences"]) for result in store.studies] == [1]
+    assert "0 of 1 differences" not in text
+    assert "1 of 1 differences leave out zero" in text
+    assert "depth, checkpoint 11111111: T=1 51.0 at 2.0 MFLOPs, best T=2 52.0 at 3.0 MFLOPs" in text
+    assert "textworld -2.0 (-3.0 to -1.0)" in text
+    assert "look-ahead-4 minus retrieval, checkpoint 11111111: -5.0 (-9.0 to +1.0)" in text
+    assert "Chat: 72 tokens a second with 8 at once, 9 with 1 (checkpoint 11111111)" in text
+    assert all(f"- `the {kind} command`" in text for kind in OTHERS)
+
+
+def test_studies_of_one_kind_stand_together_where_their_arms_were_trained_from_other_configurations(
+    page, tmp_path
+) -> None:
+    folders = []
+    for base in ("small", "large"):
+        arms = [{"arm": arm, "flops_per_token": 1e6} for arm in ("looped", "once")]
+        results = {
+            "study": "looping", "protocol": {"base": f"configs/{base}.yaml"}, "windows": 4, "arms": arms, "means": [],
+            "differences": [{"arm": "once", "reference": "looped", "horizon": "all", **DIFFERENCE}],
+            "provenance": {"command": f"the {base} command"},
+        }  # fmt: skip
+        folders.append(tmp_path / base)
+        folders[-1].mkdir()
+        (folders[-1] / "results.json").write_text(json.dumps(results))
+    assert main(["pictures", str(page), "--keep", *map(str, folders)]) == 0
+    assert [result["base"] for result in read_pictures(page / "data").studies] == ["large", "small"]
+
+
+def test_a_study_of_pixels_stands_in_the_same_picture(page, tmp_path) -> None:
+    sides = {"ours": "transport", "theirs": "sample", "part": "frame", "creatures": "all"}
+    results = {
+        "study": "twisted accuracy", "transitions": 60, "provenance": {"command": "the pixels command"},
+        "differences": [{**sides, **DIFFERENCE}, {**sides, **DIFFERENCE, "creatures": "with"}],
+    }  # fmt: skip
+    (tmp_path / "pixels").mkdir()
+    (tmp_path / "pixels" / "results.json").write_text(json.dumps(results))
+    folders = [tmp_path / "pixels"]
+    assert main(["pictures", str(page), "--keep", *map(str, folders)]) == 0
+    result = json.loads((page / "data" / "studies" / "twisted-accuracy.json").read_text())
+    assert (result["windows"], [d["arm"] for d in result["differences"]]) == (60, ["transport"])
+    assert "1 of 1 differences leave out zero" in (page / "pictures.md").read_text()
