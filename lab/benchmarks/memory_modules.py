@@ -14,31 +14,31 @@ import time
 
 import torch
 
+from lab.pixels.memories import MemoryModule, ModuleConfig
 from loopwm.core import DepthPlan
-from loopwm.pixel.edeline.memory import Memory, MemoryConfig
 
 MODULES = {
-    "gru": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128),
-    "lstm": MemoryConfig(kind="lstm", dim=64, heads=4, mlp_dim=128),
-    "mamba": MemoryConfig(kind="mamba", dim=64, heads=4, mlp_dim=128),
-    "recurrence, 2 loops": MemoryConfig(
+    "gru": ModuleConfig(kind="gru", dim=64, heads=4, mlp_dim=128),
+    "lstm": ModuleConfig(kind="lstm", dim=64, heads=4, mlp_dim=128),
+    "mamba": ModuleConfig(kind="mamba", dim=64, heads=4, mlp_dim=128),
+    "recurrence, 2 loops": ModuleConfig(
         kind="recurrence", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
     ),
-    "recurrence, 3 loops and a coda": MemoryConfig(
+    "recurrence, 3 loops and a coda": ModuleConfig(
         kind="recurrence", dim=64, heads=4, mlp_dim=128, coda_layers=1, mu_rec=3.0, default_depth=3, max_loops=8
     ),
-    "attention, 2 loops": MemoryConfig(
+    "attention, 2 loops": ModuleConfig(
         kind="attention", dim=64, heads=4, mlp_dim=128, mu_rec=2.0, default_depth=2, max_loops=2
     ),
-    "gru of the last four": MemoryConfig(kind="gru", dim=64, heads=4, mlp_dim=128, frames=4),
+    "gru of the last four": ModuleConfig(kind="gru", dim=64, heads=4, mlp_dim=128, frames=4),
 }
 
 
-def seconds(memory: Memory, x: torch.Tensor, step: int) -> float:
-    config, first = memory.config, torch.zeros(x.shape[:2], dtype=torch.bool)
+def seconds(memory: MemoryModule, x: torch.Tensor, step: int) -> float:
+    config = memory.config
     start = time.perf_counter()
     plan = DepthPlan.sample(0, step, range(len(x)), config.mu_rec, config.max_loops)
-    memory(x, first, plan).h[:, -1].square().mean().backward()
+    memory(x, plan)[:, -1].square().mean().backward()
     memory.zero_grad()
     return time.perf_counter() - start
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
     rounds = parser.parse_args().rounds
     x = torch.randn(64, 19, 64)
-    memories = {name: Memory(config) for name, config in MODULES.items()}
+    memories = {name: MemoryModule(config) for name, config in MODULES.items()}
     taken: dict[str, list[float]] = {name: [] for name in memories}
     for step in range(rounds + 1):
         for name, memory in memories.items():

@@ -3,9 +3,8 @@
     python -m lab.benchmarks.pixel_imagination
 
 Imagined steps per second at the small MinAtar configurations: STORM in latents, TWISTED in frames, the simulator
-itself. Sixteen imagined steps with a KV cache, and with the whole sequence run at each step. A training step with the
-looped core, and with the paper's two post-norm layers of the same number of parameters. Weights are untrained, which
-does not change the cost. Prints medians of this process's CPU time, rounds alternating.
+itself. Sixteen imagined steps with a KV cache, and with the whole sequence run at each step. A training step. Weights
+are untrained, which does not change the cost. Prints medians of this process's CPU time, rounds alternating.
 """
 
 from __future__ import annotations
@@ -19,31 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from data_prep.environments.pixels.by_name import make_frame_environment, make_frame_vector
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.imagined import EnvState, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.storm.system import StormState, StormSystem, StormWorld
-from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.pixel.system import FrameBatch, make_system
 from loopwm.records.config import read_sections
 from loopwm.runtime import keep_everything
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GAME = "minatar/breakout"
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def equal_two_layers(system: StormSystem) -> TwoLayers:
-    """Return a two-layer system with about the looped core's number of parameters."""
-    c, target = system.config, parameters(system.network.dynamics)
-    widths = range(8, 40 * c.dim, 8)
-    return TwoLayers(c.dim, c.heads, min(widths, key=lambda w: abs(parameters(TwoLayers(c.dim, c.heads, w)) - target)))
 
 
 def made(name: str, replay: Replay) -> Any:
@@ -123,8 +109,6 @@ def main() -> None:
             if simulator.step(np.int64(rng.integers(3)))[2]:
                 simulator.reset()
 
-    _, plain = made("storm-minatar-small", replay)
-    plain.network.dynamics = equal_two_layers(plain)
     batch = FrameBatch.of(replay.sample(config.world.rows, config.world.steps, rng))
     storm_trained = made("storm-minatar-small", replay)[1]
     times = medians(
@@ -134,8 +118,7 @@ def main() -> None:
             "storm, no cache": lambda: imagine_uncached(worlds["storm"], start["storm"], context, 16),
             "twisted": lambda: imagine(worlds["twisted"], start["twisted"], 2, show=True),
             "simulator": simulate,
-            "training, looped core": lambda: train(storm_trained, batch),
-            "training, two layers": lambda: train(plain, batch),
+            "training": lambda: train(storm_trained, batch),
         },
         args.rounds,
     )
@@ -146,10 +129,7 @@ def main() -> None:
     print(f"storm over twisted: {rate['storm'] / rate['twisted']:.1f}")
     print(f"storm over the simulator: {rate['storm'] / rate['simulator']:.2f}")
     print(f"16 steps, cached over uncached: {times['storm'] / times['storm, no cache']:.2f} of the time")
-    looped, two = times["training, looped core"], times["training, two layers"]
-    sizes = parameters(storm_trained.network.dynamics), parameters(plain.network.dynamics)
-    print(f"training step, looped core ({sizes[0]:,}) over two layers ({sizes[1]:,}): {looped / two:.2f} of the time")
-    print(f"({1000 * looped:.0f} ms against {1000 * two:.0f} ms of processor time)")
+    print(f"training step: {1000 * times['training']:.0f} ms of processor time")
 
 
 if __name__ == "__main__":

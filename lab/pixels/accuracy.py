@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.core import ExitRule
 from loopwm.pixel.twisted.decoding import Decoder
 from loopwm.pixel.twisted.model import TokenBatch
 from loopwm.pixel.twisted.system import TwistedSystem
@@ -92,7 +91,7 @@ class Hits:
 
 
 def predict(
-    system: TwistedSystem, data: HeldOut, depth: int | ExitRule | None, rows: int = 8
+    system: TwistedSystem, data: HeldOut, depth: int | None, rows: int = 8
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield p (N, L, K) of every transition and the tokens before and after it (N, L), `rows` runs at a time."""
     chosen = system.config.default_depth if depth is None else depth
@@ -110,7 +109,7 @@ def score(
     decoders: Mapping[str, Decoder],
     centre: Tensor,
     seed: int,
-    depth: int | ExitRule | None = None,
+    depth: int | None = None,
 ) -> dict[str, Hits]:
     """Score every decoder on the same probabilities and random numbers. centre: bool (L,)."""
     generators = {name: torch.Generator().manual_seed(seed) for name in decoders}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.pixels.decoders import StudyDecoderConfig
 from lab.studies.study_protocol import Arm, Protocol, check, check_one_of
 from loopwm.pixel.training_config import PixelTrainingConfig, training_config
-from loopwm.pixel.twisted.decoding import Centre, DecoderConfig
+from loopwm.pixel.twisted.decoding import Centre
 from loopwm.records.config import read_sections
 
 
@@ -16,7 +17,7 @@ class AccuracyProtocol(Protocol):
     """Protocol: decoders are compared on the same models, arms by one decoder, all on the same transitions."""
 
     arms: dict[str, Arm]
-    decoders: dict[str, DecoderConfig]
+    decoders: dict[str, StudyDecoderConfig]
     reference_decoder: str
     """Decoder that the others are compared with."""
     compared_decoder: str

@@ -22,11 +22,12 @@ from eval.scores.figures import save_figure
 from eval.scores.tables import table
 from lab.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
 from lab.pixels.accuracy_protocol import AccuracyProtocol
+from lab.pixels.decoders import StudyDecoderConfig
 from lab.studies.differences import SeedDifference
 from lab.studies.study_report import DIFFERENCE_HEADER, difference_cells, plot_forest
 from lab.studies.training_runs import TrainingRun, in_processes, locked, make_run, train
 from loopwm.pixel.checkpoint import load_checkpoint
-from loopwm.pixel.twisted.decoding import Decoder, DecoderConfig
+from loopwm.pixel.twisted.decoding import Decoder
 from loopwm.pixel.twisted.system import TwistedSystem
 from loopwm.records.files import atomic_write, write_atomic, write_json
 from loopwm.records.provenance import provenance
@@ -144,7 +145,7 @@ def _decoders(protocol: AccuracyProtocol, arm: str, grid: tuple[int, int]) -> di
     configs = dict(protocol.decoders)
     if arm == protocol.reference:
         configs |= {
-            grid_name(c_d, c_w): DecoderConfig("transport", c_d, c_w)
+            grid_name(c_d, c_w): StudyDecoderConfig("transport", c_d, c_w)
             for c_d in protocol.grid_c_d
             for c_w in protocol.grid_c_w
         }

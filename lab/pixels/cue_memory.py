@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from eval.scores.tables import table
+from lab.pixels.memories import MemoryModule, ModuleConfig
 from loopwm.core import DepthPlan
-from loopwm.pixel.edeline.memory import Memory, MemoryConfig
 from loopwm.records.files import read_json, write_atomic, write_json
 from loopwm.records.provenance import provenance
 
@@ -30,8 +30,8 @@ TRAINED, TESTED = (4, 18), (8, 16, 32, 64)
 ROWS, DIM = 32, 64
 
 
-def _config(**settings: Any) -> MemoryConfig:
-    return MemoryConfig(dim=DIM, heads=4, mlp_dim=2 * DIM, **settings)
+def _config(**settings: Any) -> ModuleConfig:
+    return ModuleConfig(dim=DIM, heads=4, mlp_dim=2 * DIM, **settings)
 
 
 MODULES = {
@@ -56,16 +56,15 @@ class Settings:
 class CueClassifier(nn.Module):
     """Classifier of the cue from a sequence of symbols."""
 
-    def __init__(self, config: MemoryConfig) -> None:
+    def __init__(self, config: ModuleConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(QUESTION + 1, config.dim)
-        self.memory = Memory(config)
+        self.memory = MemoryModule(config)
         self.norm, self.head = nn.LayerNorm(config.dim), nn.Linear(config.dim, CUES)
 
     def forward(self, symbols: Tensor, depth: int | DepthPlan) -> Tensor:
         """Return logits (B, CUES) at the last of symbols (B, T)."""
-        first = torch.zeros_like(symbols, dtype=torch.bool)
-        return self.head(self.norm(self.memory(self.embedding(symbols), first, depth).h[:, -1]))
+        return self.head(self.norm(self.memory(self.embedding(symbols), depth)[:, -1]))
 
 
 def make_rows(rows: int, delay: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -76,7 +75,7 @@ def make_rows(rows: int, delay: int, rng: np.random.Generator) -> tuple[Tensor, 
     return torch.from_numpy(symbols), torch.from_numpy(cue)
 
 
-def train_model(config: MemoryConfig, seed: int, settings: Settings) -> CueClassifier:
+def train_model(config: ModuleConfig, seed: int, settings: Settings) -> CueClassifier:
     torch.manual_seed(seed)
     model, rng = CueClassifier(config), np.random.default_rng(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
@@ -100,7 +99,7 @@ def cue_accuracy(model: CueClassifier, delay: int, questions: int) -> float:
     return float((model(symbols, model.memory.config.default_depth).argmax(-1) == cue).float().mean())
 
 
-def run_study(out: Path, settings: Settings, modules: Mapping[str, MemoryConfig] = MODULES) -> dict[str, Any]:
+def run_study(out: Path, settings: Settings, modules: Mapping[str, ModuleConfig] = MODULES) -> dict[str, Any]:
     """Train missing models and write results.json and report.md."""
     by_module: dict[str, list[dict[str, float]]] = {name: [] for name in modules}
     jobs = [(name, seed) for name in modules for seed in settings.seeds]

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from loopwm.pixel.system import PixelSystem, system_class
+from loopwm.pixel.system import PixelSystem, drop_retired, system_class
 from loopwm.records.config import typed
 from loopwm.records.errors import InputError
 from loopwm.records.files import publish
@@ -61,7 +61,7 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
 
 
 def _build_system(record: dict[str, Any]) -> PixelSystem:
-    kind = system_class(record.get("system", "none"))
+    kind, record = system_class(record.get("system", "none")), drop_retired(record)
     space = typed(FrameSpace, record["space"])
     return kind(
         _complete_section(kind.Model, record, "model"), _complete_section(kind.Objective, record, "objective"), space

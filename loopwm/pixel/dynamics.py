@@ -1,49 +1,36 @@
 """Looped core over frames: an environment step is a frame of N slots that attend to each other and to earlier frames.
 
-`Dynamics` is the interface. `LoopedAttention` carries time in cached keys and values and is parallel over T;
-`LoopedRecurrence` carries it in the slots' latents, with constant memory.
+Time is carried in cached keys and values, and all T frames run in parallel.
 
 Shape suffixes: B batch, T environment steps, N slots of a frame, P coordinates, S key columns, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core import (
-    Attend,
     AttentionInputs,
     CoreConfig,
     CoreOutput,
     DepthPlan,
-    ExitRule,
-    Fixed,
     KVCache,
     LoopedCore,
-    SeesItself,
 )
-from loopwm.core.injection import identity_
 from loopwm.pixel.positions import Rotary
 
-Depth = int | ExitRule | DepthPlan
-"""Depth of a pass. A `DepthPlan` is for training: it sets the loops of each row."""
-
-State = TypeVar("State")
+Depth = int | DepthPlan
+"""Loops of a pass. A `DepthPlan` is for training: it sets the loops of each row."""
 
 NO_EPISODE = -1
 """Episode number of padding frames in a cache."""
 
 COLUMNS_AT_ONCE = 64
 """Queries per attention call, or those of two frames if these are more: larger calls are fewer, but mask more keys."""
-
-CARRIED = 3.0
-"""Initial weight of the carried state against the new frame; with 1 the model forgets before it learns to remember."""
 
 
 @dataclass(frozen=True)
@@ -93,44 +80,6 @@ def require_positive_sizes(config: object, *names: str) -> None:
 
 
 @dataclass(frozen=True)
-class DynamicsOutput(Generic[State]):
-    """Output of a pass over frames.
-
-    h: coda output, (B, T, N, D)
-    state: state after the last frame
-    loops: loops of each frame, int64 (B, T)
-    """
-
-    h: Tensor
-    state: State
-    loops: Tensor
-
-
-class Dynamics(Protocol[State]):
-    """Latent dynamics over frames. `forward` over T steps equals `step` repeated.
-
-    `first`, bool (B, T), marks frames that attend to nothing before them.
-
-    Raises:
-        ValueError: the depth is outside 1 .. max_loops
-    """
-
-    def initial(self, batch: int, device: torch.device) -> State: ...
-
-    def forward(
-        self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: State | None = None
-    ) -> DynamicsOutput[State]:
-        """Run T steps. x: (B, T, N, D), positions: (B, T, N, P)."""
-        ...
-
-    def step(
-        self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: State
-    ) -> DynamicsOutput[State]:
-        """Run one step. x: (B, N, D), positions: (B, N, P), first: (B,); h and loops have no T."""
-        ...
-
-
-@dataclass(frozen=True)
 class FrameCache:
     """Keys and values of past frames, and the per-row episode number of each frame, (B, frames)."""
 
@@ -157,10 +106,24 @@ class FrameCache:
         return FrameCache(other.columns.select(any_row), self.episodes.new_full((batch, frames), NO_EPISODE))
 
 
+@dataclass(frozen=True)
+class DynamicsOutput:
+    """Output of a pass over frames.
+
+    h: coda output, (B, T, N, D)
+    state: state after the last frame
+    loops: loops of each frame, int64 (B, T)
+    """
+
+    h: Tensor
+    state: FrameCache
+    loops: Tensor
+
+
 class LoopedAttention(nn.Module):
     """Block-causal attention over the last `window` frames (TWISTED, figure 7).
 
-    A frame attends to itself and to earlier frames of its episode.
+    A frame attends to itself and to earlier frames of its episode; `first`, bool (B, T), marks frames that begin one.
     """
 
     def __init__(self, config: CoreConfig, rotary: Rotary, window: int) -> None:
@@ -169,59 +132,40 @@ class LoopedAttention(nn.Module):
         self.rotary = rotary
         self.window = window
 
-    def check(self, depth: int | ExitRule) -> ExitRule:
-        """Return the exit rule for `depth`.
-
-        Raises:
-            ValueError: the core does not allow this depth
-        """
-        return self.core.check(depth)
-
     def initial(self, batch: int, device: torch.device) -> FrameCache:
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
         return FrameCache(KVCache(batch, device), empty)
 
     def forward(
         self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: FrameCache | None = None
-    ) -> DynamicsOutput[FrameCache]:
-        """Run T steps. Rules that let frames exit one by one run step by step, all others in one parallel pass.
+    ) -> DynamicsOutput:
+        """Run T steps, equal to T calls of `step`. x: (B, T, N, D), positions: (B, T, N, P).
 
         A plan runs whole sequences: `state` must be None, and the returned state is empty.
+
+        Raises:
+            ValueError: the depth is outside 1 .. max_loops
         """
+        before = self.initial(len(x), x.device) if state is None else state
+        episodes = episodes_of(first, before.episodes)
+        mask = self._mask(episodes, x.shape[1], x.shape[2])
         if isinstance(depth, DepthPlan):
             if state is not None:
                 raise ValueError("state: must be None with a depth plan, which runs whole sequences")
-            return self._sampled(x, positions, first, depth)
-        rule = self.core.check(depth)
-        state = self.initial(len(x), x.device) if state is None else state
-        if not isinstance(rule, Fixed):
-            return scan(self.step, x, positions, first, rule, state)
-        episodes = episodes_of(first, state.episodes)
-        out, columns = self._run(x, positions, self._mask(episodes, x.shape[1], x.shape[2]), rule, state.columns)
-        latest = self._last_frames(FrameCache(columns, episodes), x.shape[2])
+            latest, shared = before, self._inputs(positions, mask)
+            out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), depth)
+        else:
+            out, columns = self._run(x, positions, mask, depth, before.columns)
+            latest = self._last_frames(FrameCache(columns, episodes), x.shape[2])
         return DynamicsOutput(out.h.view_as(x), latest, out.loops[:, None].expand(-1, x.shape[1]))
 
-    def step(
-        self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: FrameCache
-    ) -> DynamicsOutput[FrameCache]:
-        rule = self.core.check(depth)
-        episodes = episodes_of(first[:, None], state.episodes)
-        mask = self._mask(episodes, 1, x.shape[1])
-        out, columns = self._run(x[:, None], positions[:, None], mask, rule, state.columns)
-        # Rows that exited early fill the keys and values of their deeper loops with their last ones.
-        columns.finish(self.core.config.loop_slots, out.loops, rule.limit, x.shape[1])
-        latest = self._last_frames(FrameCache(columns, episodes), x.shape[1])
-        return DynamicsOutput(out.h, latest, out.loops)
-
-    def _sampled(self, x: Tensor, positions: Tensor, first: Tensor, plan: DepthPlan) -> DynamicsOutput[FrameCache]:
-        empty = self.initial(len(x), x.device)
-        mask = self._mask(episodes_of(first, empty.episodes), x.shape[1], x.shape[2])
-        shared = self._inputs(positions, mask)
-        out = self.core.forward_sampled(x.flatten(1, 2), shared, BlockCausal(x.shape[2]), plan)
-        return DynamicsOutput(out.h.view_as(x), empty, out.loops[:, None].expand(-1, x.shape[1]))
+    def step(self, x: Tensor, positions: Tensor, first: Tensor, depth: int, state: FrameCache) -> DynamicsOutput:
+        """Run one step. x: (B, N, D), positions: (B, N, P), first: (B,); h and loops have no T."""
+        out = self(x[:, None], positions[:, None], first[:, None], depth, state)
+        return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])
 
     def _run(
-        self, x: Tensor, positions: Tensor, mask: Tensor, rule: ExitRule, before: KVCache
+        self, x: Tensor, positions: Tensor, mask: Tensor, depth: int, before: KVCache
     ) -> tuple[CoreOutput, KVCache]:
         # Fork: a caller may step from the same state more than once.
         columns = before.fork()
@@ -233,7 +177,7 @@ class LoopedAttention(nn.Module):
             return attend_frames(slot, q, *columns.update(k, v, slot), mask)
 
         shared = self._inputs(positions, mask)
-        return self.core(x.flatten(1, 2), shared, attend, rule, exit_columns=x.shape[2]), columns
+        return self.core(x.flatten(1, 2), shared, attend, self.core.check(depth)), columns
 
     def _inputs(self, positions: Tensor, mask: Tensor) -> AttentionInputs:
         cos, sin = self.rotary.angles(positions.flatten(1, 2))
@@ -256,98 +200,10 @@ class LoopedAttention(nn.Module):
         return FrameCache(newest, cache.episodes[:, cache.episodes.shape[1] - count :])
 
 
-class LoopedRecurrence(nn.Module):
-    """Recurrence over frames: a frame's slots receive the latents of the previous frame (LoopWM, equation 4: h_{k-1}).
-
-    The latents pass through a linear map that starts as a multiple of the identity. Slots attend within their frame:
-    time enters by the carried latents only, so a scan over T takes constant memory, and the gradient of a late loss
-    reaches an early input through them.
-
-    Departure: LoopWM gives h_{k-1} to the prelude. Here it is added after the prelude, and the carried state is the one
-    before the coda, so prelude and coda run over all frames at once and the scan contains the loops only.
-    """
-
-    def __init__(self, config: CoreConfig, rotary: Rotary) -> None:
-        super().__init__()
-        self.core = LoopedCore(config)
-        self.rotary = rotary
-        self.carry = nn.Linear(config.dim, config.dim, bias=False)
-        identity_(self.carry.weight)
-        with torch.no_grad():
-            self.carry.weight.mul_(CARRIED)
-
-    def initial(self, batch: int, device: torch.device) -> Tensor:
-        return torch.zeros(batch, 0, self.core.config.dim, device=device)
-
-    def forward(
-        self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor | None = None
-    ) -> DynamicsOutput[Tensor]:
-        batch, steps, slots, _ = x.shape
-        plan = depth if isinstance(depth, DepthPlan) else None
-        rule = None if isinstance(depth, DepthPlan) else self.core.check(depth)
-        shared = self._shared(positions.flatten(0, 1))
-        attend: Attend = SeesItself() if slots == 1 else _attend  # no mask: slots attend within one frame
-        p = self.core.run_prelude(x.flatten(0, 1), shared, attend).unflatten(0, (batch, steps))
-        retention, matrix = self.core.injection.retention(), self.core.injection.matrix().to(p.dtype)
-        noise = plan.initial_state(slots, x.shape[-1], x.device) if plan else None
-        h = self.initial(batch, x.device) if state is None else state
-        states, loops = [], []
-        for t in range(steps):
-            drive = F.linear(self.core.input_norm(self._carried(p[:, t], first[:, t], h)), matrix)
-            at = self._shared(positions[:, t]) if slots > 1 else shared
-            if plan is not None and noise is not None:
-                result = self.core.run_sampled_loops(drive, retention, at, attend, plan, noise)
-            elif rule is not None:
-                result = self.core.run_loops(drive, retention, at, attend, rule, slots)
-            h = result.state
-            states.append(h)
-            loops.append(result.loops)
-        read = torch.stack(states, 1).flatten(0, 1)
-        out = self.core.read_out(read, shared, attend, x.dtype).view_as(x)
-        return DynamicsOutput(out, h, torch.stack(loops, 1))
-
-    def step(
-        self, x: Tensor, positions: Tensor, first: Tensor, depth: int | ExitRule, state: Tensor
-    ) -> DynamicsOutput[Tensor]:
-        out = self(x[:, None], positions[:, None], first[:, None], depth, state)
-        return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])
-
-    def _shared(self, positions: Tensor) -> AttentionInputs:
-        return AttentionInputs(*self.rotary.angles(positions))
-
-    def _carried(self, p: Tensor, first: Tensor, state: Tensor) -> Tensor:
-        if not state.shape[1]:
-            return p
-        return p + self.carry(torch.where(first[:, None, None], 0, state).to(p.dtype))
-
-
-def scan(
-    step: Callable[[Tensor, Tensor, Tensor, Any, State], DynamicsOutput[State]],
-    x: Tensor,
-    positions: Tensor,
-    first: Tensor,
-    depth: Any,
-    state: State,
-) -> DynamicsOutput[State]:
-    """Run `step` over T environment steps."""
-    h, loops = [], []
-    for t in range(x.shape[1]):
-        out = step(x[:, t], positions[:, t], first[:, t], depth, state)
-        state = out.state
-        h.append(out.h)
-        loops.append(out.loops)
-    return DynamicsOutput(torch.stack(h, 1), state, torch.stack(loops, 1))
-
-
 def episodes_of(first: Tensor, before: Tensor) -> Tensor:
     """Return the episode number of each frame, (B, frames), those `before` included; never NO_EPISODE."""
     last = before[:, -1:].clamp(min=0) if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
     return torch.cat((before, last + first.long().cumsum(1)), 1)
-
-
-def _attend(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: None) -> Tensor:
-    """Attend without a mask: every query to every key."""
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,6 @@ SPATIAL_SHARE = 3, 4
 class Rotary(Protocol):
     """Rotary embedding of positions, as `AttentionInputs` takes it."""
 
-    @property
-    def coordinates(self) -> int:
-        """Number of coordinates P."""
-        ...
-
     def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, two float32 tensors (B, 1, S, E)."""
         ...
@@ -32,11 +27,10 @@ class Rotary(Protocol):
 
 @dataclass(frozen=True)
 class Rotary1D:
-    """Plain rotary embedding of the index in the sequence, for comparison."""
+    """Plain rotary embedding of the index in the sequence."""
 
     head_dim: int
     theta: float = 10000.0
-    coordinates: int = 1
 
     def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_angles(positions_BSP[..., 0], self.head_dim, self.theta)
@@ -55,7 +49,6 @@ class Rotary3D:
 
     head_dim: int
     theta: float = 10000.0
-    coordinates: int = 3
 
     def __post_init__(self) -> None:
         spatial, of = SPATIAL_SHARE

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopwm.pixel.replay import RewardUnit
-from loopwm.pixel.system import system_class, with_sections
+from loopwm.pixel.system import drop_retired, system_class, with_sections
 from loopwm.records.config import require_positive, typed
 from loopwm.records.errors import InputError
 from loopwm.trainer.config import OptimizerConfig, RunConfig
@@ -75,4 +75,5 @@ def training_config(sections: dict[str, Any]) -> PixelTrainingConfig:
         InputError: a key is unknown or invalid; the message names it
     """
     kind = system_class(sections.get("system", PixelTrainingConfig.system))
-    return typed(with_sections(PixelTrainingConfig, {"model": kind.Model, "objective": kind.Objective}), sections)
+    config = with_sections(PixelTrainingConfig, {"model": kind.Model, "objective": kind.Objective})
+    return typed(config, drop_retired(sections))

@@ -25,7 +25,7 @@ def markov(tmp_path: Path) -> Markov:
     return Markov(build_tables([path]))
 
 
-def predict(predictor: Copy | Markov | Extrapolate, window: Window, context_kind: Any = "observed") -> dict[int, str]:
+def predict(predictor: Copy | Markov, window: Window, context_kind: Any = "observed") -> dict[int, str]:
     return predictor.predict([window], context_kind, range(1, len(window["actions"]) + 1))[0].texts
 
 

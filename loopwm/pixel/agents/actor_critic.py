@@ -43,8 +43,6 @@ class ActorCriticConfig:
     td_lambda: float = 0.95
     entropy_coef: float = 3e-4
     critic: Literal["two-hot", "squared"] = "two-hot"
-    returns: Literal["paper", "published"] = "paper"
-    """published: V(s_t) instead of V(s_{t+1}), as in the authors' code, for comparison."""
     percentiles: tuple[float, ...] = (5.0, 95.0)
     """Percentiles whose distance scales advantages; none for no scaling."""
     scale_decay: float = 0.99
@@ -324,10 +322,6 @@ class ActorCriticLearner:
         # The baseline must not carry the critic's gradient into the actor's loss.
         value = network.value(critic).detach()
         next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
-        if c.returns == "published":
-            going = ~data.truncated[:, :-1]
-            earlier = torch.where(going, value[:, : steps - 1], next_value[:, :-1])
-            next_value = torch.cat((earlier, next_value[:, -1:]), 1)
         returns = lambda_returns(data.reward, data.terminated, data.truncated, next_value, c.gamma, c.td_lambda)
         scale = self.scale.update(returns[data.valid])
         log_p = network.actor(features).float().log_softmax(-1)

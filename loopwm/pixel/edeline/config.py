@@ -26,8 +26,6 @@ class EdelineConfig:
     """B: steps of a segment before the first predicted frame."""
     rewards: tuple[float, ...] = (-1.0, 0.0, 1.0)
     """Reward classes; a reward counts as the nearest."""
-    predict: Literal["diffusion", "regression"] = "diffusion"
-    """diffusion, or regression to the mean frame in one step, for comparison."""
 
     def __post_init__(self) -> None:
         for name in ("encoder_stem", "action_dim", "head_hidden", "frames"):
@@ -64,7 +62,6 @@ class EdelineLoss:
     """Standard deviation of noise shared by a channel, folded into sigma."""
     own_frame: bool = True
     """Train a second step conditioned on the model's own denoised frame."""
-    harmonise: bool = True
     targets: int = 1
     """Predicted frames per row, sampled independently; the memory of a row is computed once for all."""
     novelty: float = 0.0
@@ -104,8 +101,6 @@ class EdelineSampling:
     With 1 the second step finds less noise than its noise level states, and samples the mean of several futures more
     often.
     """
-    rounded: bool = True
-    """Clip each denoised frame to the valid range and round it to 255 levels."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:

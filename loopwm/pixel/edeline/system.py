@@ -5,7 +5,7 @@
     o_{t+1}             ~ p(. | h_t, o_{t-L+1} .. o_t)              a U-Net that denoises in a few steps
     r_t, d_t            ~ p(. | h_t)
 
-Departures from the paper: the looped core, a GRU or an LSTM as alternatives to Mamba; equation 5 is unbounded below, so
+Departures from the paper: the looped core instead of Mamba; equation 5 is unbounded below, so
 harmonisers are log(1 + exp(s)); memory and noise level are separate keys of the cross-attention, which over one key
 would ignore its query; agents may act on h after each action instead of frames. `EdelineLoss` and `EdelineSampling`
 contain the options of the published code.
@@ -34,8 +34,6 @@ from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, mean_of
 from loopwm.records.frames import FrameSpace
 
 SIGMA_DATA = 0.5
-REGRESSED_SIGMA = 1e4
-"""Noise level of the regression network: nothing of the noised frame remains."""
 
 
 class Preconditioners(NamedTuple):
@@ -164,11 +162,8 @@ class Edeline(PixelSystem):
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the denoised frames. The loss is the squared error of F at sampled noise levels.
 
-        The target is (o - c_skip x) / c_out; the frame itself where the network regresses.
+        The target is (o - c_skip x) / c_out.
         """
-        if self.config.predict == "regression":
-            out = self.regressed(before, h)
-            return (out - target).square().mean(), out.detach()
         o, batch = self.objective, len(target)
         normal = torch.randn(batch, generator=generator, device=generator.device).to(target.device)
         sigma = (normal * o.noise_std + o.noise_mean).exp().clamp(o.sigma_min, o.sigma_max)
@@ -182,16 +177,8 @@ class Edeline(PixelSystem):
         frame = _wide(c.c_skip) * noised + _wide(c.c_out) * out
         return (out - regression_target).square().mean(), frame.detach()
 
-    def regressed(self, before: Tensor, h: Tensor) -> Tensor:
-        """Predict the mean frame (B, C, H, W) with the same network, at REGRESSED_SIGMA."""
-        nothing = torch.zeros_like(before[:, 0])
-        level = torch.full((len(before),), math.log(REGRESSED_SIGMA) / 4, device=before.device)
-        return self.network(nothing, level, before, h)
-
     def sampled(self, before: Tensor, h: Tensor, sampling: EdelineSampling, generator: torch.Generator) -> Tensor:
         """Sample frames (B, C, H, W) by Euler steps from normal noise."""
-        if self.config.predict == "regression":
-            return _to_levels(self.regressed(before, h), sampling)
         shape = before[:, 0].shape
         noise = torch.randn(shape, generator=generator, device=generator.device)
         x = sampling.deviation * noise.to(before.device)
@@ -199,7 +186,7 @@ class Edeline(PixelSystem):
         for sigma, following in pairwise(sigmas):
             # Training folds the offset noise into sigma, so the network expects it in its noise level.
             level = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
-            denoised = _to_levels(self.denoised(x, level, before, h), sampling)
+            denoised = _to_levels(self.denoised(x, level, before, h))
             x = x + (x - denoised) / sigma * (following - sigma)
         return x
 
@@ -223,7 +210,7 @@ class Edeline(PixelSystem):
         reward = F.cross_entropy(self.reward_head(h).flatten(0, 1), kinds.flatten())
         end = F.binary_cross_entropy_with_logits(self.end_head(h)[..., 0], batch.terminated.float())
         auxiliary = self._auxiliary_losses(batch, chances, h)
-        parts = harmonised(torch.stack((frame, reward)), self.harmonisers) if o.harmonise else (frame, reward)
+        parts = harmonised(torch.stack((frame, reward)), self.harmonisers)
         count = batch.action.numel()
         diagnostics = {
             "loss": mean_of(frame, count),
@@ -365,9 +352,8 @@ def same_episode(begins: Tensor) -> Tensor:
     return later == 0
 
 
-def _to_levels(frame: Tensor, sampling: EdelineSampling) -> Tensor:
-    if not sampling.rounded:
-        return frame
+def _to_levels(frame: Tensor) -> Tensor:
+    """Clip a frame to the valid range and round it to 255 levels."""
     return ((frame.clamp(-1, 1) + 1) / 2 * LEVELS).round() / LEVELS * 2 - 1
 
 

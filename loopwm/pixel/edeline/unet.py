@@ -31,7 +31,7 @@ class UNetConfig:
     condition: int = 256
     """Width E of the condition."""
     stem: int = 1
-    cross_attention: Literal["everywhere", "middle", "none"] = "everywhere"
+    cross_attention: Literal["everywhere", "middle"] = "everywhere"
     """Cross-attention after the residual blocks of every level, or of the middle only, as in the published code."""
     heads: int = 4
     memory_map: int = 0
@@ -183,7 +183,7 @@ class UNet(nn.Module):
             before = width
         self.down, self.up = nn.ModuleList(down), nn.ModuleList(up)
         self.halves, self.doubles = nn.ModuleList(halves), nn.ModuleList(doubles)
-        self.middle = Stage([before, before], before, config, config.cross_attention != "none")
+        self.middle = Stage([before, before], before, config, True)
         self.norm = nn.GroupNorm(max(1, widths[0] // GROUP), widths[0])
         self.outwards = nn.Conv2d(widths[0], outputs * unit, 3, padding=1)
         nn.init.zeros_(self.outwards.weight)

@@ -14,25 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.core import CoreConfig
 from loopwm.core.twohot import BINS
 from loopwm.pixel.agents.actor_critic import mlp
 from loopwm.pixel.dynamics import (
     Depth,
     DynamicsOutput,
+    FrameCache,
     LoopedAttention,
     LoopedConfig,
     require_positive_sizes,
 )
 from loopwm.pixel.storm.images import IMAGES, as_pixels
 from loopwm.pixel.storm.prior import PRIORS
-from loopwm.pixel.storm.two_layers import TwoLayers
 from loopwm.records.frames import FrameSpace
 
 
@@ -52,13 +51,10 @@ class StormConfig(LoopedConfig):
     """Share of the uniform distribution in posterior and prior."""
     prior: Literal["factorised", "autoregressive"] = "factorised"
     """factorised: independent groups, as published. autoregressive: each group given those before it."""
-    sequence: Literal["looped", "two-layers"] = "looped"
-    """two-layers: the authors' sequence model, for comparison."""
     positions: int = 64
     """Learned positions: the maximum sequence length."""
     context: int = 16
     """Context frames of an agent in the real environment."""
-    exit_gate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,9 +63,6 @@ class StormConfig(LoopedConfig):
             raise ValueError(f"context: must be between 2 and positions ({self.positions}), got {self.context}")
         if not 0 <= self.uniform_mix < 1:
             raise ValueError(f"uniform_mix: must be at least 0 and below 1, got {self.uniform_mix}")
-
-    def core(self) -> CoreConfig:
-        return replace(super().core(), exit_gate=self.exit_gate)
 
 
 def log_probabilities(logits: Tensor, uniform_mix: float) -> Tensor:
@@ -105,20 +98,12 @@ def kl_divergence(log_q: Tensor, log_p: Tensor) -> Tensor:
 class NoRotary:
     """`Rotary` without rotation: positions are learned."""
 
-    coordinates = 1
-
     def __init__(self, head_dim: int) -> None:
         self.head_dim = head_dim
 
     def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
         ones = torch.ones(1, 1, positions_BSP.shape[1], self.head_dim, device=positions_BSP.device)
         return ones, torch.zeros_like(ones)
-
-
-SEQUENCES: dict[str, Callable[[StormConfig], LoopedAttention | TwoLayers]] = {
-    "looped": lambda c: LoopedAttention(c.core(), NoRotary(c.dim // c.heads), c.positions),
-    "two-layers": lambda c: TwoLayers(c.dim, c.heads, c.mlp_dim),
-}
 
 
 class Prediction(NamedTuple):
@@ -147,7 +132,7 @@ class Storm(nn.Module):
         )
         self.places = nn.Parameter(torch.randn(config.positions, dim) * dim**-0.5)
         self.place_norm = nn.LayerNorm(dim)
-        self.dynamics = SEQUENCES[config.sequence](config)
+        self.dynamics = LoopedAttention(config.core(), NoRotary(dim // config.heads), config.positions)
         self.norm = nn.LayerNorm(dim)
         self.prior_head = PRIORS[config.prior](dim, config.groups, config.classes)
         self.reward_head, self.end_head = mlp(dim, dim, 2, BINS), mlp(dim, dim, 2, 1)
@@ -166,7 +151,9 @@ class Storm(nn.Module):
         chosen = F.one_hot(action, self.actions).to(z.dtype)
         return self.mixer(torch.cat((z.flatten(-2), chosen), -1))
 
-    def run(self, e: Tensor, places: Tensor, first: Tensor, depth: Depth, cache: Any = None) -> DynamicsOutput[Any]:
+    def run(
+        self, e: Tensor, places: Tensor, first: Tensor, depth: Depth, cache: FrameCache | None = None
+    ) -> DynamicsOutput:
         """Run the sequence model on e (B, T, D) (STORM, tables 5 and 7).
 
         places: (B, T), counted from the sequence's first step

@@ -17,14 +17,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, DynamicsOutput
+from loopwm.pixel.dynamics import Depth, FrameCache
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.storm.images import as_pixels
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
@@ -60,14 +60,6 @@ LATENTS = {"sample": sample_latents, "mode": mode}
 class StormSampling:
     latents: Literal["sample", "mode"] = "sample"
     """mode: the most likely class of each group, a deterministic imagination."""
-    depth: int = 0
-    """Loops of every pass; 0 for the model's default."""
-    act_on: Literal["posterior", "prior"] = "posterior"
-    """Latents that a policy reads in the real environment.
-
-    prior: the prediction of the frame, as in the authors' code, for comparison; without a frame before it, the
-    posterior.
-    """
 
 
 class StormSystem(PixelSystem):
@@ -130,7 +122,6 @@ class StormState:
     """State of worlds.
 
     z: latents of the current frame, (B, G, K)
-    read: latents that a policy reads, (B, G, K)
     h: output of the step before, (B, D); zeros at an episode's beginning
     first: bool (B,), True at an episode's beginning
     frames: steps before, the position of the next step, (B,)
@@ -141,14 +132,13 @@ class StormState:
     """
 
     z: Tensor
-    read: Tensor
     h: Tensor
     first: Tensor
     frames: Tensor
     longest: int
     past: Tensor
     past_first: Tensor
-    cache: Any
+    cache: FrameCache
 
     def at_beginning(self, first: Tensor) -> StormState:
         """Mark rows whose frame begins an episode, first: bool (B,)."""
@@ -160,7 +150,7 @@ class StormState:
         order[rows] = len(self.z) + torch.arange(len(rows), device=rows.device)
         tensors = {
             name: torch.cat((getattr(self, name), getattr(fresh, name)))[order]
-            for name in ("z", "read", "h", "first", "frames", "past", "past_first")
+            for name in ("z", "h", "first", "frames", "past", "past_first")
         }
         cache = self.cache.join(fresh.cache).select(order)
         return StormState(**tensors, longest=max(self.longest, fresh.longest), cache=cache)
@@ -177,8 +167,7 @@ class StormWorld:
         """
         self.system, self.network, self.space = system, system.network, system.space
         self.width, self._choose = system.width, LATENTS[sampling.latents]
-        self._act_on = sampling.act_on
-        self.depth = self.network.dynamics.check(sampling.depth or system.config.default_depth)
+        self.depth = system.config.default_depth
 
     @torch.no_grad()
     def start(self, obs: Tensor, action: Tensor, first: Tensor, generator: torch.Generator) -> StormState:
@@ -193,7 +182,6 @@ class StormWorld:
         z = self._posterior(obs, generator)
         empty = StormState(
             z=z[:, -1],
-            read=z[:, -1],
             h=z.new_zeros(batch, c.dim),
             first=first[:, -1],
             frames=torch.zeros(batch, dtype=torch.long, device=z.device),
@@ -205,7 +193,7 @@ class StormWorld:
         if steps == 1:
             return empty
         e = self.network.mix(z[:, :-1], action)
-        return self._with_policy_latents(self._after(empty, e, first[:, :-1]).at_beginning(first[:, -1]), generator)
+        return self._after(empty, e, first[:, :-1]).at_beginning(first[:, -1])
 
     @torch.no_grad()
     def observe(
@@ -217,8 +205,7 @@ class StormWorld:
         """
         e = self.network.mix(state.z, action)
         past = self._rebuild_cache(self._append_past(state, e[:, None], state.first[:, None]))
-        z = self._posterior(obs, generator)
-        return self._with_policy_latents(replace(past, z=z, read=z).at_beginning(first), generator)
+        return replace(past, z=self._posterior(obs, generator)).at_beginning(first)
 
     @torch.no_grad()
     def step(self, state: StormState, action: Tensor, generator: torch.Generator) -> Imagined[StormState]:
@@ -231,7 +218,7 @@ class StormWorld:
         end = predicted.end.float().sigmoid()
         terminated = torch.rand(end.shape, generator=generator, device=generator.device).to(end.device) < end
         z = self.network.expect(after.h, self._choose, generator)
-        after = replace(after, z=z, read=z, first=torch.zeros_like(state.first))
+        after = replace(after, z=z, first=torch.zeros_like(state.first))
         return Imagined(two_hot_value(predicted.reward), terminated, after)
 
     @torch.no_grad()
@@ -240,17 +227,10 @@ class StormWorld:
             return self.network.images.frames(self.network.decode(state.z))
 
     def features(self, state: StormState) -> Tensor:
-        return torch.cat((state.read.flatten(1), state.h), -1)
+        return torch.cat((state.z.flatten(1), state.h), -1)
 
     def replace(self, state: StormState, rows: Tensor, fresh: StormState) -> StormState:
         return state.replace(rows, fresh)
-
-    def _with_policy_latents(self, at: StormState, generator: torch.Generator) -> StormState:
-        """Set the latents that a policy reads at a real frame."""
-        if self._act_on == "posterior":
-            return at
-        expected = self.network.expect(at.h, self._choose, generator)
-        return replace(at, read=torch.where(at.first[:, None, None], at.z, expected))
 
     def _posterior(self, obs: Tensor, generator: torch.Generator) -> Tensor:
         with evaluating(self.network):
@@ -260,7 +240,7 @@ class StormWorld:
         """Return the state after steps of e (B, T, D), first (B, T); the current frame is unchanged."""
         steps = e.shape[1]
         places = at.frames[:, None] + torch.arange(steps, device=e.device)
-        out = self._run(e, places, first, at.cache)
+        out = self.network.run(e, places, first, self.depth, at.cache)
         after = self._append_past(at, e, first)
         return replace(after, h=out.h[:, -1], cache=out.state, longest=at.longest + steps)
 
@@ -276,18 +256,14 @@ class StormWorld:
         length = at.past.shape[1]
         frames = at.frames.clamp(max=length)
         places = torch.arange(length, device=frames.device) - (length - frames)[:, None]
-        out = self._run(at.past, places.clamp(min=0), at.past_first | (places == 0))
+        out = self.network.run(at.past, places.clamp(min=0), at.past_first | (places == 0), self.depth)
         first = at.first | (frames == 0)  # padding of an empty past must stay masked
         return replace(at, h=out.h[:, -1], first=first, frames=frames, longest=length, cache=out.state)
-
-    def _run(self, e: Tensor, places: Tensor, first: Tensor, cache: Any = None) -> DynamicsOutput[Any]:
-        with evaluating(self.network.dynamics):
-            return self.network.run(e, places, first, self.depth, cache)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run a module in evaluation mode inside the context: running batch-norm statistics and no dropout."""
+    """Run a module in evaluation mode inside the context, with running batch-norm statistics."""
     if not module.training:
         yield
         return

@@ -50,40 +50,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Argmax:
-    """Choose the most probable token."""
-
-    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        return p.argmax(-1)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Repeat the previous frame."""
-
-    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        return previous
-
-
-@dataclass(frozen=True)
-class Sticky:
-    """Keep the old token if its probability is within c_w of the largest, else sample.
-
-    This is `Transport`, solved exactly, wherever c_d > c_w, as at the paper's printed values.
-    """
-
-    c_w: float
-
-    def __post_init__(self) -> None:
-        _check_penalty("c_w", self.c_w)
-
-    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        p = p.float()
-        sticks = p.gather(-1, previous[..., None])[..., 0] >= p.amax(-1) - self.c_w
-        return torch.where(sticks, previous, sample(p, generator))
-
-
-@dataclass(frozen=True)
 class ExactAssignment:
     """Optimal assignment (TWISTED, equation 3) by scipy, row by row on the CPU; copies win ties with samples.
 
@@ -112,9 +78,9 @@ class Sinkhorn:
     then `binarize`. The kernel is exp(-cost / epsilon): Algorithm 2 lacks the sign. It works on logarithms, since exp(1
     / epsilon) overflows, and in float32, whose last digit is worth 0.008 of a logarithm at the paper's epsilon of 1e-5.
 
-    The paper's 10 iterations at 1e-5 are far from the fixed point, and `Transport` with them is not `Sticky`: on random
-    peaked frames of 9 x 9 they differ from `ExactAssignment` for about a third of the tokens, and copy some from other
-    places at prices at which that never pays. 100 iterations at 0.03 agree with it there; where much moves, on 97 % of
+    The paper's 10 iterations at 1e-5 are far from the fixed point: on random peaked frames of 9 x 9 they differ from
+    `ExactAssignment` for about a third of the tokens, and copy some from other places at prices at which that never
+    pays. 100 iterations at 0.03 agree with it there; where much moves, on 97 % of
     the tokens. At c_d = 0 equal tokens are equally good sources, and the plan is divided among them. The published code
     uses `Sinkhorn(1e-5, 2000, 1e-3, relative=True)`.
     """
@@ -200,16 +166,17 @@ def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Transport:
-    """Optimal transport of the previous frame's tokens (TWISTED, equations 1 to 4); other tokens are sampled.
+class NoisedTransport:
+    """Optimal transport of the previous frame's tokens (TWISTED, equations 1 to 4), as in the published code.
+
+    Gumbel noise is added to the logits, and both affinities use the noised probabilities. The most likely token after
+    noise is a sample, and wildcards take it. So a token that stays with probability 0.48 stays about as often, where
+    the paper's transport without noise always keeps it.
 
     grid: rows and columns of the frame
     c_d: price of a squared distance of 1
     c_w: price of sampling
     region: bool (L,), True where transport applies, None for everywhere
-
-    A copy from another place needs c_d * distance < c_w. At the printed values (0.6, 0.3; MinAtar 0.2, 0.05) there is
-    none, and with `ExactAssignment` this equals `Sticky(c_w)` token for token; (0.05, 0.6) does move tokens.
     """
 
     grid: tuple[int, int]
@@ -219,16 +186,16 @@ class Transport:
     region: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_penalty("c_d", self.c_d)
-        _check_penalty("c_w", self.c_w)
+        check_penalty("c_d", self.c_d)
+        check_penalty("c_w", self.c_w)
         region, count = self.region, math.prod(self.grid)
         if region is not None and (region.dtype != torch.bool or region.shape != (count,) or not region.any()):
             raise ValueError(f"region: must be {count} bools, one per token, at least one True")
 
     def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        sources = self.sources(p, previous)
-        copied = previous.gather(1, sources.clamp(min=0))
-        return torch.where(sources == WILDCARD, sample(p, generator), copied)
+        noised = with_gumbel_noise(p, generator)
+        sources = self.sources(noised, previous)
+        return torch.where(sources == WILDCARD, noised.argmax(-1), previous.gather(1, sources.clamp(min=0)))
 
     def sources(self, p: Tensor, previous: Tensor) -> Tensor:
         """Return the previous frame's place that each token is copied from, or WILDCARD: int64 (B, L).
@@ -249,20 +216,6 @@ class Transport:
         chosen = self.solver(*affinities(p[:, inside], previous[:, inside], price[inside][:, inside], self.c_w))
         copied = torch.where(chosen == WILDCARD, WILDCARD, inside[chosen])
         return torch.full_like(previous, WILDCARD).index_copy(1, inside, copied)
-
-
-@dataclass(frozen=True, eq=False)
-class NoisedTransport(Transport):
-    """Transport of the published code: Gumbel noise on the logits, and the noised probabilities in both affinities.
-
-    The most likely token after noise is a sample, and wildcards take it. So a token that stays with probability 0.48
-    stays about as often, where `Transport` always keeps it.
-    """
-
-    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        noised = with_gumbel_noise(p, generator)
-        sources = self.sources(noised, previous)
-        return torch.where(sources == WILDCARD, noised.argmax(-1), previous.gather(1, sources.clamp(min=0)))
 
 
 def with_gumbel_noise(p: Tensor, generator: torch.Generator) -> Tensor:
@@ -334,9 +287,10 @@ def invert(p: Tensor, u: Tensor) -> Tensor:
     return tokens.where(possible, p.argmax(-1, keepdim=True))[..., 0]
 
 
-def _check_penalty(name: str, value: float) -> None:
+def check_penalty(name: str, value: float) -> None:
+    """Raise ValueError for a price that is not finite and at least 0."""
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: must be a finite price of at least 0, got {value}")
+        raise ValueError(f"{name}: must be a finite price >= 0, got {value}")
 
 
 def _scipy_assignment() -> Callable[..., Any]:
@@ -352,7 +306,7 @@ def _scipy_assignment() -> Callable[..., Any]:
 class DecoderConfig:
     """Decoder by name, with its prices."""
 
-    kind: Literal["sample", "argmax", "copy", "sticky", "transport", "noised-transport"]
+    kind: Literal["sample", "noised-transport"]
     c_d: float = 0.0
     c_w: float = 0.0
     solver: Literal["exact", "sinkhorn"] = "exact"
@@ -364,20 +318,15 @@ class DecoderConfig:
 
     def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
         """Create the decoder. region: bool (L,), True where transport applies."""
-        match self.kind:
-            case "sample":
-                return Sample()
-            case "argmax":
-                return Argmax()
-            case "copy":
-                return Copy()
-            case "sticky":
-                return Sticky(self.c_w)
-        solver: Solver = ExactAssignment()
-        if self.solver == "sinkhorn":
-            solver = Sinkhorn(self.epsilon, self.iterations, self.threshold, self.relative)
-        kind = NoisedTransport if self.kind == "noised-transport" else Transport
-        return kind(grid, self.c_d, self.c_w, solver, region)
+        if self.kind == "sample":
+            return Sample()
+        return NoisedTransport(grid, self.c_d, self.c_w, self.assignment(), region)
+
+    def assignment(self) -> Solver:
+        """Create the solver."""
+        if self.solver == "exact":
+            return ExactAssignment()
+        return Sinkhorn(self.epsilon, self.iterations, self.threshold, self.relative)
 
 
 @dataclass(frozen=True)

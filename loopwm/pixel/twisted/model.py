@@ -12,13 +12,12 @@ Shape suffixes: B batch, T environment steps, L patch tokens, N = L + 1 slots, K
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from loopwm.core import CoreConfig, ExitRule
 from loopwm.pixel.dynamics import (
     Depth,
     DynamicsOutput,
@@ -27,7 +26,7 @@ from loopwm.pixel.dynamics import (
     LoopedConfig,
     require_positive_sizes,
 )
-from loopwm.pixel.positions import Rotary, Rotary1D, Rotary3D
+from loopwm.pixel.positions import Rotary3D
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,6 @@ class TwistedConfig(LoopedConfig):
     max_loops: int = 8
     window: int = 20
     """T_WM: attention window in frames."""
-    spatial_rotary: bool = True
-    """Rotary positions over (x, y, t) instead of the index in the sequence."""
-    absolute_positions: bool = True
-    """Add a learned embedding of (x, y) to every state token."""
-    exit_gate: bool = False
     patch: tuple[int, ...] = (7, 7)
     """Height and width."""
     threshold: float = 0.75
@@ -63,13 +57,6 @@ class TwistedConfig(LoopedConfig):
             raise ValueError(f"rewards: must contain two different values, got {self.rewards}")
         if len(self.patch) != 2:
             raise ValueError(f"patch: must be a height and a width, got {self.patch}")
-
-    def core(self) -> CoreConfig:
-        return replace(super().core(), exit_gate=self.exit_gate)
-
-    def rotary(self) -> Rotary:
-        head_dim = self.dim // self.heads
-        return Rotary3D(head_dim) if self.spatial_rotary else Rotary1D(head_dim)
 
 
 class TokenBatch(NamedTuple):
@@ -133,8 +120,8 @@ class Twisted(nn.Module):
         self.tokens = grid[0] * grid[1]
         self.token_embedding = nn.Embedding(config.codes, config.dim)
         self.action_embedding = nn.Embedding(actions, config.dim)
-        self.place_embedding = nn.Embedding(self.tokens, config.dim) if config.absolute_positions else None
-        self.dynamics = LoopedAttention(config.core(), config.rotary(), config.window)
+        self.place_embedding = nn.Embedding(self.tokens, config.dim)
+        self.dynamics = LoopedAttention(config.core(), Rotary3D(config.dim // config.heads), config.window)
         self.norm = nn.RMSNorm(config.dim)
         self.token_head = _head(config.dim, config.codes)
         self.reward_head = _head(config.dim, len(config.rewards))
@@ -144,9 +131,7 @@ class Twisted(nn.Module):
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=config.dim**-0.5)
 
-    def forward(
-        self, tokens: Tensor, action: Tensor, first: Tensor, depth: Depth
-    ) -> tuple[Logits, DynamicsOutput[FrameCache]]:
+    def forward(self, tokens: Tensor, action: Tensor, first: Tensor, depth: Depth) -> tuple[Logits, DynamicsOutput]:
         """Run the network from an empty state. tokens: (B, T, L), action and first: (B, T)."""
         x, positions = self.embed(tokens, action), self.positions(torch.zeros_like(action[:, 0]), action.shape[1])
         out = self.dynamics(x, positions, first, depth)
@@ -157,21 +142,17 @@ class Twisted(nn.Module):
 
         Each token gets a learned embedding of its place (TWISTED, section 3.1).
         """
-        state = self.token_embedding(tokens)
-        if self.place_embedding is not None:
-            state = state + self.place_embedding.weight
+        state = self.token_embedding(tokens) + self.place_embedding.weight
         return torch.cat((state, self.action_embedding(action)[..., None, :]), -2)
 
     def positions(self, start: Tensor, steps: int) -> Tensor:
         """Return the positions (B, steps, N, P) of frames start (B,) .. start + steps - 1.
 
         State tokens are at (x + t, y + t, 2t), the action at (t, t, 2t + 1), so that they stay neighbours (TWISTED,
-        appendix C). With one coordinate, slots are at their index in the sequence.
+        appendix C).
         """
         t = start[:, None] + torch.arange(steps, device=start.device)
         slots = torch.arange(self.tokens + 1, device=start.device)
-        if not self.config.spatial_rotary:
-            return (t[..., None] * len(slots) + slots)[..., None]
         is_action, columns = slots == self.tokens, self.grid[1]
         x = torch.where(is_action, 0, slots % columns)
         y = torch.where(is_action, 0, slots // columns)
@@ -189,7 +170,7 @@ class Twisted(nn.Module):
         """Return the index of the nearest reward class, int64 of the same shape."""
         return (reward[..., None] - self.rewards).abs().argmin(-1)
 
-    def observe(self, tokens: Tensor, action: Tensor, first: Tensor, depth: int | ExitRule) -> TwistedState:
+    def observe(self, tokens: Tensor, action: Tensor, first: Tensor, depth: int) -> TwistedState:
         """Return the state after real frames.
 
         Args:
@@ -205,7 +186,7 @@ class Twisted(nn.Module):
             cache = self.dynamics(self.embed(tokens[:, :-1], action), positions, first[:, :-1], depth, cache).state
         return TwistedState(cache, tokens[:, -1], frames + steps - 1, first[:, -1])
 
-    def step(self, at: TwistedState, action: Tensor, depth: int | ExitRule) -> tuple[Logits, FrameCache]:
+    def step(self, at: TwistedState, action: Tensor, depth: int) -> tuple[Logits, FrameCache]:
         """Predict the result of action (B,): logits without T, and the KV cache after it."""
         positions = self.positions(at.frames, 1)[:, 0]
         out = self.dynamics.step(self.embed(at.tokens, action), positions, at.first, depth, at.cache)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from loopwm.core import ExitRule
 from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.system import Diagnostics, FrameBatch, PixelSystem, Prepared, mean_of
@@ -107,20 +106,10 @@ class TwistedSystem(PixelSystem):
 class TwistedWorld:
     """`FrameWorld` whose frames a decoder chooses from the predicted tokens."""
 
-    def __init__(self, system: TwistedSystem, decoder: Decoder, depth: int | ExitRule | None = None) -> None:
-        """Create the world.
-
-        Args:
-            system: trained system
-            decoder: decoder of the next frame
-            depth: loops of every pass, None for the model's default
-
-        Raises:
-            ValueError: the model does not allow the depth
-        """
+    def __init__(self, system: TwistedSystem, decoder: Decoder) -> None:
         self.system, self.network, self.tokenizer = system, system.network, system.tokenizer
         self.decoder = decoder
-        self.depth = self.network.dynamics.core.check(system.config.default_depth if depth is None else depth)
+        self.depth = system.config.default_depth
         self.space = system.space
 
     @torch.inference_mode()

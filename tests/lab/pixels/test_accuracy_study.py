@@ -14,12 +14,12 @@ from lab.pixels import accuracy_study
 from lab.pixels.accuracy import Hits, accuracy, held_out, permuted_actions, score
 from lab.pixels.accuracy_protocol import AccuracyProtocol
 from lab.pixels.accuracy_study import HeldOutFacts, _differences
+from lab.pixels.decoders import Argmax, Copy, StudyDecoderConfig
 from lab.studies.study_protocol import Arm
 from lab.studies.training_runs import make_run
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.replay import Replay
 from loopwm.pixel.system import make_system
-from loopwm.pixel.twisted.decoding import Argmax, Copy, DecoderConfig
 from loopwm.pixel.twisted.model import TwistedConfig
 from loopwm.pixel.twisted.system import TwistedCoefficients
 from loopwm.records.errors import InputError
@@ -106,7 +106,7 @@ def test_too_little_play_and_play_of_another_environment_are_refused(frames, che
 def test_a_run_is_scored_again_where_the_protocol_asks_something_else(
     frames, checkpoint, twisted_config, tmp_path, monkeypatch
 ):
-    decoders = {"copy": DecoderConfig("copy"), "argmax": DecoderConfig("argmax")}
+    decoders = {"copy": StudyDecoderConfig("copy"), "argmax": StudyDecoderConfig("argmax")}
     protocol = AccuracyProtocol(
         question="which blocks move?", base=str(twisted_config), frames=str(frames / "test"), transitions=60,
         run_frames=6, arms={"twisted": Arm()}, reference="twisted", seeds=(0,), decoders=decoders,
@@ -123,13 +123,13 @@ def test_a_run_is_scored_again_where_the_protocol_asks_something_else(
     hits, asked = scored()
     assert (list(hits["twisted"]), len(asked.creature)) == (["copy", "argmax", accuracy_study.PERMUTED], 60)
     assert len(scored(transitions=48)[1].creature) == 48
-    assert list(scored(decoders={"argmax": DecoderConfig("argmax")})[0]["twisted"]) == [
+    assert list(scored(decoders={"argmax": StudyDecoderConfig("argmax")})[0]["twisted"]) == [
         "argmax",
         accuracy_study.PERMUTED,
     ]
-    assert "sticky" in scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)})[0]["twisted"]
+    assert "sticky" in scored(decoders=decoders | {"sticky": StudyDecoderConfig("sticky", c_w=0.3)})[0]["twisted"]
     before = (run.folder / "accuracy.npz").stat().st_mtime_ns
-    scored(decoders=decoders | {"sticky": DecoderConfig("sticky", c_w=0.3)}, question="another one?")
+    scored(decoders=decoders | {"sticky": StudyDecoderConfig("sticky", c_w=0.3)}, question="another one?")
     assert (run.folder / "accuracy.npz").stat().st_mtime_ns == before
 
 

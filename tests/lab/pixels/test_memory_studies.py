@@ -12,6 +12,7 @@ import torch
 from lab.__main__ import main
 from lab.pixels import cue_memory, memory_probe, memory_recall
 from lab.pixels.mazes import tiles_of
+from lab.pixels.memories import ModuleConfig
 from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.edeline.config import EdelineConfig, EdelineLoss
 from loopwm.pixel.edeline.memory import MemoryConfig
@@ -20,7 +21,8 @@ from loopwm.pixel.edeline.unet import UNetConfig
 from loopwm.pixel.imagined import Imagined
 from loopwm.records.frames import FrameSpace
 
-TINY = MemoryConfig(kind="gru", dim=16, heads=2, mlp_dim=16)
+TINY = MemoryConfig(dim=16, heads=2, mlp_dim=16)
+GRU = ModuleConfig(kind="gru", dim=16, heads=2, mlp_dim=16)
 
 
 def test_a_question_is_a_cue_other_symbols_and_the_mark():
@@ -35,7 +37,7 @@ def test_a_question_is_a_cue_other_symbols_and_the_mark():
 
 def test_who_cannot_see_the_cue_guesses_and_who_can_learns_it(tmp_path):
     settings = cue_memory.Settings(steps=120, seeds=(0,), questions=200, learning_rate=1e-2)
-    modules = {"gru": TINY, "of four": replace(TINY, frames=4)}
+    modules = {"gru": GRU, "of four": replace(GRU, frames=4)}
     found = cue_memory.run_study(tmp_path, settings, modules)["modules"]
     assert found["gru"][0]["8"] > 0.9
     assert found["of four"][0]["8"] < 0.45

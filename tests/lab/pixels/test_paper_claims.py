@@ -137,7 +137,7 @@ def protocol(folder, tmp_path):
         "context": CONTEXT,
         "steps": STEPS,
         "seeds": [0],
-        "arms": {"looped": {}, "two layers": {"overrides": ["model.sequence=two-layers"]}},
+        "arms": {"looped": {}, "narrow": {"overrides": ["model.mlp_dim=32"]}},
         "reference": "looped",
     }
     path = tmp_path / "study.yaml"
@@ -149,7 +149,7 @@ def protocol(folder, tmp_path):
 def test_the_study_trains_measures_and_goes_on_where_it_was(protocol, tmp_path, capsys):
     arguments = ["pixels", "paper-claims", "--protocol", str(protocol), "--out", str(tmp_path / "study")]
     assert main(arguments) == 0
-    assert "| looped, by seed | two layers, by seed |" in capsys.readouterr().out
+    assert "| looped, by seed | narrow, by seed |" in capsys.readouterr().out
     kept = tmp_path / "study" / "looped" / "seed-0" / "claims.json"
     before = kept.stat().st_mtime_ns
     assert main(arguments) == 0

@@ -52,8 +52,8 @@ def test_filmstrip_has_rows_for_truth_and_each_sampling(frames, twisted_config, 
     assert train(["--config", str(twisted_config), "--out", str(run), "run.steps=2"]) == 0
     episode = max(episode_files(frames / "test"), key=lambda path: path.stat().st_size)
     common = ["pixels", "filmstrip", "--model", str(run / "model"), "--episode", str(episode)]
-    common += ["--sampling", "argmax={decoder: {kind: argmax}}"]
-    common += ["--sampling", "transport={decoder: {kind: transport, c_d: 0.05, c_w: 0.6}}"]
+    common += ["--sampling", "sample={decoder: {kind: sample}}"]
+    common += ["--sampling", "transport={decoder: {kind: noised-transport, c_d: 0.05, c_w: 0.6}}"]
     arguments = [*common, "--start", "2", "--context", "2", "--steps", "4", "--out", str(tmp_path / "sheet.png")]
     assert main(arguments) == 0
     width, height = Image.open(tmp_path / "sheet.png").size

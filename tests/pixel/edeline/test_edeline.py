@@ -23,7 +23,7 @@ from tests.fixtures.blocks import played
 
 SPACE = FrameSpace("blocks", "1", (6, 8, 3), 4)
 SMALL = EdelineConfig(
-    memory=MemoryConfig(kind="gru", dim=16, heads=2, mlp_dim=32),
+    memory=MemoryConfig(dim=16, heads=2, mlp_dim=32),
     unet=UNetConfig(channels=(8, 16), blocks=(1, 1), condition=16, heads=2),
     encoder_channels=(8,),
     action_dim=4,
@@ -151,7 +151,7 @@ def test_a_memory_that_is_laid_out_tells_places_apart_before_any_layer():
 def test_noise_passes_a_narrow_stem_by_the_gain_alone(gain):
     """A stem of 2 folds 12 values into a place of 4 channels: through layers, 4 directions of noise come out."""
     torch.manual_seed(0)
-    config = UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="none", input_gain=gain)
+    config = UNetConfig((4,), (1,), condition=8, stem=2, heads=1, cross_attention="middle", input_gain=gain)
     unet = UNet(config, 3, 3)
     for parameter in unet.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -269,11 +269,10 @@ def test_the_own_frame_stands_for_the_last_one_in_the_second_step(monkeypatch):
     assert torch.equal(second[own][:, -2], first[own][:, -1])
 
 
-@pytest.mark.parametrize("kind", ["recurrence", "attention", "gru", "lstm"])
 @torch.inference_mode()
-def test_the_worlds_memory_is_that_of_training(kind):
+def test_the_worlds_memory_is_that_of_training():
     """Whether frames come at once or one by one, h is what the loss was computed with."""
-    system, steps = made(replace(SMALL, memory=replace(SMALL.memory, kind=kind))), batch()
+    system, steps = made(), batch()
     world, generator = system.world(), seeded()
     h, _ = system.remember(steps.obs, steps.action, steps.first, system.config.default_depth)
     whole = world.start(steps.obs, steps.action[:, :-1], steps.first, generator)
@@ -287,10 +286,9 @@ def test_the_worlds_memory_is_that_of_training(kind):
     assert torch.equal(world.show(one), steps.obs[:, -1])
 
 
-@pytest.mark.parametrize("kind", ["recurrence", "attention", "gru"])
 @torch.inference_mode()
-def test_worlds_begun_anew_go_on_as_if_alone(kind):
-    system, steps = made(replace(SMALL, memory=replace(SMALL.memory, kind=kind))), batch()
+def test_worlds_begun_anew_go_on_as_if_alone():
+    system, steps = made(), batch()
     world = system.world()
     state = world.start(steps.obs[:, :5], steps.action[:, :4], steps.first[:, :5], seeded())
     fresh = world.start(steps.obs[:1, 5:7], steps.action[:1, 5:6], steps.first[:1, 5:7], seeded())
@@ -302,11 +300,10 @@ def test_worlds_begun_anew_go_on_as_if_alone(kind):
     assert torch.equal(world.show(mixed)[2], steps.obs[0, 6])
 
 
-@pytest.mark.parametrize("memory", [{"kind": "gru"}, {"kind": "attention"}, {"kind": "attention", "frames": 3}])
 @torch.no_grad()
-def test_features_are_what_would_be_known_after_each_action(memory, monkeypatch):
+def test_features_are_what_would_be_known_after_each_action(monkeypatch):
     """What the reward is read from, action by action; asking changes nothing."""
-    system, steps = made(replace(SMALL, memory=replace(SMALL.memory, **memory))), batch()
+    system, steps = made(), batch()
     world, read = system.world(), []
     state = world.start(steps.obs, steps.action[:, :-1], steps.first, seeded())
     state = replace(state, first=torch.tensor([True, False, False, False]))
@@ -331,16 +328,14 @@ def test_imagination_follows_its_generator_alone():
 
 
 @pytest.mark.parametrize(
-    ("predict", "channels", "auxiliary"),
-    [("diffusion", 0, {}), ("diffusion", 2, {"preview": 1.0, "contrast": 1.0}), ("regression", 0, {})],
+    ("channels", "auxiliary"),
+    [(0, {}), (2, {"preview": 1.0, "contrast": 1.0})],
 )
-def test_the_loss_reaches_every_parameter(predict, channels, auxiliary):
-    memory, unet = replace(SMALL.memory, kind="recurrence", max_loops=4), replace(SMALL.unet, memory_map=channels)
-    system = made(replace(SMALL, predict=predict, memory=memory, unet=unet), EdelineLoss(**auxiliary))
+def test_the_loss_reaches_every_parameter(channels, auxiliary):
+    memory, unet = replace(SMALL.memory, max_loops=4), replace(SMALL.unet, memory_map=channels)
+    system = made(replace(SMALL, memory=memory, unet=unet), EdelineLoss(**auxiliary))
     loss, measured = system.loss(batch(), DepthPlan((2,) * 4, 2, (0, 1, 2, 3)), seeded())
     loss.backward()
-    without = {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
-    # Queries and keys of a step that sees itself alone decide nothing.
-    assert all(part in name for name in without for part in ("attention",)), without
+    assert not {name for name, p in system.named_parameters() if p.grad is None or not p.grad.abs().sum()}
     auxiliary_names = {f"{name}_loss" for name in auxiliary}
     assert set(measured) == {"loss", "reward_loss", "done_loss", "mean_depth", *auxiliary_names}

@@ -26,7 +26,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 @pytest.fixture(scope="module")
 def config_file(frames, tmp_path_factory):
-    memory = {"kind": "gru", "dim": 32, "heads": 2, "mlp_dim": 64}
+    memory = {"dim": 32, "heads": 2, "mlp_dim": 64}
     unet = {"channels": [16, 16], "blocks": [1, 1], "condition": 32, "heads": 2}
     config = {
         "system": "edeline",
@@ -71,7 +71,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, config_file, tmp_path):
         ("model.unet.channels=[16, 16, 16, 16]", "model.unet.blocks: "),
         ("model.unet={channels: [16, 16, 16], blocks: [1, 1, 1]}", "model.channels: 3 levels and a stem of 1"),
         ("model.encoder_channels=[8, 8]", "model.encoder_channels: 2 levels and a stem of 1"),
-        ("model.memory.kind=rnn", "model.memory.kind: must be one of recurrence"),
+        ("model.memory.kind=gru", "model.memory.kind: must be 'attention', other values are gone"),
         ("batch.steps=1", "batch.steps: must be at least 3, got 1"),
         ("objective.novelty=2", "objective.novelty: must be between 0 and 1, got 2"),
         ("objective.contrast=-1", "objective.contrast: must be at least 0, got -1"),
@@ -119,7 +119,7 @@ def test_an_agent_learns_in_its_imagination(learner, tmp_path):
     sections = {
         "system": "edeline-agent",
         "model": {
-            "memory": {"kind": "gru", "dim": 16, "heads": 2, "mlp_dim": 16},
+            "memory": {"dim": 16, "heads": 2, "mlp_dim": 16},
             "unet": {"channels": [8, 8], "blocks": [1, 1], "condition": 8, "heads": 1},
             "encoder_channels": [4],
             "action_dim": 4,

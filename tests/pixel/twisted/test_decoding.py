@@ -10,15 +10,10 @@ from torch import Tensor
 
 from loopwm.pixel.twisted.decoding import (
     WILDCARD,
-    Argmax,
-    Copy,
-    Decoder,
     ExactAssignment,
     NoisedTransport,
     Sample,
     Sinkhorn,
-    Sticky,
-    Transport,
     affinities,
     binarize,
     centre_region,
@@ -108,25 +103,6 @@ def test_exact_assignment_finds_the_best_of_all_plans(c_d, c_w):
     torch.testing.assert_close(found, torch.tensor(best), rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
-@pytest.mark.parametrize(("c_d", "c_w"), [(0.6, 0.3), (0.2, 0.05)])
-@pytest.mark.parametrize("grid", [(9, 9), (5, 5)])
-def test_at_the_printed_values_transport_is_the_sticky_rule_token_for_token(grid, c_d, c_w):
-    for seed in range(3):
-        p, previous = frames(64, grid, 20, seed)
-        transport = Transport(grid, c_d, c_w, ExactAssignment())(p, previous, generator(seed))
-        sticky = Sticky(c_w)(p, previous, generator(seed))
-        assert torch.equal(transport, sticky)
-        kept = (transport == previous).float().mean()
-        assert 0.2 < kept < 0.8  # both branches are taken
-
-
-def test_where_copy_and_sample_are_equally_good_both_rules_copy():
-    previous = torch.tensor([[0, 1, 2, 0]])
-    p = torch.full((1, 4, 4), 0.25)
-    for decoder in (Sticky(0.0), Transport((2, 2), 0.3, 0.0, ExactAssignment())):
-        assert torch.equal(decoder(p, previous, generator()), previous)
-
-
 @pytest.mark.parametrize("epsilon", [0.05, 0.5])
 @pytest.mark.parametrize("iterations", [1, 7])
 def test_the_sinkhorn_plan_is_that_of_the_printed_square_problem(epsilon, iterations):
@@ -156,7 +132,7 @@ def test_columns_that_all_want_one_source_settle_in_as_many_rounds():
 @pytest.mark.parametrize(("c_d", "c_w"), [(0.05, 0.6), (0.6, 0.3), (0.0, 1.0)])
 def test_nothing_is_copied_twice(solver, c_d, c_w):
     p, previous = frames(100, (5, 5), 3, seed=2)  # few codes: many places want the same
-    for sources in Transport((5, 5), c_d, c_w, solver).sources(p, previous).tolist():
+    for sources in NoisedTransport((5, 5), c_d, c_w, solver).sources(p, previous).tolist():
         used = [source for source in sources if source != WILDCARD]
         assert used
         assert len(used) == len(set(used))
@@ -167,7 +143,7 @@ def test_the_best_copy_is_kept_in_place_when_the_model_is_sure_of_it(solver):
     previous = torch.randint(4, (8, 25), generator=generator())
     p = torch.nn.functional.one_hot(previous, 4).float()
     for c_d, c_w in ((0.6, 0.3), (0.05, 0.6)):
-        transport = Transport((5, 5), c_d, c_w, solver)
+        transport = NoisedTransport((5, 5), c_d, c_w, solver)
         assert torch.equal(transport.sources(p, previous), torch.arange(25).expand(8, 25))
         assert torch.equal(transport(p, previous, generator()), previous)
 
@@ -180,9 +156,8 @@ def test_a_token_that_moved_is_copied_at_a_low_price_of_distance_and_not_at_the_
     p[:, :, sand] = 1
     p[0, 3] = torch.tensor([0.9, 0.1, 0.0])  # where the cow was
     p[0, 4] = torch.tensor([0.35, 0.5, 0.15])  # where it went, of which the model is not sure
-    moving, printed = Transport((3, 3), **MOVING, solver=solver), Transport((3, 3), 0.6, 0.3, solver)
+    moving, printed = NoisedTransport((3, 3), **MOVING, solver=solver), NoisedTransport((3, 3), 0.6, 0.3, solver)
     assert moving.sources(p, previous)[0, 3:5].tolist() == [4, 3]
-    assert moving(p, previous, generator())[0, 3:5].tolist() == [grass, cow]
     assert printed.sources(p, previous)[0, 4].item() in (4, WILDCARD)
 
 
@@ -211,16 +186,13 @@ def test_sinkhorn_with_enough_iterations_agrees_with_exact_assignment_and_the_pr
 def test_outside_the_region_tokens_are_sampled_and_no_copy_crosses_its_border(solver):
     grid, region = (5, 6), centre_region((5, 6), edge=1, bottom_rows=1)
     p, previous = frames(40, grid, 6, seed=4)
-    transport = Transport(grid, **MOVING, solver=solver, region=region)
+    transport = NoisedTransport(grid, **MOVING, solver=solver, region=region)
     sources = transport.sources(p, previous)
     assert (sources[:, ~region] == WILDCARD).all()
     copied = sources[sources != WILDCARD]
     assert region[copied].all()
     assert len(copied)
-    tokens, sampled = transport(p, previous, generator()), Sample()(p, previous, generator())
-    assert torch.equal(tokens[:, ~region], sampled[:, ~region])
-    assert not torch.equal(tokens[:, region], sampled[:, region])
-    inside = Transport((2, 4), **MOVING, solver=solver).sources(p[:, region], previous[:, region])
+    inside = NoisedTransport((2, 4), **MOVING, solver=solver).sources(p[:, region], previous[:, region])
     places = region.nonzero()[:, 0]
     assert torch.equal(sources[:, region], torch.where(inside == WILDCARD, WILDCARD, places[inside]))
 
@@ -229,26 +201,6 @@ def test_the_region_of_crafter_is_the_map_without_its_edges():
     rows = centre_region((9, 9), edge=1, bottom_rows=2).view(9, 9).int().tolist()
     middle = [0] + [1] * 7 + [0]
     assert rows == [[0] * 9] + [middle] * 5 + [[0] * 9] * 3
-
-
-@pytest.mark.parametrize(
-    "decoder",
-    [Sample(), Sticky(0.1), *(Transport((3, 3), **MOVING, solver=solver) for solver in SOLVERS)],
-    ids=lambda decoder: type(decoder).__name__,
-)
-def test_decoders_that_sample_draw_the_same_numbers_column_by_column(decoder: Decoder):
-    p, previous = frames(50, (3, 3), 9, seed=5)
-    drawn, state = generator(7), generator(7)
-    expected = Sample()(p, previous, state)
-    tokens = decoder(p, previous, drawn)
-    assert torch.equal(drawn.get_state(), state.get_state())
-    sampled = torch.ones_like(tokens, dtype=torch.bool)
-    if isinstance(decoder, Transport):
-        sampled = decoder.sources(p, previous) == WILDCARD
-    if isinstance(decoder, Sticky):
-        sampled = tokens != previous
-    assert sampled.any()
-    assert torch.equal(tokens[sampled], expected[sampled])
 
 
 def test_samples_are_the_inverse_of_the_cumulated_probabilities():
@@ -271,16 +223,10 @@ def test_samples_follow_their_probabilities():
     torch.testing.assert_close(shares, p[0, 0], atol=0.01, rtol=0)
 
 
-def test_argmax_and_copy_are_what_they_are_called():
-    p, previous = frames(5, (3, 3), 6, seed=7)
-    assert torch.equal(Argmax()(p, previous, generator()), p.argmax(-1))
-    assert torch.equal(Copy()(p, previous, generator()), previous)
-
-
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
 def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
     p, previous = frames(6, (4, 4), 5, seed=8)
-    transport = Transport((4, 4), **MOVING, solver=solver)
+    transport = NoisedTransport((4, 4), **MOVING, solver=solver)
     together = transport.sources(p, previous)
     assert torch.equal(torch.cat([transport.sources(p[i : i + 1], previous[i : i + 1]) for i in range(6)]), together)
 
@@ -288,13 +234,18 @@ def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sticky(-0.1), "c_w: must be a finite price of at least 0, got -0.1"),
-        (lambda: Transport((2, 2), math.nan, 0.1, Sinkhorn()), "c_d: must be a finite price of at least 0, got nan"),
-        (lambda: Transport((2, 2), 0.1, math.inf, Sinkhorn()), "c_w: must be a finite price of at least 0, got inf"),
+        (
+            lambda: NoisedTransport((2, 2), math.nan, 0.1, Sinkhorn()),
+            "c_d: must be a finite price >= 0, got nan",
+        ),
+        (
+            lambda: NoisedTransport((2, 2), 0.1, math.inf, Sinkhorn()),
+            "c_w: must be a finite price >= 0, got inf",
+        ),
         (lambda: Sinkhorn(epsilon=0), "epsilon: must be above 0, got 0"),
         (lambda: Sinkhorn(iterations=0), "iterations: must be at least 1, got 0"),
         (
-            lambda: Transport((2, 2), 0.1, 0.1, Sinkhorn(), region=torch.ones(5, dtype=torch.bool)),
+            lambda: NoisedTransport((2, 2), 0.1, 0.1, Sinkhorn(), region=torch.ones(5, dtype=torch.bool)),
             "region: must be 4 bools, one per token, at least one True",
         ),
         (
@@ -302,7 +253,7 @@ def test_a_frame_is_decoded_alone_as_in_a_batch(solver):
             "region: must leave part of the grid (5, 9), got edge 2 and bottom_rows 1",
         ),
         (
-            lambda: Transport((2, 2), 0.1, 0.1, Sinkhorn()).sources(torch.ones(1, 9, 3), torch.ones(1, 9).long()),
+            lambda: NoisedTransport((2, 2), 0.1, 0.1, Sinkhorn()).sources(torch.ones(1, 9, 3), torch.ones(1, 9).long()),
             "p, previous: must be probabilities and tokens of 4 places, got (1, 9, 3) and (1, 9)",
         ),
     ],
@@ -317,20 +268,6 @@ def test_without_scipy_exact_assignment_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"^exact assignment needs scipy: pip install 'loopwm\[pixel\]'$"):
         ExactAssignment()
-
-
-def test_the_published_rule_keeps_an_unsure_patch_about_as_often_as_it_stays():
-    """Chance 0.48 that it stays: without noise it stays always, behind noise in about two of three cases."""
-    p = torch.tensor([[[0.48, 0.52]]]).expand(4000, 1, 2)
-    previous, generator = torch.zeros(4000, 1, dtype=torch.int64), torch.Generator().manual_seed(0)
-    without = Transport((1, 1), 0.6, 0.3, ExactAssignment())(p, previous, generator)
-    noised = NoisedTransport((1, 1), 0.6, 0.3, ExactAssignment())(p, previous, generator)
-    assert (without == 0).all()
-    stays = (noised == 0).float().mean().item()
-    # It stays unless the other is ahead by c_w after noise: softmax gap sigmoid(d) - sigmoid(-d) > 0.3.
-    threshold = np.log((1 + 0.3) / (1 - 0.3))
-    expected = 1 - 1 / (1 + np.exp(threshold - np.log(0.52 / 0.48)))
-    assert stays == pytest.approx(expected, abs=0.03)
 
 
 def test_the_noised_maximum_is_a_sample():

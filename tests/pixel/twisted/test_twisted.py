@@ -12,9 +12,8 @@ import torch
 
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.system import make_system
-from loopwm.pixel.twisted.decoding import Argmax, DecoderConfig
 from loopwm.pixel.twisted.model import TokenBatch, Twisted, TwistedConfig
-from loopwm.pixel.twisted.system import TwistedCoefficients, TwistedSampling, TwistedWorld
+from loopwm.pixel.twisted.system import TwistedCoefficients, TwistedWorld
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 from loopwm.trainer.config import OptimizerConfig
@@ -24,7 +23,9 @@ from tests.fixtures.blocks import COLUMNS, ROWS, SPACE, played
 
 SMALL = TwistedConfig(codes=8, dim=32, heads=2, mlp_dim=64, default_depth=2, max_loops=4, window=4)
 
-ARGMAX = TwistedSampling(DecoderConfig("argmax"))
+
+def argmax(p, previous, generator):
+    return p.argmax(-1)
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +48,6 @@ def test_positions_are_the_papers():
     for t, frame in enumerate(found.tolist(), start=5):
         assert frame[:-1] == [[x + t, y + t, 2 * t] for x, y in states]
         assert frame[-1] == [t, t, 2 * t + 1]
-
-
-def test_places_in_one_row_count_on_over_frames():
-    model = Twisted(TwistedConfig(codes=8, dim=32, heads=2, spatial_rotary=False), (2, 3), 4)
-    assert model.positions(torch.tensor([0, 2]), 2)[..., 0].flatten(1).tolist() == [
-        list(range(14)),
-        list(range(14, 28)),
-    ]
 
 
 def test_rewards_are_told_apart_by_the_nearest_value():
@@ -127,7 +120,7 @@ def test_an_interrupted_run_ends_as_the_whole_one(run, twisted_config, tmp_path)
 
 
 def test_a_world_imagines_frames_of_its_space(checkpoint):
-    world, episode = TwistedWorld(checkpoint, Argmax()), played(1001)
+    world, episode = TwistedWorld(checkpoint, argmax), played(1001)
     obs = torch.from_numpy(np.stack([episode.obs[:2]] * 3))
     generator = torch.Generator().manual_seed(0)
     state = world.start(
@@ -144,7 +137,7 @@ def test_a_world_imagines_frames_of_its_space(checkpoint):
 @torch.no_grad()
 def test_rows_begun_anew_go_on_as_if_alone(checkpoint):
     """Whether what is begun anew has more frames behind it than the rest, or fewer."""
-    world, generator = TwistedWorld(checkpoint, Argmax()), torch.Generator()
+    world, generator = TwistedWorld(checkpoint, argmax), torch.Generator()
 
     def begun(seeds, steps):
         episodes = [played(seed, 40) for seed in seeds]
@@ -231,7 +224,7 @@ def test_a_tiny_run_has_the_losses_and_imagines_the_frames_it_did(run, checkpoin
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = [record["loss"] for record in records if record["kind"] == "train"]
     assert found[::10] == pytest.approx(stored["loss"], rel=1e-3)
-    world, generator, rng = checkpoint.world(ARGMAX), torch.Generator(), np.random.default_rng(0)
+    world, generator, rng = TwistedWorld(checkpoint, argmax), torch.Generator(), np.random.default_rng(0)
     episode = next(e for e in (played(seed, 40) for seed in range(3000, 3100)) if len(e) >= 3)
     first = torch.tensor([[True, False, False]])
     seen = torch.from_numpy(episode.obs[:3])[None], torch.from_numpy(episode.action[:2])[None], first
@@ -244,7 +237,7 @@ def test_a_tiny_run_has_the_losses_and_imagines_the_frames_it_did(run, checkpoin
 
 @torch.inference_mode()
 def test_observing_frame_by_frame_equals_starting_on_the_whole(checkpoint):
-    world, generator = checkpoint.world(ARGMAX), torch.Generator()
+    world, generator = TwistedWorld(checkpoint, argmax), torch.Generator()
     episode = next(e for e in (played(seed, 40) for seed in range(3000, 3100)) if len(e) >= 6)
     obs, action = torch.from_numpy(episode.obs[:6])[None], torch.from_numpy(episode.action[:5])[None]
     first = torch.tensor([[True, False, False, True, False, False]])

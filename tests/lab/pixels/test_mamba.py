@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from loopwm.pixel.edeline.mamba import FASTEST, SLOWEST, STATE, TAPS, MambaLayer
+from lab.pixels.mamba import FASTEST, SLOWEST, STATE, TAPS, MambaLayer
 
 
 def silu(x):

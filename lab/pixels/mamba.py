@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loopwm.pixel.dynamics import Depth, DynamicsOutput
-
 EXPAND, STATE, TAPS = 2, 16, 4
 SLOWEST, FASTEST = 1e-3, 1e-1
 """Range of the initial Delta, log-uniform."""
@@ -82,10 +80,7 @@ class MambaLayer(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Stack of Mamba layers as `Dynamics` of one-slot frames; depth has no effect.
-
-    State: (B, layers * (TAPS - 1 + STATE), E).
-    """
+    """Stack of Mamba layers, run from an empty state on one episode: (B, T, D) -> (B, T, D)."""
 
     def __init__(self, dim: int, layers: int) -> None:
         super().__init__()
@@ -93,22 +88,9 @@ class Mamba(nn.Module):
         self.layers = nn.ModuleList(MambaLayer(dim) for _ in range(layers))
         self.norm = nn.RMSNorm(dim, eps=1e-6)
 
-    def initial(self, batch: int, device: torch.device) -> Tensor:
-        return torch.zeros(batch, len(self.layers) * (TAPS - 1 + STATE), self.inner, device=device)
-
-    def forward(
-        self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor | None = None
-    ) -> DynamicsOutput[Tensor]:
-        """Run T steps; see `Dynamics`."""
-        state = self.initial(len(x), x.device) if state is None else state
-        steps = torch.arange(x.shape[1], device=x.device)
-        start = torch.where(first, steps, -TAPS).cummax(1).values
-        h, after = x[:, :, 0], []
-        for layer, own in zip(self.layers, state.chunk(len(self.layers), 1), strict=True):
-            h, new_state = layer(h, steps - start, own)
-            after.append(new_state)
-        return DynamicsOutput(self.norm(h)[:, :, None], torch.cat(after, 1), torch.ones_like(first, dtype=torch.long))
-
-    def step(self, x: Tensor, positions: Tensor, first: Tensor, depth: Depth, state: Tensor) -> DynamicsOutput[Tensor]:
-        out = self(x[:, None], positions[:, None], first[:, None], depth, state)
-        return DynamicsOutput(out.h[:, 0], out.state, out.loops[:, 0])
+    def forward(self, x: Tensor) -> Tensor:
+        age = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+        empty = torch.zeros(len(x), TAPS - 1 + STATE, self.inner, device=x.device)
+        for layer in self.layers:
+            x, _ = layer(x, age, empty)
+        return self.norm(x)

@@ -1,0 +1,110 @@
+"""Memory modules that the study of a cue compares with the memory of a pixel world.
+
+All run whole sequences of one episode from an empty state: x (B, T, D) and a depth give h (B, T, D).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lab.pixels.mamba import Mamba
+from loopwm.core import AttentionInputs, DepthPlan, LoopedCore, SeesItself
+from loopwm.core.injection import identity_
+from loopwm.pixel.dynamics import Depth
+from loopwm.pixel.edeline.memory import Memory, MemoryConfig
+from loopwm.pixel.positions import Rotary1D
+
+CARRIED = 3.0
+"""Initial weight of the carried state against the new frame; with 1 the model forgets before it learns to remember."""
+
+
+@dataclass(frozen=True)
+class ModuleConfig(MemoryConfig):
+    """Memory module and its sizes; the loop's sizes apply to the two looped kinds, mamba has one layer for each."""
+
+    kind: Literal["attention", "recurrence", "gru", "lstm", "mamba"] = "attention"
+    frames: int = 0
+    """Steps that the module sees before and with each one; 0: all."""
+
+
+class Recurrence(nn.Module):
+    """Looped recurrence: a step receives the latent of the step before (LoopWM, equation 4: h_{k-1}).
+
+    The latent passes through a linear map that starts as a multiple of the identity.
+
+    Departure: LoopWM gives h_{k-1} to the prelude. Here it is added after the prelude, and the carried state is the one
+    before the coda, so prelude and coda run over all steps at once and the scan contains the loops only.
+    """
+
+    def __init__(self, config: ModuleConfig) -> None:
+        super().__init__()
+        self.core, self.rotary = LoopedCore(config.core()), Rotary1D(config.dim // config.heads)
+        self.carry = nn.Linear(config.dim, config.dim, bias=False)
+        identity_(self.carry.weight)
+        with torch.no_grad():
+            self.carry.weight.mul_(CARRIED)
+
+    def forward(self, x: Tensor, depth: Depth) -> Tensor:
+        core, attend, rows = self.core, SeesItself(), x.flatten(0, 1)[:, None]
+        at = AttentionInputs(*self.rotary.angles(torch.zeros(len(rows), 1, 1, device=x.device)))
+        p = core.run_prelude(rows, at, attend).unflatten(0, x.shape[:2])
+        retention, matrix = core.injection.retention(), core.injection.matrix().to(p.dtype)
+        noise = depth.initial_state(1, x.shape[-1], x.device) if isinstance(depth, DepthPlan) else None
+        states: list[Tensor] = []
+        for t in range(x.shape[1]):
+            carried = p[:, t] + self.carry(states[-1].to(p.dtype)) if states else p[:, t]
+            drive = F.linear(core.input_norm(carried), matrix)
+            if isinstance(depth, DepthPlan) and noise is not None:
+                result = core.run_sampled_loops(drive, retention, at, attend, depth, noise)
+            else:
+                result = core.run_loops(drive, retention, at, attend, core.check(depth), 1)  # type: ignore[arg-type]
+            states.append(result.state)
+        read = torch.stack(states, 1).flatten(0, 1)
+        return core.read_out(read, at, attend, x.dtype).view_as(x)
+
+
+class MemoryModule(nn.Module):
+    """Module of any kind."""
+
+    def __init__(self, config: ModuleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.module: nn.Module = _module(config)
+
+    def forward(self, x: Tensor, depth: Depth) -> Tensor:
+        if not self.config.frames:
+            return self._run(x, depth)
+        width, (batch, steps, _) = self.config.frames, x.shape
+        # Right-align each step's window: what is before the first step must not be seen, so shorter ones run apart.
+        outputs = [self._run(x[:, max(0, t + 1 - width) : t + 1], depth)[:, -1] for t in range(steps)]
+        return torch.stack(outputs, 1).view(batch, steps, -1)
+
+    def _run(self, x: Tensor, depth: Depth) -> Tensor:
+        match self.module:
+            case Memory():
+                h: Tensor = self.module(x, torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device), depth).h
+                return h
+            case Recurrence():
+                return self.module(x, depth)
+            case nn.GRU() | nn.LSTM():
+                return self.module(x)[0]
+        return self.module(x)
+
+
+def _module(config: ModuleConfig) -> nn.Module:
+    match config.kind:
+        case "attention":
+            return Memory(config)
+        case "recurrence":
+            return Recurrence(config)
+        case "gru":
+            return nn.GRU(config.dim, config.dim, batch_first=True)
+        case "lstm":
+            return nn.LSTM(config.dim, config.dim, batch_first=True)
+        case "mamba":
+            return Mamba(config.dim, config.prelude_layers + config.block_layers + config.coda_layers)
