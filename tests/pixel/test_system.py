@@ -177,5 +177,5 @@ def test_checkpoint_of_an_earlier_release_loads(still, tmp_path, monkeypatch):
         if colour == "grey":
             assert load_checkpoint(tmp_path / "model").config == Sizes()
         else:
-            with pytest.raises(InputError, match="model.colour: must be 'grey'"):
+            with pytest.raises(InputError, match=r"model.colour: must be 'grey'"):
                 load_checkpoint(tmp_path / "model")

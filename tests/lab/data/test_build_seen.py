@@ -21,8 +21,8 @@ from lab.data.build_seen import build_tables
 from loopwm.records.episodes import parse_episode
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, episode_hash
 from loopwm.records.windows import Window
-from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 from tests.eval.test_models import save_checkpoint
+from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 
 
 def stands_in(window: Window, k: int, episodes: list[str]) -> bool:

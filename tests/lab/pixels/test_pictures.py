@@ -15,8 +15,8 @@ from lab.pixels.reality_gap import RolloutStats, measure
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.records.frames import episode_files, read_episode
 from loopwm.training.__main__ import main as train
-from tests.pixel.agents.test_agent_trainer import blocks, config
 from tests.fixtures.blocks import SPACE
+from tests.pixel.agents.test_agent_trainer import blocks, config
 
 
 def test_reality_gap_reports_both_worlds_for_both_policies(tmp_path, monkeypatch):
