@@ -1,4 +1,4 @@
-"""Chat completions of an OpenAI-compatible endpoint: retried, cached on disk, counted.
+"""Chat completions of an OpenAI-compatible endpoint: cached on disk, counted. The client of `openai` retries.
 
 The cache is one SQLite file keyed by the whole request (address and body, never the key), so an answered request is
 never sent again by any run, and an interrupted run resumes. An answer cut off at the token limit is not an answer: the
@@ -11,25 +11,14 @@ import json
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    sleep_using_event,
-    stop_after_attempt,
-    stop_when_event_set,
-    wait_random_exponential,
-)
+import openai
 
 from eval.models.fewshot import Message
 from loopwm.records.errors import InputError
@@ -37,21 +26,12 @@ from loopwm.records.files import sha256
 from loopwm.worlds.http import KEY_VARIABLE
 
 ATTEMPTS = 8
-MAX_BACK_OFF = 60.0
-"""Seconds. A longer wait that the endpoint asks for is honoured up to MAX_RETRY_AFTER."""
-
-MAX_RETRY_AFTER = 900.0
-"""Seconds. If the endpoint asks for more, the run ends, to be resumed later."""
-
 DEFAULT_MAX_TOKENS = 512
 THINKING_ENDS = "</think>"
 """End of the reasoning of open models if the server does not separate it; often the chat template opens it."""
 
 _REMEDIES = {"max_tokens": "--max-completion-tokens", "temperature": "--no-temperature"}
 """Options by the parameter that an endpoint refuses. https://platform.openai.com/docs/api-reference/chat/create"""
-
-_RETRIED = frozenset({408, 409, 425, 429})
-_backed_off = wait_random_exponential(multiplier=0.5, max=MAX_BACK_OFF)
 
 
 @dataclass(frozen=True)
@@ -92,14 +72,6 @@ class Reply:
     prompt_tokens: int | None
     completion_tokens: int | None
     cut: bool = False
-
-
-class UnusableError(Exception):
-    """Answer to retry. retry_after: seconds the endpoint asks to wait, or None."""
-
-    def __init__(self, what: str, retry_after: float | None = None) -> None:
-        super().__init__(what)
-        self.retry_after = retry_after
 
 
 class ReplyCache:
@@ -147,14 +119,14 @@ class Address:
         """Parse `openai:URL#MODEL`, the value of an option. Raises InputError naming the option."""
         base, _, model = text.removeprefix("openai:").partition("#")
         try:
-            url = httpx.URL(base)
-        except httpx.InvalidURL as error:
+            url = urlsplit(base)
+        except ValueError as error:
             raise InputError(f"{option}: {text!r}: {error}") from error
-        if url.scheme not in ("http", "https") or not url.host or not model:
+        if url.scheme not in ("http", "https") or not url.hostname or not model:
             raise InputError(
                 f"{option}: must be openai:URL#MODEL, such as openai:http://localhost:8000/v1#mine, got {text!r}"
             )
-        if url.userinfo:
+        if url.username is not None:
             raise InputError(
                 f"{option}: must not contain a key, which would be written to the results; set {KEY_VARIABLE}"
             )
@@ -164,8 +136,8 @@ class Address:
 class Endpoint:
     """Client of an endpoint.
 
-    timeout: seconds a request may take in all. The key is read from the variable OPENAI_API_KEY; without it none is
-    sent. Every method raises InputError for a refusal, or after ATTEMPTS unusable answers in turn.
+    timeout: seconds to wait for an answer. The key is read from the variable OPENAI_API_KEY. Every method raises
+    InputError for a refusal, or after ATTEMPTS failures in turn.
     """
 
     def __init__(
@@ -180,12 +152,12 @@ class Endpoint:
         self.parameters = parameters
         self._cache = cache
         self._concurrency = concurrency
-        self._timeout = timeout
-        self._stopped = threading.Event()
-        key = os.environ.get(KEY_VARIABLE)
-        limits = httpx.Limits(max_connections=concurrency)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(headers=headers, timeout=timeout, limits=limits)
+        self._client = openai.OpenAI(
+            base_url=address.base,
+            api_key=os.environ.get(KEY_VARIABLE) or "none",  # the client does not start without one
+            timeout=timeout,
+            max_retries=ATTEMPTS - 1,
+        )
 
     def complete(self, messages: Sequence[Message]) -> str:
         """Return the assistant's answer; empty if it was cut."""
@@ -194,18 +166,16 @@ class Endpoint:
     def complete_all(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
         """Return replies in the order of the conversations; equal ones are requested once, `concurrency` at a time."""
         requests = [self._request(messages) for messages in conversations]
-        self._stopped.clear()
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            futures = {request: pool.submit(self.reply, request) for request in dict.fromkeys(requests)}
-            try:
-                done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            except BaseException:
-                self._stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return [futures[request].result() for request in requests]
+        pool = ThreadPoolExecutor(self._concurrency)
+        futures = {pool.submit(self.reply, request): request for request in dict.fromkeys(requests)}
+        try:
+            replies = {futures[future]: future.result() for future in as_completed(futures)}
+        except BaseException:
+            self._client.close()  # ends the retries that are under way
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+        return [replies[request] for request in requests]
 
     def paid_all(self, conversations: Iterable[Sequence[Message]]) -> list[Reply]:
         """Return every reply to the conversations, cut ones included; equal conversations once."""
@@ -224,7 +194,7 @@ class Endpoint:
         cached = self._cache.get(key)
         if cached is not None and not (reply := read_reply(cached)).cut:
             return reply
-        body = self._ask_until_usable(json.loads(request))
+        body = self._ask(json.loads(request))
         reply = read_reply(body)
         if reply.cut:
             self._cache.put_cut(key, body)
@@ -232,84 +202,30 @@ class Endpoint:
             self._cache.put(key, request, body)
         return reply
 
-    def _ask_until_usable(self, request: dict[str, Any]) -> dict[str, Any]:
-        retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS) | stop_when_event_set(self._stopped),
-            sleep=sleep_using_event(self._stopped),
-            wait=_wait,
-            retry=retry_if_exception_type(UnusableError),
-            reraise=True,
-        )
-        try:
-            return retrying(self._ask, request)
-        except UnusableError as error:
-            raise InputError(f"{request['url']}: no usable answer in {ATTEMPTS} attempts, the last: {error}") from error
-
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send one attempt. Raises UnusableError, or InputError for errors that a retry would repeat."""
-        try:
-            response = self._post(request)
-        except httpx.RequestError as error:
-            raise UnusableError(f"{type(error).__name__} {error}".strip()) from error
-        if response.status_code in _RETRIED or response.status_code >= 500:
-            pause = retry_after(response.headers.get("Retry-After"))
-            if pause is not None and pause > MAX_RETRY_AFTER:
-                raise InputError(f"{request['url']}: asks to wait {pause:.0f} s; rerun the command then")
-            raise UnusableError(f"status {response.status_code}", pause)
-        if response.status_code != 200:
-            raise InputError(f"{request['url']}: status {response.status_code}: {_refusal(response)}")
-        return _usable_body(response)
-
-    def _post(self, request: dict[str, Any]) -> httpx.Response:
-        """Return the whole response. httpx limits each read; the limit here is on all of them together."""
-        end = time.monotonic() + self._timeout
-        with self._client.stream("POST", request["url"], json=request["body"]) as response:
-            content = bytearray()
-            for chunk in response.iter_raw():
-                content += chunk
-                if time.monotonic() > end:
-                    raise httpx.ReadTimeout(f"took more than {self._timeout:g} s")
-        return httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
+        """Send a request until its answer is a chat completion. The client retries passing failures by itself."""
+        create = self._client.chat.completions.with_raw_response.create
+        for _ in range(ATTEMPTS):
+            try:
+                text = create(**request["body"]).text
+            except openai.APIStatusError as error:
+                raise InputError(f"{request['url']}: status {error.status_code}: {_refusal(error)}") from error
+            except openai.APIConnectionError as error:
+                raise InputError(f"{request['url']}: no answer in {ATTEMPTS} attempts: {error}") from error
+            try:
+                body: dict[str, Any] = json.loads(text)
+                read_reply(body)
+            except (ValueError, LookupError, TypeError):
+                continue
+            return body
+        raise InputError(f"{request['url']}: not a chat completion: {text[:80]!r}")
 
 
-def _wait(state: RetryCallState) -> float:
-    """Return seconds to the next attempt: exponential with full jitter, at least what the endpoint asks for."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    retry_after = error.retry_after if isinstance(error, UnusableError) else None
-    return max(_backed_off(state), retry_after or 0.0)
-
-
-def retry_after(header: str | None) -> float | None:
-    """Parse a Retry-After header, seconds or a date, to seconds; None if absent or invalid."""
-    if header is None:
-        return None
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return None
-
-
-def _usable_body(response: httpx.Response) -> dict[str, Any]:
-    try:
-        body = response.json()
-        read_reply(body)
-    except (ValueError, LookupError, TypeError) as error:
-        raise UnusableError(f"not a chat completion: {response.text[:80]!r}") from error
-    return body
-
-
-def _refusal(response: httpx.Response) -> str:
+def _refusal(error: openai.APIStatusError) -> str:
     """Return the message of a refusal in one line, with the option that avoids it if there is one."""
-    try:
-        error = response.json()["error"]
-        said, parameter = str(error["message"]), error.get("param")
-    except (ValueError, LookupError, TypeError, AttributeError):
-        said, parameter = response.text, None
-    line = " ".join(said.split())[:200]
+    body: Any = error.body
+    said = str(body["message"]) if isinstance(body, dict) and "message" in body else error.response.text
+    line, parameter = " ".join(said.split())[:200], body.get("param") if isinstance(body, dict) else None
     return f"{line} (see {_REMEDIES[parameter]})" if parameter in _REMEDIES else line
 
 

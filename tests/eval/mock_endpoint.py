@@ -100,12 +100,7 @@ class MockEndpoint:
             request.send_header("Retry-After", self.retry_after)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
-        if fault == "trickle":
-            for i in range(len(content)):
-                request.wfile.write(content[i : i + 1])
-                time.sleep(0.05)
-        else:
-            request.wfile.write(content)
+        request.wfile.write(content)
 
     def _completion(self, body: dict[str, Any]) -> bytes:
         thought = self.thoughts * self.hard(body) // (2 if body.get("reasoning_effort") == "low" else 1)

@@ -72,7 +72,7 @@ def config(**changes):
             "steps": 5,
             "burn_in": 3,
         },
-        "sampling": {"decoder": {"kind": "argmax"}},
+        "sampling": {"decoder": {"kind": "sample"}},
         "run": {"save_every": 1},
     }
     for section, values in changes.items():
