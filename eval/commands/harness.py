@@ -21,7 +21,7 @@ from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, sha256, write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import ContextKind, FormatError
-from loopwm.records.windows import Window, check_horizons, check_runnable, game_of, question, refusal, stratified_sample
+from loopwm.records.windows import Window, check_horizons, game_of, question, refusal, stratified_sample
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -44,16 +44,6 @@ def sample_windows(suite: Suite, settings: RunSettings) -> list[Window]:
     limit = len(suite.windows) if settings.limit is None else settings.limit
     windows = stratified_sample(suite.windows, limit, settings.seed)
     check_horizons(windows, settings.horizons)
-    return windows
-
-
-def select_windows(suite: Suite, settings: RunSettings) -> list[Window]:
-    """Return the windows of a run that must score all of them.
-
-    Raises InputError as `sample_windows` does, and for a window that lacks what the context shows.
-    """
-    windows = sample_windows(suite, settings)
-    check_runnable(windows, settings.context, settings.horizons)
     return windows
 
 

@@ -105,26 +105,23 @@ def read_refusals(folder: Path) -> Refusals:
     path = folder / "refused.jsonl"
     if not path.exists():
         return {}
-    return {line["id"]: line["reason"] for _, line in _settled_lines(path)}
+    return {line["id"]: line["reason"] for _, line in settled_lines(path)}
 
 
 def read_records(predictions: Path) -> dict[Key, Record]:
     """Return the last line of each key. Raises InputError naming file, line and field."""
-    return _by_key(read_json_lines(predictions), predictions)
+    return records_by_key(read_json_lines(predictions), predictions)
 
 
-def read_settled(predictions: Path) -> dict[Key, Record]:
-    """Read records as `read_records` does, ignoring the torn last line of a running or killed run."""
-    return _by_key(_settled_lines(predictions), predictions)
-
-
-def _settled_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def settled_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the lines of a file, without the torn last one of a running or killed run."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
     return parse_json_lines(whole.split("\n"), path)
 
 
-def _by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:
+def records_by_key(lines: Iterable[tuple[int, dict[str, Any]]], predictions: Path) -> dict[Key, Record]:
+    """Return the last line of each key. Raises InputError naming file, line and field."""
     records: dict[Key, Record] = {}
     for number, record in lines:
         for name in Record.__required_keys__:

@@ -93,6 +93,9 @@ def _add_probes(tasks: Tasks) -> None:
     curve.add_argument("--rollouts", type=positive, default=500, help="default: %(default)s")
     curve.add_argument("--steps", type=positive, default=16, help="steps of a rollout (default: %(default)s)")
     curve.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    oracle = add_task(tasks, "oracle", _oracle, "train an agent in the simulator instead of a world", "run folder")
+    oracle.add_argument("--config", type=Path, required=True, help="YAML file, see configs/studies/oracle-catch.yaml")
+    oracle.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     purpose = "rewards and ends of imagined and real rollouts of an agent and of random play"
     gap = add_task(tasks, "reality-gap", _reality_gap, purpose, "file of results")
     gap.add_argument("--run", type=Path, required=True, dest="folder", help="folder of a finished run of an agent")
@@ -173,6 +176,12 @@ def _reality_gap(args: argparse.Namespace) -> None:
     results = measure(args.folder, args.rollouts, args.seed)
     write_json(args.out, results)
     print(json.dumps(results, indent=1))
+
+
+def _oracle(args: argparse.Namespace) -> None:
+    from lab.pixels.oracle import train
+
+    train(args.config, args.overrides, args.out)
 
 
 def _atari(args: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.pixels.mamba import Mamba
-from loopwm.core import AttentionInputs, DepthPlan, LoopedCore, SeesItself
+from loopwm.core import AttentionInputs, DepthPlan, LoopedCore, causal_attention
 from loopwm.core.injection import identity_
 from loopwm.pixel.dynamics import Depth
 from loopwm.pixel.edeline.memory import Memory, MemoryConfig
@@ -50,7 +50,7 @@ class Recurrence(nn.Module):
             self.carry.weight.mul_(CARRIED)
 
     def forward(self, x: Tensor, depth: Depth) -> Tensor:
-        core, attend, rows = self.core, SeesItself(), x.flatten(0, 1)[:, None]
+        core, attend, rows = self.core, causal_attention, x.flatten(0, 1)[:, None]
         at = AttentionInputs(*self.rotary.angles(torch.zeros(len(rows), 1, 1, device=x.device)))
         p = core.run_prelude(rows, at, attend).unflatten(0, x.shape[:2])
         retention, matrix = core.injection.retention(), core.injection.matrix().to(p.dtype)

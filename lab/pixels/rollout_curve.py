@@ -10,7 +10,7 @@ import torch
 
 from eval.pixels.playing import load_agent, read_config
 from lab.pixels.reality_gap import REPLAYED
-from loopwm.pixel.agents.validation_gate import open_loop_rollouts
+from loopwm.pixel.agents.validation_gate import means, open_loop_rollouts
 from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
@@ -35,7 +35,9 @@ def measure(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
     rollouts = open_loop_rollouts(
         agent.world, replay, count, config.imagination.burn_in, steps, rng, torch.device("cpu")
     )
-    columns = {name: rollouts.by_age(name) for name in ("reward", "end", "whole")}
+    columns = {
+        name: (means(rollouts.real, name, 0), means(rollouts.imagined, name, 0)) for name in ("reward", "end", "whole")
+    }
     rows: list[dict[str, Any]] = [{"age": 0, "valid": int(rollouts.imagined["valid"].sum()), **rollouts.overall()}]
     for age in range(steps):
         row: dict[str, Any] = {"age": age + 1, "valid": int(rollouts.imagined["valid"][:, age].sum())}

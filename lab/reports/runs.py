@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.commands.harness import read_results, recorded_prediction
 from eval.scores.metrics import METRICS_VERSION
-from eval.scores.predictions import Key, Record, Refusals, read_refusals, read_settled
+from eval.scores.predictions import Key, Record, Refusals, read_refusals, records_by_key, settled_lines
 from eval.scores.rows import Item, make_rows, score_window
 from eval.scores.seen import Seen, find_seen, load_table
 from eval.scores.suites import Suite, load_suite
@@ -189,7 +189,7 @@ def _read_spec(folder: Path) -> dict[str, Any]:
 
 def _read_predictions(folder: Path) -> dict[Key, Record]:
     path = folder / "predictions.jsonl"
-    records = read_settled(path) if path.is_file() else {}
+    records = records_by_key(settled_lines(path), path) if path.is_file() else {}
     if not records:
         raise InputError(f"{folder}: predictions.jsonl: no predictions")
     return records

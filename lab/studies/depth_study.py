@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.commands.harness import RunSettings, select_windows
+from eval.commands.harness import RunSettings
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
 from eval.scores.figures import TITLES, UNITS, save_figure
 from eval.scores.suites import Suite
@@ -17,7 +17,7 @@ from eval.scores.tables import table
 from lab.studies.differences import ALL, STUDIED, Difference, Mean, differences, means
 from lab.studies.study_report import differences_table, means_table
 from lab.studies.summary import FLOPS_KEYS
-from lab.studies.window_scores import add_losses, read_scores, score
+from lab.studies.window_scores import add_losses, read_scores, score, select_windows
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance

@@ -18,14 +18,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.commands.harness import RunSettings, select_windows
+from eval.commands.harness import RunSettings
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
 from eval.scores.figures import save_figure
 from eval.scores.suites import Suite
 from eval.scores.tables import in_points, percent, table
 from lab.studies.differences import ALL, Difference, differences
 from lab.studies.exit_policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
-from lab.studies.window_scores import Scores, read_scores, score
+from lab.studies.window_scores import Scores, read_scores, score, select_windows
 from loopwm.core import RULES, Fixed, make_rule, numbers_of
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_atomic, write_json

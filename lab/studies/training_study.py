@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from eval.commands.harness import RunSettings, select_windows
+from eval.commands.harness import RunSettings
 from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.suites import load_suite
@@ -17,7 +17,7 @@ from lab.agents.imagination import FedBack, imagination_of
 from lab.studies.summary import summarize, write_report
 from lab.studies.text_protocol import Job, TextProtocol
 from lab.studies.training_runs import best_run, in_processes, locked, make_run, read_training_log, train
-from lab.studies.window_scores import add_losses, latent_norms, score
+from lab.studies.window_scores import add_losses, latent_norms, score, select_windows
 from loopwm.records.files import write_json
 from loopwm.records.template import ContextKind
 from loopwm.records.windows import Window

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from eval.commands.harness import RunSettings, evaluate, plan_batches
+from eval.commands.harness import RunSettings, evaluate, plan_batches, sample_windows
 from eval.models.base import Predictor
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.intervals import Values
@@ -20,12 +20,22 @@ from eval.scores.suites import Suite
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
 from loopwm.records.template import ContextKind
-from loopwm.records.windows import Window
+from loopwm.records.windows import Window, check_runnable
 
 NATS = "nats.jsonl"
 Scores = dict[str, Values]
 """By metric, (windows, horizons), windows in the order given: `em`, `f1` and `nats` (of an observation with its end,
 teacher-forced). The last is absent where no such loss is defined."""
+
+
+def select_windows(suite: Suite, settings: RunSettings) -> list[Window]:
+    """Return the windows of a run that must score all of them.
+
+    Raises InputError as `sample_windows` does, and for a window that lacks what the context shows.
+    """
+    windows = sample_windows(suite, settings)
+    check_runnable(windows, settings.context, settings.horizons)
+    return windows
 
 
 def score(predictor: Predictor, suite: Suite, windows: Sequence[Window], settings: RunSettings, out: Path) -> None:

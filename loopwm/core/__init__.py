@@ -1,6 +1,6 @@
 """The looped transformer core: tensors only. It knows neither text nor pixels nor files."""
 
-from loopwm.core.block import Attend, AttentionInputs, SeesItself, causal_attention, prefix_attention, rotary_angles
+from loopwm.core.block import Attend, AttentionInputs, causal_attention, prefix_attention, rotary_angles
 from loopwm.core.depth import DepthPlan
 from loopwm.core.exit_rules import (
     RULES,
@@ -40,7 +40,6 @@ __all__ = [
     "LoopedCore",
     "RaggedBatch",
     "RandomExit",
-    "SeesItself",
     "Trace",
     "allocated_bytes",
     "as_rule",

@@ -87,14 +87,6 @@ def causal_attention(slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
     return out.transpose(1, 2).flatten(2)
 
 
-@dataclass(frozen=True)
-class SeesItself:
-    """Attention over one's own column only: its output is the column's value."""
-
-    def __call__(self, slot: int, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        return for_queries(v, q.shape[1]).transpose(1, 2).flatten(2)
-
-
 def prefix_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, prefix_k: Tensor, prefix_v: Tensor
 ) -> Tensor:
@@ -165,14 +157,6 @@ class Attention(nn.Module):
 
     def forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
         return self.o_proj(attend(slot, *self.project(x_BLD, shared.cos, shared.sin), shared.mask))
-
-    def own_values(self, x_BLD: Tensor) -> Tensor:
-        """Return the output under `SeesItself`, (B, L, H * E)."""
-        v = self.v_proj(x_BLD)
-        shared_by = self.q_proj.out_features // self.v_proj.out_features
-        if shared_by == 1:
-            return v
-        return v.unflatten(-1, (-1, 1, self.head_dim)).expand(*v.shape[:-1], -1, shared_by, -1).flatten(-3)
 
     def project(self, x_BLD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, L, E), keys and values (B, G, L, E)."""
@@ -246,8 +230,6 @@ class Block(nn.Module):
         return self._forward(x_BLD, shared, attend, slot)
 
     def _forward(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend, slot: int) -> Tensor:
-        if isinstance(attend, SeesItself):  # over one position a softmax is 1: skip q, k and RoPE
-            return self.after(self, x_BLD, self.attention.own_values(self.attention_norm(x_BLD)))
         q, k, v = self.before(self, x_BLD, shared.cos, shared.sin)
         return self.after(self, x_BLD, attend(slot, q, k, v, shared.mask))
 

@@ -163,6 +163,7 @@ RETIRED: dict[str, Any] = {
     "sampling.act_on": "posterior",
     "sampling.depth": 0,
     "actor_critic.returns": "paper",
+    "imagination.world": "learned",
 }
 """Keys of earlier releases, each with the value that is left of it: checkpoints and run folders contain them."""
 

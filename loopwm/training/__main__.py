@@ -60,10 +60,7 @@ def _agent(sections: Sections, folder: Path, start_from: Path | None) -> Trainin
 
     config = agent_config(sections)
     env, space = real_environments(config.real.environment, config.real.count)
-    oracle = None
-    if config.imagination.world == "oracle":
-        oracle, _ = real_environments(config.real.environment, config.imagination.count)
-    return AgentTrainer(config, env, space, folder, oracle)
+    return AgentTrainer(config, env, space, folder)
 
 
 SYSTEMS = {"text": _text} | dict.fromkeys(PIXEL_SYSTEMS, _pixels) | dict.fromkeys(AGENTS, _agent)
@@ -82,13 +79,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
     parser.add_argument("--out", type=Path, required=True, help="run folder; an interrupted run in it is resumed")
     parser.add_argument("--start-from", type=Path, help="checkpoint of another run that a fresh one goes on from")
-    parser.add_argument("--world", choices=("learned", "oracle"), help="of an agent: imagination.world in short")
     parser.add_argument("--max-minutes", type=float, help="save, export and stop after this time")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
     arguments = parser.parse_intermixed_args(argv)
     try:
-        chosen = [f"imagination.world={arguments.world}"] if arguments.world else []
-        sections = read_sections(arguments.config, [*arguments.overrides, *chosen])
+        sections = read_sections(arguments.config, arguments.overrides)
         system = sections.get("system", "text")
         if system not in SYSTEMS:
             raise InputError(f"system: {system!r} is not one of {', '.join(SYSTEMS)}")

@@ -5,8 +5,7 @@ Each iteration has five steps:
     2. update the learner on that play
     3. prepare the system for the new frames (TWISTED: the codebook grows)
     4. update the world model on segments of the replay
-    5. after T_warmup, and once the validation gate is open, update the learner on worlds imagined from the replay, or,
-    with an oracle, on the simulator itself
+    5. after T_warmup, and once the validation gate is open, update the learner on worlds imagined from the replay
 
 Departure: the paper grows the codebook by frames sampled from the replay; here each new frame is added once.
 
@@ -26,18 +25,18 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
+from gymnasium.wrappers.vector import TransformReward
 from torch import nn
 from tqdm import tqdm
 
 from loopwm.pixel.agents.config import AgentConfig
 from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, step_means
-from loopwm.pixel.agents.simulator_world import Oracle, in_unit
 from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Rollout
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import Replay, Segments, prune, rewarded
+from loopwm.pixel.replay import Replay, RewardUnit, Segments, prune, rewarded
 from loopwm.pixel.system import FrameBatch, PixelSystem, make_system
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write
@@ -136,17 +135,18 @@ def require_same(section: str, ours: Any, theirs: Any, folder: Path) -> None:
             raise InputError(f"{section}.{field.name}: must be {there!r} as in world.start_from {folder}, got {here!r}")
 
 
+def in_unit(env: VectorEnv[Any, Any, Any], unit: RewardUnit) -> VectorEnv[Any, Any, Any]:
+    """Convert the rewards of environments to this unit."""
+    return env if unit == "raw" else TransformReward(env, np.sign)
+
+
 class AgentTrainer:
     """Training loop in a run folder."""
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        env: VectorEnv[Any, Any, Any],
-        space: FrameSpace,
-        folder: Path,
-        oracle: VectorEnv[Any, Any, Any] | None = None,
-    ) -> None:
+    needs_world = True
+    """Imagination needs a world model."""
+
+    def __init__(self, config: AgentConfig, env: VectorEnv[Any, Any, Any], space: FrameSpace, folder: Path) -> None:
         """Create or resume a run.
 
         Args:
@@ -154,14 +154,13 @@ class AgentTrainer:
             env: `config.real.count` real environments
             space: frames and actions of the environments
             folder: run folder
-            oracle: `config.imagination.count` more environments that replace imagined worlds
 
         Raises:
-            InputError: the folder belongs to another configuration
+            InputError: the folder belongs to another configuration, or imagination lacks a world
         """
-        unit = config.real.rewards
-        self.oracle = None if oracle is None else Oracle(in_unit(oracle, unit), config.imagination.burn_in)
-        self.config, self.env, self.folder = config, in_unit(env, unit), folder
+        if self.needs_world and config.imagination.updates and not config.has_world:
+            raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
+        self.config, self.env, self.folder = config, in_unit(env, config.real.rewards), folder
         self.files = RunFolder(folder, "iteration", KEEP_CHECKPOINTS)
         torch.manual_seed(config.run.seed)
         self.chance, self.device = Chance.of(config.run.seed), use_device(config.run.device, "run.device")
@@ -170,7 +169,7 @@ class AgentTrainer:
         self.learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, width)
         self.learner.to(self.device)
         self.replay, self.held_out = Replay(space, config.world.replay), Replay(space, config.world.replay)
-        self.has_gate = config.imagination.validation_gate.enabled and self.world is not None and self.oracle is None
+        self.has_gate = config.imagination.validation_gate.enabled and self.world is not None
         self.gate_open = not self.has_gate
         self.iteration, self.interactions, self.episodes = 0, 0, 0
         self._prepare_folder()
@@ -264,9 +263,6 @@ class AgentTrainer:
     def _learn_from_imagination(self) -> list[Numbers]:
         """Run step 5; each update uses new worlds."""
         c = self.config.imagination
-        if self.oracle is not None:
-            dream = Dream(self.oracle, None, self.replay)
-            return [self.learner.learn_from_imagination(dream, c, self.chance) for _ in range(c.updates)]
         assert self.world is not None
         world = self.world.world()
         # One step beyond the rollout, so that unfinished worlds are not restarted at its end.

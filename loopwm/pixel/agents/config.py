@@ -79,8 +79,6 @@ class ImaginationConfig:
     epochs: int = 1
     minibatches: int = 1
     entropy_coef: float = 0.01
-    world: Literal["learned", "oracle"] = "learned"
-    """oracle: the simulator itself, which separates a bad world from a bad learner."""
     validation_gate: ValidationGateConfig = field(default_factory=ValidationGateConfig)
     """Thresholds on held-out play (that of the last real environment) before the first update."""
 
@@ -132,9 +130,7 @@ class AgentConfig:
             if parts > rows:
                 raise InputError(f"{section}.minibatches: must be at most {rows} rows, got {parts}")
         c = self.imagination
-        if c.updates and c.world == "learned" and not self.has_world:
-            raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
-        if c.validation_gate.enabled and c.world == "learned" and self.real.count < 2:
+        if c.validation_gate.enabled and self.real.count < 2:
             cause = "the gate holds one real environment out"
             raise InputError(
                 f"imagination.validation_gate: {cause}, so real.count must be above 1, got {self.real.count}"

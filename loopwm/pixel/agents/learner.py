@@ -37,8 +37,8 @@ class Chance:
 class Dream:
     """Imagination of a learner.
 
-    env: vector of imagined worlds, or of the simulator for an oracle
-    world: the world model, None for an oracle
+    env: vector of worlds
+    world: the world model, None if `env` is the simulator itself
     replay: source of start positions
     """
 

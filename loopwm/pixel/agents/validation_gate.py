@@ -63,10 +63,6 @@ class OpenLoopRollouts:
     real: dict[str, NDArray[Any]]
     imagined: dict[str, NDArray[Any]]
 
-    def by_age(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return real and imagined means (T,) over valid rows; final frames count neither as whole nor as broken."""
-        return _means(self.real, name, 0), _means(self.imagined, name, 0)
-
     def overall(self) -> dict[str, float]:
         """Return summary figures.
 
@@ -74,17 +70,18 @@ class OpenLoopRollouts:
             `ends`: relative error of the share of ends; `objects`: share of whole imagined frames; mean rewards per
             step. Without a real end, one end in all steps is the real share.
         """
-        real, imagined = _means(self.real, "end"), _means(self.imagined, "end")
+        real, imagined = means(self.real, "end"), means(self.imagined, "end")
         least = 1 / self.real["valid"].sum()
         return {
             "ends": float(abs(imagined - real) / max(real, least)),
-            "objects": float(_means(self.imagined, "whole")),
-            "reward_real": float(_means(self.real, "reward")),
-            "reward_imagined": float(_means(self.imagined, "reward")),
+            "objects": float(means(self.imagined, "whole")),
+            "reward_real": float(means(self.real, "reward")),
+            "reward_imagined": float(means(self.imagined, "reward")),
         }
 
 
-def _means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
+def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
+    """Return means of a column over valid rows; final frames count neither as whole nor as broken."""
     counted = part["valid"] & ~part["end"] if name == "whole" else part["valid"]
     with np.errstate(invalid="ignore"):
         return (part[name] * counted).sum(axis) / counted.sum(axis)

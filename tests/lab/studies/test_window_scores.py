@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from eval.commands.harness import RunSettings, select_windows
+from eval.commands.harness import RunSettings
 from eval.models.checkpoint import CheckpointPredictor
 from eval.scores.suites import Suite, load_suite
 from lab.agents.imagination import fed_back
 from lab.studies.differences import ALL, Difference, differences, means
-from lab.studies.window_scores import Scores, add_losses, latent_norms, nll, read_scores, score
+from lab.studies.window_scores import Scores, add_losses, latent_norms, nll, read_scores, score, select_windows
 from loopwm.records import template
 from loopwm.records.template import ContextKind, Transition, window_context
 from loopwm.records.windows import Window

@@ -15,11 +15,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from safetensors.torch import load_file
 
 from eval.pixels.playing import load_agent
-from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner
+from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner, in_unit
 from loopwm.pixel.agents.collector import RolloutCollector, play
 from loopwm.pixel.agents.config import agent_config
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
-from loopwm.pixel.agents.simulator_world import in_unit
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv
 from loopwm.records.config import read_sections
@@ -213,7 +212,6 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"world": {"updates": 0}}, "imagination.updates: requires a world"),
         ({"real": {"minibatches": 5}}, "real.minibatches: must be at most 4 rows, got 5"),
         ({"imagination": {"burn_in": 0}}, "imagination.burn_in: must be above 0, got 0"),
         ({"policy": {"channels": []}}, "policy.channels: "),
@@ -223,6 +221,11 @@ def test_configurations_hold_what_tables_11_and_12_say_of_each_environment(key, 
 def test_bad_configuration_names_its_key(changes, message):
     with pytest.raises(InputError, match=message):
         config(**changes)
+
+
+def test_imagination_without_a_world_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"imagination.updates: requires a world"):
+        AgentTrainer(config(world={"updates": 0}), blocks(4), SPACE, tmp_path)
 
 
 def test_signs_of_rewards_reach_learner_and_world_alike(tmp_path):

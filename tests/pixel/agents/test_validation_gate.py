@@ -1,4 +1,4 @@
-"""A world is learned in when it can be trusted; the simulator itself is a world, too."""
+"""A world is learned in when it can be trusted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from torch import Tensor
 
 from loopwm.pixel.agents.agent_trainer import AgentTrainer
 from loopwm.pixel.agents.config import agent_config
-from loopwm.pixel.agents.simulator_world import Oracle
-from loopwm.pixel.agents.validation_gate import ValidationGateConfig, lit_pixels, open_loop_rollouts, whole
+from loopwm.pixel.agents.validation_gate import ValidationGateConfig, lit_pixels, means, open_loop_rollouts, whole
 from loopwm.pixel.imagined import EnvState, Imagined, RandomPolicy, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError
 from tests.fixtures.blocks import COLUMNS, MOVES, PATCH, ROWS, SPACE, drawn
-from tests.pixel.agents.test_actor_critic_learner import FRAMES, config
+from tests.pixel.agents.test_actor_critic_learner import config
 from tests.pixel.agents.test_agent_trainer import blocks
 
 CPU = torch.device("cpu")
@@ -78,7 +77,7 @@ def test_what_lies_behind_the_first_end_does_not_count(play: Replay) -> None:
         expected = len(end) if not end.any() else int(end.argmax()) + 1
         assert valid.tolist() == [t < expected for t in range(len(end))]
     assert not found.real["valid"][:, 1:][found.real["end"][:, :-1]].any()
-    real, imagined = found.by_age("reward")
+    real, imagined = (means(part, "reward", 0) for part in (found.real, found.imagined))
     assert real.shape == imagined.shape == (6,)
     valid = found.real["valid"][:, 3]
     assert real[3] == pytest.approx(found.real["reward"][valid, 3].mean())
@@ -132,54 +131,6 @@ def test_held_out_play_and_trust_are_resumed(tmp_path: Path) -> None:
     assert again.gate_open
     assert len(again.held_out) == again.interactions // 4 > 0
     again.run()
-
-
-def test_an_oracle_goes_on_where_it_stands() -> None:
-    oracle, env = Oracle(blocks(4), 3), blocks(4)
-    policy = [RandomPolicy(SPACE.actions, np.random.default_rng(1)) for _ in range(2)]
-    parts, env_state = [], None
-    for _ in range(3):
-        found = rollout(oracle, policy[0], 4, EnvState.reset(oracle, 7))
-        parts.append(found.segments.obs)
-    env_state = EnvState.reset(env, 7)
-    whole_play = rollout(env, policy[1], 12, env_state).segments.obs
-    assert np.array_equal(np.concatenate(parts, 1), whole_play)
-
-
-def test_an_oracle_shows_the_frames_before_as_imagined_worlds_do() -> None:
-    oracle = Oracle(blocks(4), 3)
-    obs, info = oracle.reset(seed=7)
-    assert "context_obs" not in info
-    frames, actions = [obs], [np.array(moves) for moves in ((0, 1, 2, 3), (1, 1, 0, 0), (3, 2, 1, 0))]
-    begun = [np.ones(4, bool)]
-    for move in actions:
-        obs, _, terminated, truncated, _ = oracle.step(move)
-        frames.append(obs.copy())
-        begun.append(terminated | truncated)
-    again, info = oracle.reset()
-    assert np.array_equal(again, frames[-1])
-    assert np.array_equal(info["context_obs"], np.stack(frames[-3:], 1))
-    assert np.array_equal(info["context_action"], np.stack(actions[-2:], 1))
-    assert np.array_equal(info["context_first"], np.stack(begun[-3:], 1))
-
-
-@pytest.mark.parametrize("learner", ["actor-critic", "ppo"])
-def test_a_learner_learns_in_the_simulator_itself_without_a_world(tmp_path: Path, learner: str) -> None:
-    alone = config(
-        actor_critic=FRAMES,
-        world={"updates": 0},
-        imagination={"updates": 2, "warmup": 30, "count": 3, "steps": 5, "world": "oracle"},
-    )
-    if learner == "ppo":
-        pytest.importorskip("scipy")
-        sections = {"system": "storm-agent", "policy": {"channels": [4], "memory": 8, "hidden": 8}}
-        sections |= {"real": {"count": 4, "steps": 8, "total": 64, "minibatches": 1}, "world": {"updates": 0}}
-        sections |= {"imagination": {"updates": 1, "warmup": 30, "count": 3, "steps": 5, "world": "oracle"}}
-        alone = agent_config(sections)
-    AgentTrainer(alone, blocks(4), SPACE, tmp_path, oracle=blocks(3)).run()
-    found = records(tmp_path)
-    assert all("imagined_reward" in record for record in found)
-    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(

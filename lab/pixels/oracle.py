@@ -1,30 +1,27 @@
-"""Simulators for agents: reward units, and the simulator as a world, which separates a bad world from a bad learner."""
+"""Train an agent in the simulator itself instead of imagined worlds: separates a bad world from a bad learner.
+
+python -m lab pixels oracle --config configs/studies/oracle-catch.yaml --out runs/oracle-catch
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from loopwm.pixel.replay import RewardUnit
+from loopwm.pixel.agents.agent_trainer import AgentTrainer, in_unit
+from loopwm.pixel.agents.config import AgentConfig, agent_config
+from loopwm.pixel.agents.learner import Dream, Numbers
+from loopwm.records.config import read_sections
+from loopwm.records.frames import FrameSpace
+from loopwm.training.real_world import real_environments
 
 Array = NDArray[Any]
-
-
-class SignedRewards(VectorWrapper):
-    """Vector environment whose rewards are signs."""
-
-    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        obs, reward, *rest = self.env.step(actions)
-        return (obs, np.sign(reward), *rest)
-
-
-def in_unit(env: VectorEnv[Any, Any, Any], unit: RewardUnit) -> VectorEnv[Any, Any, Any]:
-    """Convert the rewards of environments to this unit."""
-    return env if unit == "raw" else SignedRewards(env)
 
 
 class _Observed(NamedTuple):
@@ -74,3 +71,34 @@ class Oracle(VectorEnv[Array, Array, Array]):
         outcome = self._env.step(actions)
         self._history.append(_Observed(outcome[0].copy(), np.asarray(actions, np.int64), outcome[2] | outcome[3]))
         return outcome
+
+
+class OracleTrainer(AgentTrainer):
+    """Trainer whose imagination is the simulator."""
+
+    needs_world = False
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        env: VectorEnv[Any, Any, Any],
+        space: FrameSpace,
+        folder: Path,
+        oracle: VectorEnv[Any, Any, Any],
+    ) -> None:
+        """Create or resume a run. oracle: `config.imagination.count` environments besides the real ones."""
+        self._oracle = Oracle(in_unit(oracle, config.real.rewards), config.imagination.burn_in)
+        super().__init__(config, env, space, folder)
+
+    def _learn_from_imagination(self) -> list[Numbers]:
+        c, dream = self.config.imagination, Dream(self._oracle, None, self.replay)
+        return [self.learner.learn_from_imagination(dream, c, self.chance) for _ in range(c.updates)]
+
+
+def train(config_file: Path, overrides: Sequence[str], out: Path) -> None:
+    """Train by a configuration of an agent without a world. Raises InputError."""
+    config = agent_config(read_sections(config_file, overrides))
+    name = config.real.environment
+    env, space = real_environments(name, config.real.count)
+    oracle, _ = real_environments(name, config.imagination.count)
+    OracleTrainer(config, env, space, out, oracle).run()
