@@ -21,7 +21,7 @@ from lab.data.build_seen import build_tables
 from loopwm.records.episodes import parse_episode
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, episode_hash
 from loopwm.records.windows import Window
-from tests.eval.test_models import save_checkpoint
+from tests.fixtures.models import random_model, save_checkpoint
 from tests.fixtures.windows import MakeWindow, WriteSuite, episode
 
 
@@ -136,7 +136,7 @@ def trained(tmp_path: Path, make_window: MakeWindow, write_suite: WriteSuite) ->
     (tmp_path / "train.jsonl").write_text("".join(lines))
     others = [episode(("a", "c")), lines[0], episode(("a", "b"), env="alfworld")]
     (tmp_path / "more.jsonl").write_text("".join([*lines, *others]))
-    model = save_checkpoint(tmp_path / "model")
+    model = save_checkpoint(tmp_path / "model", random_model())
     hashes = {int(episode_hash(parse_episode(line)), 16) for line in lines}
     games = {int(hashlib.sha256(b"scienceworld/walk/0").hexdigest()[:16], 16)}
     arrays = {"episodes/scienceworld": hashes, "games/scienceworld": games}
