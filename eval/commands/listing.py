@@ -1,11 +1,11 @@
-"""List the committed suites with the contexts each allows, selections of them, and the baselines."""
+"""List the committed suites with the contexts each allows, and the baselines."""
 
 from __future__ import annotations
 
 import argparse
 
 from eval.models.options import BASELINES
-from eval.scores.suites import SELECTIONS, Suite, load_suite, suite_names
+from eval.scores.suites import Suite, load_suite, suite_names
 from eval.scores.tables import table
 from loopwm.records.template import CONTEXT_KINDS, ContextKind
 from loopwm.records.windows import refusal
@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     suites = [_describe(load_suite(name)) for name in suite_names()]
     print(table(["Suite", "Environment", "Windows", "Families", "Horizons", "Contexts", "SHA-256"], suites))
-    print(table(["Selection", "Families left out", "Of"], [_left_out(name) for name in SELECTIONS]))
     print(table(["Baseline", "Predicts"], [[name, baseline.purpose] for name, baseline in BASELINES.items()]), end="")
 
 
@@ -31,12 +30,6 @@ def _describe(suite: Suite) -> list[str]:
     context_kinds = [text for context_kind in CONTEXT_KINDS if (text := _runs(suite, context_kind))]
     counts = [str(len(suite.windows)), str(len(families)), f"1-{longest}"]
     return [suite.name, ", ".join(envs), *counts, ", ".join(context_kinds), suite.sha256[:12]]
-
-
-def _left_out(name: str) -> list[str]:
-    selection = SELECTIONS[name]
-    families = [", ".join(sorted(families)) for families in selection.left_out.values()]
-    return [f"SUITE:{name}", "; ".join(families), selection.source]
 
 
 def _runs(suite: Suite, context_kind: ContextKind) -> str:

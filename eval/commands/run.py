@@ -23,11 +23,7 @@ EXAMPLE = "python -m eval run --model markov --suite scienceworld-500 --context 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument(
-        "--suite",
-        required=True,
-        help="name of a committed suite, or a window file; NAME:word2world takes a part of its families",
-    )
+    parser.add_argument("--suite", required=True, help="name of a committed suite, or a window file")
     parser.add_argument("--context", choices=CONTEXT_KINDS, required=True, help="what the model is shown of a window")
     parser.add_argument("--horizons", type=ascending, default=(1, 2, 3, 4, 5), help="such as 1,2,3,4,5 (the default)")
     parser.add_argument("--limit", type=positive, help="sample of this many windows, stratified by family")

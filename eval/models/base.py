@@ -45,8 +45,6 @@ class Trained(Protocol):
 class Metered(Protocol):
     """Predictor whose requests cost tokens."""
 
-    def usage(
-        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
-    ) -> Mapping[str, int | float]:
+    def usage(self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]) -> Mapping[str, int]:
         """Return the cost of all predictions of a run, including those before an interruption."""
         ...

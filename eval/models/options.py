@@ -69,8 +69,6 @@ class ModelOptions:
     max_completion_tokens: int | None = None
     no_temperature: bool | None = None
     reasoning_effort: str | None = None
-    price_in: float | None = None
-    price_out: float | None = None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> ModelOptions:
@@ -112,8 +110,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--reasoning-effort", metavar="EFFORT", help="effort of reasoning models, such as low; as the endpoint names it"
     )
-    add("--price-in", type=above_zero, metavar="PRICE", help="price of a million prompt tokens")
-    add("--price-out", type=above_zero, metavar="PRICE", help="price of a million answer tokens")
 
 
 def make_predictor(
@@ -155,7 +151,7 @@ def _kind(model: str) -> str:
 
 def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
     from eval.models.endpoint import DEFAULT_MAX_TOKENS, Address, Endpoint, Parameters, ReplyCache
-    from eval.models.prompted import EndpointPredictor, Prices
+    from eval.models.prompted import EndpointPredictor
 
     address = Address.parse(model, "--model")
     cache = ReplyCache(options.reply_cache or DEFAULT_CACHE)
@@ -166,7 +162,7 @@ def _endpoint(model: str, options: ModelOptions, shots: Shots) -> Predictor:
         options.reasoning_effort,
     )
     endpoint = Endpoint(address, cache, options.concurrency or 8, options.request_timeout or 120, parameters)
-    return EndpointPredictor(endpoint, shots, Prices(options.price_in, options.price_out))
+    return EndpointPredictor(endpoint, shots)
 
 
 def positive(text: str) -> int:

@@ -13,18 +13,9 @@ from loopwm.records.windows import Window
 
 
 @dataclass(frozen=True)
-class Prices:
-    """Price of a million tokens of prompt and answer, in any currency; None: unknown."""
-
-    prompt: float | None = None
-    completion: float | None = None
-
-
-@dataclass(frozen=True)
 class EndpointPredictor:
     endpoint: Endpoint
     shots: Shots
-    prices: Prices = Prices()
 
     @property
     def identity(self) -> Mapping[str, str | int]:
@@ -37,23 +28,18 @@ class EndpointPredictor:
         replies = iter(self.endpoint.complete_all(conversations))
         return [_prediction({k: next(replies) for k in horizons}) for _ in windows]
 
-    def usage(
-        self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]
-    ) -> dict[str, int | float]:
+    def usage(self, windows: Sequence[Window], context_kind: ContextKind, horizons: Sequence[int]) -> dict[str, int]:
         """Count requests and tokens of a whole run; equal requests once, cut replies each.
 
-        Tokens and price are over the replies whose tokens the endpoint counted (`counted`).
+        Tokens are over the replies whose tokens the endpoint counted (`counted`).
         """
         conversations = (messages for window in windows for messages in self._ask(window, context_kind, horizons))
         replies = self.endpoint.paid_all(conversations)
         counted = [r for r in replies if r.prompt_tokens is not None and r.completion_tokens is not None]
         prompt, completion = _total(counted, "prompt_tokens"), _total(counted, "completion_tokens")
         cut = sum(reply.cut for reply in replies)
-        counts: dict[str, int | float] = {"requests": len(replies), "cut": cut, "counted": len(counted)}
-        counts |= {"prompt_tokens": prompt, "completion_tokens": completion}
-        if self.prices.prompt is not None and self.prices.completion is not None:
-            counts["price"] = (prompt * self.prices.prompt + completion * self.prices.completion) / 1e6
-        return counts
+        counts = {"requests": len(replies), "cut": cut, "counted": len(counted)}
+        return {**counts, "prompt_tokens": prompt, "completion_tokens": completion}
 
     def _ask(self, window: Window, context_kind: ContextKind, horizons: Sequence[int]) -> Iterator[list[Message]]:
         context = window_context(window, context_kind)

@@ -35,7 +35,7 @@ PAGE = "README.md"
 
 LEAD = (
     "Made by `python -m eval results docs/results` from the stored results in [data](data/), which also hold task "
-    "families, kinds of errors and the command of each run. Exact match in per cent after five actions, unless said "
+    "families and the command of each run. Exact match in per cent after five actions, unless said "
     "otherwise, with 95 % intervals over games. Unseen windows do not occur in any training episode. Elsewhere: [the "
     "shipped checkpoint](../results.md), [pictures and claims](pictures.md), [pixel worlds](pixels.md), "
     "[studies](studies.md), [the log](../LOG.md).\n"

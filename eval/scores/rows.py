@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from eval.scores.error_kinds import ERROR_KINDS, ErrorKind, error_kind, is_refused
 from eval.scores.intervals import Values, fraction_interval95, game_standard_errors
 from eval.scores.metrics import (
     METRICS,
@@ -22,6 +20,7 @@ from eval.scores.metrics import (
     score_item,
 )
 from eval.scores.predictions import Prediction
+from eval.scores.refusals import is_refused
 from eval.scores.seen import Seen
 from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import COUNTERFACT, FACT, Window, game_of, pair_of
@@ -35,8 +34,8 @@ REWARD_TOLERANCE = 0.5
 class Item:
     """One window at one horizon, predicted and scored.
 
-    is_last: the horizon takes all the window's actions. seen: None if the training set is unknown. error: None if the
-    prediction is right. reward, end: (predicted, true), None if not predicted.
+    is_last: the horizon takes all the window's actions. seen: None if the training set is unknown. reward, end:
+    (predicted, true), None if not predicted.
     """
 
     window_id: str
@@ -50,7 +49,6 @@ class Item:
     changed: bool
     answerable: bool
     seen: bool | None
-    error: ErrorKind | None
     reward: tuple[float, float] | None
     end: tuple[bool, bool] | None
 
@@ -87,7 +85,6 @@ def score_window(
             changed=not exact_match(last, reference),
             answerable=is_answerable(env, reference, known, window["actions"][:horizon]),
             seen=None if seen_table is None else seen_table.at(window, horizon),
-            error=None if scores["em"] else error_kind(env, prediction, reference, last),
             reward=None if reward is None else (reward, window["rewards"][at]),
             end=None if end is None else (end, window["dones"][at]),
         )
@@ -107,8 +104,8 @@ def make_rows(items: Sequence[Item], horizons: Sequence[int]) -> list[dict[str, 
 def summarize(items: Sequence[Item]) -> dict[str, Any]:
     """Return means over the items with 95 % intervals and standard errors over games; undefined figures are left out.
 
-    n: items. games: number of their games. n_SPLIT, em_SPLIT: of the items of a split, if known. errors: counts by
-    kind. refusal, reward, end: see `detection` and `reward_accuracy`.
+    n: items. games: number of their games. n_SPLIT, em_SPLIT: of the items of a split, if known. refusal, reward, end:
+    see `detection` and `reward_accuracy`.
     """
     names = list(METRICS)
     scores = np.array([[item.scores[name] for name in names] for item in items])
@@ -128,8 +125,6 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
             row["ci95"] |= split_estimates.pop("ci95")
             row["stderr"] |= split_estimates.pop("stderr")
             row |= split_estimates
-    errors = Counter(item.error for item in items)
-    row["errors"] = {kind: errors[kind] for kind in ERROR_KINDS}
     row["refusal"] = detection([(is_refused(item.prediction), is_refused(item.reference)) for item in items])
     if ends := [item.end for item in items if item.end is not None]:
         row["end"] = detection(ends)

@@ -14,9 +14,6 @@ from loopwm.records.errors import InputError
 from loopwm.records.training_episodes import TrainingEpisodes, digest
 from loopwm.records.windows import Window, game_of
 
-Place = tuple[str, ...]
-"""Environment, an observation, the actions from there, and the observation they lead to."""
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -51,12 +48,6 @@ def environment_of(suite: Suite) -> str:
             f"--suites: {suite.name}: must be of one environment, got {' and '.join(envs)}; give a file for each"
         )
     return envs[0]
-
-
-def place_of(window: Window, horizon: int) -> Place:
-    last, answer = window["history"][-1]["observation"], window["observations"][horizon - 1]
-    actions = (action.strip() for action in window["actions"][:horizon])
-    return (window["env"], last.strip(), *actions, answer.strip())
 
 
 def table_path(suite: str) -> Path:

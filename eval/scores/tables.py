@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.rows import OVERALL
 
@@ -24,7 +23,7 @@ def render_report(results: Mapping[str, Any]) -> str:
     head += "them.\n\n"
     head += f"Metrics {results['metrics_version']}, percent, with 95 % bounds over games.\n"
     parts = [head, _headline(results, overall), "## By horizon\n\n" + _horizons_table(overall)]
-    parts += [f"## Wrong predictions by kind\n\n{_errors_table(overall)}", _judgements(overall)]
+    parts.append(_judgements(overall))
     last = max(row["horizon"] for row in results["rows"])
     families = [[row["family"], str(row["n"]), four_cell(row)] for row in results["rows"] if row["horizon"] == last]
     parts.append(f"## Horizon {last} by family\n\n{_FIGURES}\n\n" + table(["Family", "n", "this run"], families))
@@ -70,11 +69,6 @@ def with_bounds(row: Mapping[str, Any], name: str) -> str:
     return percent(row.get(name)) + ("" if bounds is None else f" ({percent(bounds[0])}-{percent(bounds[1])})")
 
 
-def in_points(difference: float, low: float, high: float) -> str:
-    """Format a difference of shares in points with its interval."""
-    return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-
-
 def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [name for name in METRICS if name not in HEADLINE]
     header = ["Horizon", "n", "games", "EM (95 %)", "F1", "BLEU-4", "Entity", "corpus BLEU"]
@@ -85,14 +79,6 @@ def _horizons_table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells += [_split_cell(row, name) for name in ("changed", "unchanged", "decidable")]
         lines.append([*(str(row[name]) for name in ("horizon", "n", "games")), *cells])
     return table(header, lines)
-
-
-def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [
-        [str(row["horizon"]), str(sum(row["errors"].values())), *(str(row["errors"][kind]) for kind in ERROR_KINDS)]
-        for row in rows
-    ]
-    return table(["Horizon", "wrong", *ERROR_KINDS], lines)
 
 
 def _judgements(rows: Sequence[Mapping[str, Any]]) -> str:

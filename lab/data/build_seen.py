@@ -23,16 +23,27 @@ from pathlib import Path
 from typing import Any
 
 from eval.models.train_episodes import TrainEpisode, read_train_episodes
-from eval.scores.seen import Place, Seen, environment_of, place_of, table_path
+from eval.scores.seen import Seen, environment_of, table_path
 from eval.scores.suites import Suite, load_suite
 from loopwm.records.errors import InputError
 from loopwm.records.files import pack_gzip, write_atomic
 from loopwm.records.training_episodes import FILE, TrainingEpisodes, digest
+from loopwm.records.windows import Window
 
 EXAMPLE = (
     "python -m lab build-seen --episodes data/episodes/train-gold data/episodes/train-noisy "
     "--suites scienceworld-500 scienceworld-500-noisy scienceworld-counterfactual --out eval/data"
 )
+
+
+Place = tuple[str, ...]
+"""Environment, an observation, the actions from there, and the observation they lead to."""
+
+
+def place_of(window: Window, horizon: int) -> Place:
+    last, answer = window["history"][-1]["observation"], window["observations"][horizon - 1]
+    actions = (action.strip() for action in window["actions"][:horizon])
+    return (window["env"], last.strip(), *actions, answer.strip())
 
 
 @dataclass

@@ -18,11 +18,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from eval.scores.figures import save_figure
 from eval.scores.tables import table
 from lab.pixels.accuracy import Accuracy, HeldOut, Hits, accuracy, held_out, permuted_actions, score
 from lab.pixels.accuracy_protocol import AccuracyProtocol
 from lab.pixels.decoders import StudyDecoderConfig
+from lab.reports.figures import save_figure
 from lab.studies.differences import SeedDifference
 from lab.studies.study_report import DIFFERENCE_HEADER, difference_cells, plot_forest
 from lab.studies.training_runs import TrainingRun, in_processes, locked, make_run, train

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from eval.scores.figures import save_figure
+from lab.reports.figures import save_figure
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json_lines
 

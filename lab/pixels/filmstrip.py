@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from eval.scores.figures import save_figure
+from lab.reports.figures import save_figure
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.system import PixelSystem

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
 from eval.scores.rows import OVERALL
-from eval.scores.tables import in_points
 from lab.reports import papers
+from lab.reports.figures import in_points
 from lab.reports.picture_store import PictureStore
 from lab.reports.plots import COLORS, INK, MARKERS, STYLE, make_canvas, svg_text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from eval.scores.predictions import Key, Record, Refusals, read_refusals, record
 from eval.scores.rows import Item, make_rows, score_window
 from eval.scores.seen import Seen, find_seen, load_table
 from eval.scores.suites import Suite, load_suite
+from lab.reports.error_kinds import ErrorKind, error_kind
 from loopwm.records.errors import InputError
 from loopwm.records.files import read_json, sha256
 from loopwm.records.template import ContextKind
@@ -67,6 +69,15 @@ class Run:
 
     def at(self, horizon: int) -> list[Item]:
         return [item for item in self.items if item.horizon == horizon]
+
+    def errors(self, horizon: int) -> Counter[ErrorKind]:
+        """Count the wrong predictions at a horizon by kind."""
+        last = {window["id"]: window["history"][-1]["observation"] for window in self.suite.windows}
+        return Counter(
+            error_kind(item.game.partition("/")[0], item.prediction, item.reference, last[item.window_id])
+            for item in self.at(horizon)
+            if not item.scores["em"]
+        )
 
     def row(self, family: str, horizon: int) -> Mapping[str, Any] | None:
         return next((row for row in self.rows if (row["family"], row["horizon"]) == (family, horizon)), None)

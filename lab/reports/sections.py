@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eval.models.base import STRONGEST_BASELINES
-from eval.scores.error_kinds import ERROR_KINDS
 from eval.scores.intervals import PairedDifference
 from eval.scores.metrics import HEADLINE, METRICS
 from eval.scores.rows import OVERALL, SPLITS, Item, summarize_pairs
@@ -14,6 +13,7 @@ from eval.scores.tables import DETECTION, four_cell, percent
 from lab.reports import analysis, run_plots
 from lab.reports.analysis import Share
 from lab.reports.blocks import Block, Fold, Miss, Misses, Page, Plot, Plots, Section, Table, Text, word_diff
+from lab.reports.error_kinds import ERROR_KINDS
 from lab.reports.groups import Group
 from lab.reports.paper_table import paper, paper_lines
 from lab.reports.run_plots import Line
@@ -300,9 +300,10 @@ def _errors(group: Group) -> list[Block]:
     for name, run in zip(group.names, group.runs, strict=True):
         row = run.row(OVERALL, run.last)
         if row is not None:
-            wrong = sum(row["errors"].values())
-            rows.append([name, str(row["n"]), str(wrong), *(str(row["errors"][kind]) for kind in ERROR_KINDS)])
-    text = "Counts at the farthest horizon, by the rule of eval/scores/error_kinds.py."
+            errors = run.errors(run.last)
+            kinds = [str(errors[kind]) for kind in ERROR_KINDS]
+            rows.append([name, str(row["n"]), str(errors.total()), *kinds])
+    text = "Counts at the farthest horizon, by the rule of lab/reports/error_kinds.py."
     return [Table(["Run", "n", "wrong", *ERROR_KINDS], rows, text)]
 
 

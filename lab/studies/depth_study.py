@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from eval.commands.harness import RunSettings
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
-from eval.scores.figures import TITLES, UNITS, save_figure
 from eval.scores.suites import Suite
 from eval.scores.tables import table
+from lab.reports.figures import TITLES, UNITS, save_figure
 from lab.studies.differences import ALL, STUDIED, Difference, Mean, differences, means
 from lab.studies.study_report import differences_table, means_table
 from lab.studies.summary import FLOPS_KEYS

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 
 from eval.commands.harness import RunSettings
 from eval.models.checkpoint import CheckpointPredictor, checkpoint_hash
-from eval.scores.figures import save_figure
 from eval.scores.suites import Suite
-from eval.scores.tables import in_points, percent, table
+from eval.scores.tables import percent, table
+from lab.reports.figures import in_points, save_figure
 from lab.studies.differences import ALL, Difference, differences
 from lab.studies.exit_policies import ExitPolicy, MeanLoops, PolicyPredictor, random_policy, read_mean_loops
 from lab.studies.window_scores import Scores, read_scores, score, select_windows

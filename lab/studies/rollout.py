@@ -280,7 +280,7 @@ def plot_depths(path: Path, results: Mapping[str, Any]) -> None:
     """Plot EM and token F1 by depth, a line a way, with bounds."""
     from matplotlib.figure import Figure  # imported late: it takes a second, and only plots need it
 
-    from eval.scores.figures import TITLES, save_figure
+    from lab.reports.figures import TITLES, save_figure
 
     canvas = Figure(figsize=(11, 4), layout="constrained")
     for axes, metric in zip(canvas.subplots(1, 2), _SCORES, strict=True):

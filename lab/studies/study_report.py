@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.scores.figures import TITLES, save_figure
 from eval.scores.tables import table
+from lab.reports.figures import TITLES, save_figure
 from lab.studies.differences import ALL, Difference, Mean, SeedDifference
 
 

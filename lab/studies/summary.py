@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from eval.scores.figures import UNITS
 from eval.scores.suites import Suite
 from eval.scores.tables import table
+from lab.reports.figures import UNITS
 from lab.studies.differences import STUDIED, Difference, Mean, differences, means
 from lab.studies.study_report import differences_table, latents_table, means_table, plot_latents, plot_study
 from lab.studies.text_protocol import Job, TextProtocol
@@ -25,6 +25,7 @@ from loopwm.records.windows import Window, game_of
 from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.flops import forward_flops, training_flops
 from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.config import TrainingConfig
 
 FLOPS_KEYS = 512
 """Keys that a token attends to in every layer where FLOPs are given."""
@@ -66,7 +67,7 @@ def _arm(protocol: TextProtocol, jobs: Sequence[Job], facts: Sequence[TrainingFa
     config = LoopWMConfig.from_pretrained(jobs[0].run.model)
     parameters = count_parameters(config)
     depth = protocol.depth or config.default_depth
-    mu_bwd = jobs[0].run.config.depth.backward_loops or backward_loops(config.mu_rec)
+    mu_bwd = cast(TrainingConfig, jobs[0].run.config).depth.backward_loops or backward_loops(config.mu_rec)
     mean_depth = sum(f.mean_depth for f in facts) / len(facts)
     followed = jobs[0].follows_latents and not any(f.diverged for f in facts)
     return {

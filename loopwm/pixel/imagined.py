@@ -54,18 +54,6 @@ class FrameWorld(Protocol[S]):
         """
         ...
 
-    def observe(self, state: S, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator) -> S:
-        """Return the state after one more real frame; repeated, it equals `start` on the whole context.
-
-        Args:
-            state: state before the frame
-            action: int64 (B,), the action that led to `obs`
-            obs: frames uint8 (B, H, W, C)
-            first: bool (B,), True where an episode begins with `obs` instead
-            generator: source of randomness
-        """
-        ...
-
     def step(self, state: S, action: Tensor, generator: torch.Generator) -> Imagined[S]:
         """Imagine one step. action: int64 (B,)."""
         ...
@@ -84,6 +72,18 @@ class LatentWorld(FrameWorld[S], Protocol[S]):
 
     width: int
     """Feature width F."""
+
+    def observe(self, state: S, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator) -> S:
+        """Return the state after one more real frame; repeated, it equals `start` on the whole context.
+
+        Args:
+            state: state before the frame
+            action: int64 (B,), the action that led to `obs`
+            obs: frames uint8 (B, H, W, C)
+            first: bool (B,), True where an episode begins with `obs` instead
+            generator: source of randomness
+        """
+        ...
 
     def features(self, state: S) -> Tensor:
         """Return the features (B, F)."""

@@ -101,7 +101,6 @@ class PixelProgram:
         self, objective: nn.Module, batch: Rows, step: int, normaliser: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         plan = self.objective.plan(self.config.run.seed, step, batch.rows)
-        plan = replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
         loss, measured = objective(batch.frames, plan, batch.generator())
         return loss / normaliser, measured
 

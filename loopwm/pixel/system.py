@@ -159,6 +159,7 @@ RETIRED: dict[str, Any] = {
     "model.absolute_positions": True,
     "model.exit_gate": False,
     "objective.harmonise": True,
+    "objective.targets": 1,
     "sampling.rounded": True,
     "sampling.act_on": "posterior",
     "sampling.depth": 0,

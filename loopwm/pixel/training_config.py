@@ -31,12 +31,6 @@ class SegmentConfig:
     micro_batches: int = 1
 
 
-@dataclass(frozen=True)
-class BackwardConfig:
-    backward_loops: int = 0
-    """mu_bwd, the number of last loops that carry gradients; 0: ceil(mu_rec / 2)."""
-
-
 POSITIVE = {
     "batch": ("rows", "steps", "micro_batches"),
     "optimizer": ("learning_rate", "clip_norm"),
@@ -59,7 +53,6 @@ class PixelTrainingConfig:
     data: FramesConfig = field(default_factory=FramesConfig)
     batch: SegmentConfig = field(default_factory=SegmentConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    depth: BackwardConfig = field(default_factory=BackwardConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:

@@ -144,7 +144,6 @@ def test_a_perfect_model_scores_one_everywhere(make_window: MakeWindow) -> None:
         low = row["n"] / (row["n"] + 1.96**2)
         assert all(bounds[1] == 1.0 for bounds in row["ci95"].values())
         assert row["ci95"]["em"][0] == pytest.approx(low, abs=1e-4)
-        assert not any(row["errors"].values())
     assert [row["n"] for row in rows if row["horizon"] == 1] == [3, 2, 1]
 
 
@@ -185,7 +184,7 @@ def test_standard_errors_are_of_the_mean_and_absent_for_one_item(make_window: Ma
     assert summarize(items[:1])["stderr"] == {}
 
 
-def test_errors_are_counted_by_kind_and_refusals_told_by_their_text(make_window: MakeWindow) -> None:
+def test_refusals_are_recognised_by_their_text(make_window: MakeWindow) -> None:
     refused = "No known action matches that input."
     said = [refused, refused, "You move to the hallway.", "You move to the kitchen.", "The door is now open."]
     true = [refused, "You move to the hallway.", refused, "You move to the hallway.", "The door is already open."]
@@ -194,7 +193,6 @@ def test_errors_are_counted_by_kind_and_refusals_told_by_their_text(make_window:
         window = make_window(f"w{i}", observations=[reference] * 5)
         items += score_window(window, "observed", Prediction({1: prediction}))
     row = summarize(items)
-    assert {kind: n for kind, n in row["errors"].items() if n} == {"refusal": 2, "name": 1, "state": 1}
     assert row["refusal"] == {"n": 2, "predicted": 2, "precision": 0.5, "recall": 0.5, "f1": 0.5}
 
 

@@ -276,7 +276,6 @@ def test_compare_pairs_the_windows(make_window: MakeWindow, write_suite: WriteSu
         (["--no-temperature"], "--no-temperature: not an option of 'copy'"),
         (["--reasoning-effort", "low"], "--reasoning-effort: not an option of 'copy'"),
         (["--max-tokens", "9", "--max-completion-tokens", "9"], "--max-completion-tokens: not allowed with"),
-        (["--price-in", "free"], "--price-in"),
         (["--model", "openai:nowhere"], "--model"),
         (["--model", "retrieve"], "--train-episodes"),
         (["--train-episodes", "x.jsonl"], "--train-episodes"),

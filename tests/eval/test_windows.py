@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scienceworld.constants import ID2TASK
 
-from data_prep.environments.scienceworld.families import FAMILIES
-from eval.scores.suites import SELECTIONS, load_suite
+from eval.scores.suites import load_suite
 from loopwm.records.errors import InputError
 from loopwm.records.windows import NULLABLE, check_runnable, game_of, stratified_sample
 from tests.fixtures.windows import MakeWindow, WriteSuite
@@ -123,32 +121,6 @@ def test_limit_is_seeded_and_keeps_the_shares_of_families(make_window: MakeWindo
     assert [w["id"] for w in drawn] == [w["id"] for w in windows if w in drawn]
     assert len(stratified_sample(windows, 7, seed=0)) == 7
     assert stratified_sample(windows, 1000, seed=0) == windows
-
-
-def test_a_selection_is_a_suite_of_its_own(make_window: MakeWindow, write_suite: WriteSuite) -> None:
-    families = ["Grow", "Boil", "Incline", "Genetics", "Melt"]
-    windows = [make_window(family, family=family) for family in families]
-    path = str(write_suite([*windows, make_window("other", env="alfworld", family="Grow")]))
-    whole, chosen = load_suite(path), load_suite(f"{path}:word2world")
-    assert [window["id"] for window in chosen.windows] == ["Boil", "Melt", "other"]
-    assert (whole.name, chosen.name) == ("suite", "suite:word2world")
-    assert whole.sha256 != chosen.sha256 == load_suite(f"{path}:word2world").sha256
-
-
-def test_word2world_leaves_out_the_tasks_that_its_simulator_does() -> None:
-    tasks = {ID2TASK[number] for number in ("5-1", "5-2", "9-1", "9-2", "9-3", "10-1", "10-2")}
-    left_out = SELECTIONS["word2world"].left_out["scienceworld"]
-    assert {task for family in left_out for task in FAMILIES[family]} == tasks
-
-
-def test_a_selection_that_is_none_or_empty_is_refused(make_window: MakeWindow, write_suite: WriteSuite) -> None:
-    path = write_suite([make_window(family="Grow")])
-    with pytest.raises(InputError, match="--suite: selection must be one of word2world, got 'word2word'"):
-        load_suite(f"{path}:word2word")
-    with pytest.raises(InputError, match="--suite: 'suite' must hold windows of 'word2world'"):
-        load_suite(f"{path}:word2world")
-    colon = path.rename(path.with_name("12:30.jsonl"))
-    assert len(load_suite(str(colon)).windows) == 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 9, 20, 39])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -239,9 +239,6 @@ class Experience:
     truncated: Tensor
     final_value: Tensor
     valid: Tensor
-
-    def select(self, rows: Tensor) -> Experience:
-        return Experience(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def lambda_returns(

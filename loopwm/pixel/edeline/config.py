@@ -62,8 +62,6 @@ class EdelineLoss:
     """Standard deviation of noise shared by a channel, folded into sigma."""
     own_frame: bool = True
     """Train a second step conditioned on the model's own denoised frame."""
-    targets: int = 1
-    """Predicted frames per row, sampled independently; the memory of a row is computed once for all."""
     novelty: float = 0.0
     """Share of targets sampled by distance from the preceding frames; the rest, in the paper all, is uniform.
 
@@ -83,8 +81,6 @@ class EdelineLoss:
         for name in ("preview", "contrast"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be at least 0, got {getattr(self, name)}")
-        if self.targets < 1:
-            raise ValueError(f"targets: must be at least 1, got {self.targets}")
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class Edeline(PixelSystem):
         o = self.objective
         h, loops = self.remember(batch.obs, batch.action, batch.first, depth)
         chances = self._chances(batch)
-        at = self._sample_steps(batch, chances, generator)
+        at = self._sample_steps(chances, generator)
         frames, own = [], None
         for later in range(1 + int(o.own_frame)):
             loss, own = self._target_loss(batch, h, at + later, own, generator)
@@ -233,11 +233,9 @@ class Edeline(PixelSystem):
         new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
         return share * new / new.sum(1, keepdim=True) + (1 - share) / even.shape[1]
 
-    def _sample_steps(self, batch: FrameBatch, chances: Tensor, generator: torch.Generator) -> Tensor:
-        """Sample the steps (B * targets,) whose next frames are predicted."""
-        rows = len(chances)
-        u = torch.rand(rows * self.objective.targets, generator=generator, device=generator.device)
-        u = u.to(chances.device).view(rows, -1)
+    def _sample_steps(self, chances: Tensor, generator: torch.Generator) -> Tensor:
+        """Sample each row's step, (B,), whose next frame is predicted."""
+        u = torch.rand(len(chances), 1, generator=generator, device=generator.device).to(chances.device)
         # Double: float32 sums of small chances round the last steps away.
         cumulated = chances.double().cumsum(1)
         index = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
@@ -258,12 +256,12 @@ class Edeline(PixelSystem):
     def _target_loss(
         self, batch: FrameBatch, h: Tensor, at: Tensor, own: Tensor | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the frame loss of steps `at` (B * targets,) and the denoised frames.
+        """Return the frame loss of steps `at` (B,) and the denoised frames.
 
         `own`, the model's frames of the step before, replace the last conditioning frame within an episode.
         """
         length = self.config.frames
-        rows = torch.arange(len(h), device=at.device).repeat_interleave(len(at) // len(h))
+        rows = torch.arange(len(h), device=at.device)
         places = at[:, None] + torch.arange(1 - length, 1, device=at.device)
         before = to_signed(batch.obs[rows[:, None], places])
         begins = batch.first[rows[:, None], places]

@@ -117,13 +117,6 @@ class TwistedWorld:
         return self.network.observe(self.tokenizer.encode(obs), action, first, self.depth)
 
     @torch.inference_mode()
-    def observe(
-        self, state: TwistedState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
-    ) -> TwistedState:
-        _, cache = self.network.step(state, action, self.depth)
-        return TwistedState(cache, self.tokenizer.encode(obs), state.frames + 1, first)
-
-    @torch.inference_mode()
     def step(self, state: TwistedState, action: Tensor, generator: torch.Generator) -> Imagined[TwistedState]:
         logits, cache = self.network.step(state, action, self.depth)
         tokens = self.decoder(self.system.probabilities(logits.tokens), state.tokens, generator)

@@ -42,11 +42,11 @@ def test_every_committed_suite_has_its_tasks(tmp_path: Path) -> None:
 def test_a_task_loads_what_it_names(suite_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the harness does it: custom_dataset with dataset_kwargs and keywords of its own, from any folder."""
     monkeypatch.chdir(suite_path.parent)
-    options = ["--suites", f"{suite_path.name}:word2world", "--contexts", "snapshot", "--horizons", "2"]
+    options = ["--suites", suite_path.name, "--contexts", "snapshot", "--horizons", "2"]
     tasks = write_tasks(tmp_path / "tasks", *options)
     monkeypatch.chdir("/")
     assert [task["task"] for task in tasks] == [
-        f"loopwm_suite_word2world_snapshot_{kind}_h2" for kind in ("loss", "observation", "prompted")
+        f"loopwm_suite_snapshot_{kind}_h2" for kind in ("loss", "observation", "prompted")
     ]
     for task in tasks:
         splits = getattr(documents, task["custom_dataset"])(**task["dataset_kwargs"], version=1.0)

@@ -217,9 +217,9 @@ def test_what_differs_from_all_of_the_last_frames_is_new():
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 1 / 6), (0.6, 0.6 + 0.4 / 6), (1.0, 1.0)])
 def test_a_share_of_the_targets_is_drawn_by_what_is_new(share, expected):
-    system = made(loss=EdelineLoss(own_frame=False, targets=4000, novelty=share))
+    system = made(loss=EdelineLoss(own_frame=False, novelty=share))
     steps = still_but_for_a_flash()
-    at = system._sample_steps(steps, system._chances(steps), seeded())
+    at = system._sample_steps(system._chances(steps).repeat(4000, 1), seeded())
     assert set(at.tolist()) <= set(range(SMALL.burn_in - 1, 8))
     assert (at == 5).float().mean().item() == pytest.approx(expected, abs=0.03)
 
@@ -247,8 +247,8 @@ def test_the_next_frame_is_foreseen_at_every_step_after_the_burn_in(share, chose
 def test_where_nothing_is_new_targets_are_drawn_evenly():
     steps = still_but_for_a_flash()
     steps = steps._replace(obs=torch.zeros_like(steps.obs), next_obs=torch.zeros_like(steps.obs))
-    system = made(loss=EdelineLoss(targets=4000, novelty=1.0))
-    at = system._sample_steps(steps, system._chances(steps), seeded())
+    system = made(loss=EdelineLoss(novelty=1.0))
+    at = system._sample_steps(system._chances(steps).repeat(4000, 1), seeded())
     assert torch.bincount(at)[SMALL.burn_in - 1 :].tolist() == pytest.approx([800] * 5, abs=100)
 
 

@@ -233,18 +233,3 @@ def test_a_tiny_run_has_the_losses_and_imagines_the_frames_it_did(run, checkpoin
         state = world.step(state, torch.from_numpy(rng.integers(4, size=1)), generator).state
         tokens.append("".join(map(str, state.tokens[0].tolist())))
     assert tokens == stored["tokens"]
-
-
-@torch.inference_mode()
-def test_observing_frame_by_frame_equals_starting_on_the_whole(checkpoint):
-    world, generator = TwistedWorld(checkpoint, argmax), torch.Generator()
-    episode = next(e for e in (played(seed, 40) for seed in range(3000, 3100)) if len(e) >= 6)
-    obs, action = torch.from_numpy(episode.obs[:6])[None], torch.from_numpy(episode.action[:5])[None]
-    first = torch.tensor([[True, False, False, True, False, False]])
-    state = world.start(obs[:, :1], action[:, :0], first[:, :1], generator)
-    for t in range(5):
-        state = world.observe(state, action[:, t], obs[:, t + 1], first[:, t + 1], generator)
-    whole = world.start(obs, action, first, generator)
-    ours, theirs = (checkpoint.network.step(at, torch.tensor([2]), 2)[0] for at in (state, whole))
-    assert torch.allclose(ours.tokens, theirs.tokens, atol=1e-4)
-    assert torch.equal(world.show(state), obs[:, -1])

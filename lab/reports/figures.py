@@ -19,3 +19,8 @@ def save_figure(path: Path, canvas: Figure) -> None:
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", dpi=100)
     write_atomic(path, buffer.getvalue())
+
+
+def in_points(difference: float, low: float, high: float) -> str:
+    """Format a difference of shares in points with its interval."""
+    return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"

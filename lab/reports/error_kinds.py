@@ -7,16 +7,12 @@ from typing import Literal
 
 from eval.scores.entities import names_of
 from eval.scores.metrics import normalize
+from eval.scores.refusals import is_refused, squeezed_lines
 
 ErrorKind = Literal["refusal", "reading", "state", "repetition", "name", "list", "other"]
 ERROR_KINDS: tuple[ErrorKind, ...] = ("refusal", "reading", "state", "repetition", "name", "list", "other")
 
-_REFUSALS = (
-    "no known action", "unknown action", "nothing happens", "it's not clear how", "you can't", "i'm not sure how",
-    "that container is empty", "that thing doesn't appear",
-)  # fmt: skip
 _AMBIGUITY = "ambiguous request"
-_NOT_OPENABLE = re.compile(r"^the [^.]* is not openable")
 
 _READING = re.compile(
     r"(?:approximately )?-?\d+(?:\.\d+)?(?:% (?:up|down)| degrees| ticks?)|at the (?:top|bottom) of(?= the plane)"
@@ -61,7 +57,7 @@ def error_kind(env: str, prediction: str, reference: str, last: str) -> ErrorKin
     So a prediction that is wrong in several ways is of the coarsest: a wrong reading of the wrong thing is `name`.
     `last`: the last observation of the history.
     """
-    said, true = _squeezed(prediction), _squeezed(reference)
+    said, true = squeezed_lines(prediction), squeezed_lines(reference)
     if _answer(said) != _answer(true):
         return "refusal"
     said, true = _READING.sub("#", said), _READING.sub("#", true)
@@ -82,23 +78,11 @@ def error_kind(env: str, prediction: str, reference: str, last: str) -> ErrorKin
     return "list" if _head(said) == _head(true) is not None else "other"
 
 
-def is_refused(observation: str) -> bool:
-    """Return True if the text says that the action was not carried out, without naming a door's or device's state."""
-    text = _squeezed(observation)
-    return text.startswith(_REFUSALS) or _NOT_OPENABLE.match(text) is not None
-
-
 def _answer(squeezed: str) -> str:
     """Return refusals by their text, the two other kinds of answer by a name."""
     if squeezed.startswith(_AMBIGUITY):
         return "ambiguity"
     return squeezed if is_refused(squeezed) else "answer"
-
-
-def _squeezed(text: str) -> str:
-    """Return the text in lower case, single blanks between words, line breaks unchanged."""
-    lines = (" ".join(line.split()) for line in text.strip().lower().split("\n"))
-    return "\n".join(line for line in lines if line)
 
 
 def _loops(text: str) -> bool:
