@@ -12,8 +12,7 @@ import yaml
 
 import loopwm
 from eval.models.checkpoint import checkpoint_hash
-from eval.reports.results_page import in_short
-from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, called, read_store
+from eval.reports.results_page import SHIPPED_NAME, SUITE_TITLES, called, in_short, read_store
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

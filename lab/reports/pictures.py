@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.reports.results_store import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
+from eval.reports.results_page import SHIPPED_NAME, SUITE_TITLES, Result, called, stands
 from eval.scores.rows import OVERALL
 from lab.reports import papers
 from lab.reports.figures import in_points

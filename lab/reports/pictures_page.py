@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eval.reports.results_store import Result
+from eval.reports.results_page import Result
 from eval.scores.tables import table
 from lab.reports.picture_store import PictureStore, keep, read_pictures
 from lab.reports.pictures import pictures

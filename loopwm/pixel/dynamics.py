@@ -97,6 +97,13 @@ class FrameCache:
         episodes = [F.pad(x.episodes, (frames - x.episodes.shape[1], 0), value=NO_EPISODE) for x in (ours, theirs)]
         return FrameCache(ours.columns.join(theirs.columns), torch.cat(episodes))
 
+    def replace(self, rows: Tensor, fresh: FrameCache) -> FrameCache:
+        """Return the cache with rows int64 (R,) taken from `fresh`, a cache of R rows in that order."""
+        batch = len(self.episodes)
+        order = torch.arange(batch, device=rows.device)
+        order[rows] = batch + torch.arange(len(rows), device=rows.device)
+        return self.join(fresh).select(order)
+
     def _with_slots_of(self, other: FrameCache) -> FrameCache:
         """Give an empty cache padding columns of the other's shape, so that the two can be joined."""
         if self.episodes.shape[1] or not other.episodes.shape[1]:

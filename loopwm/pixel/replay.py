@@ -162,14 +162,14 @@ class Replay:
         """Insertion count, segment length and the result of `_by_age` for them."""
 
     @classmethod
-    def from_folder(cls, folder: Path, capacity: int | None = None) -> Replay:
-        """Load all episodes of a folder in name order as one stream; with a capacity, the newest of them.
+    def from_folder(cls, folder: Path) -> Replay:
+        """Load all episodes of a folder in name order as one stream.
 
         Raises:
             InputError: the folder has no episodes, or episodes of several environments
         """
         files = episode_files(folder)
-        replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)) if capacity is None else capacity)
+        replay = cls(read_episode(files[0]).space, sum(map(count_steps, files)))
         for path in files:
             try:
                 replay.add(read_episode(path))

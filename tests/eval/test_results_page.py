@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.reports.results_page import render
-from eval.reports.results_store import read_store
+from eval.reports.results_page import read_store, render
 
 PAGE_FOLDER = Path(__file__).parents[2] / "docs" / "results"
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -74,39 +74,6 @@ class PolicyOutput(NamedTuple):
     memory: Tensor
 
 
-class _Reading(Protocol):
-    """Decoding of K critic outputs: a value in units of reward, and a loss against values."""
-
-    size: int
-
-    def value(self, critic: Tensor) -> Tensor: ...
-
-    def loss(self, critic: Tensor, target: Tensor) -> Tensor: ...
-
-
-class _TwoHot:
-    size = BINS
-
-    def value(self, critic: Tensor) -> Tensor:
-        return two_hot_value(critic)
-
-    def loss(self, critic: Tensor, target: Tensor) -> Tensor:
-        return two_hot_loss(critic, target)
-
-
-class _Squared:
-    size = 1
-
-    def value(self, critic: Tensor) -> Tensor:
-        return critic[..., 0].float()
-
-    def loss(self, critic: Tensor, target: Tensor) -> Tensor:
-        return (critic[..., 0].float() - target).square()
-
-
-READINGS: dict[str, _Reading] = {"two-hot": _TwoHot(), "squared": _Squared()}
-
-
 class FrameEncoder(nn.Module):
     """Convolutional encoder of uint8 frames (B, T, H, W, C) to vectors (B, T, F)."""
 
@@ -161,7 +128,7 @@ class ActorCriticNetwork(nn.Module):
         super().__init__()
         if (len(input_shape) == 3) != bool(config.channels):
             raise ValueError(f"channels: must be set for frames only, got {config.channels} for inputs {input_shape}")
-        self.config, self.reading = config, READINGS[config.critic]
+        self.config = config
         self.encoder: nn.Module = nn.Identity()
         features = input_shape[0]
         if len(input_shape) == 3:
@@ -170,7 +137,7 @@ class ActorCriticNetwork(nn.Module):
         self.memory = _lstm(features, config.memory) if config.memory else None
         width = config.memory or features
         self.actor = mlp(width, config.hidden, config.hidden_layers, actions)
-        self.critic = mlp(width, config.hidden, config.hidden_layers, self.reading.size)
+        self.critic = mlp(width, config.hidden, config.hidden_layers, BINS if config.critic == "two-hot" else 1)
 
     def initial(self, batch: int, device: torch.device) -> Tensor:
         """Return an empty memory (B, Y): Y is 2 `memory`, hidden and cell state side by side."""
@@ -210,7 +177,13 @@ class ActorCriticNetwork(nn.Module):
 
     def value(self, critic: Tensor) -> Tensor:
         """Return V in units of reward: (..., K) -> (...)."""
-        return self.reading.value(critic)
+        return two_hot_value(critic) if self.config.critic == "two-hot" else critic[..., 0].float()
+
+    def critic_loss(self, critic: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of raw outputs (..., K) against values (...)."""
+        if self.config.critic == "two-hot":
+            return two_hot_loss(critic, target)
+        return (critic[..., 0].float() - target).square()
 
 
 @dataclass(frozen=True)
@@ -325,11 +298,11 @@ class ActorCriticLearner:
         chosen = log_p.gather(-1, data.action[..., None])[..., 0]
         gain = self._mean((returns - value[:, :steps]) / scale * chosen, data.valid)
         entropy = self._mean(-(log_p.exp() * log_p).sum(-1), data.valid)
-        critic_loss = self._mean(network.reading.loss(critic[:, :steps], returns), data.valid)
+        critic_loss = self._mean(network.critic_loss(critic[:, :steps], returns), data.valid)
         loss = critic_loss - gain - c.entropy_coef * entropy
         if c.slow_decay:
             slow = network.value(self.slow_critic(features)).detach()
-            loss = loss + self._mean(network.reading.loss(critic[:, :steps], slow), data.valid)
+            loss = loss + self._mean(network.critic_loss(critic[:, :steps], slow), data.valid)
         means = {"entropy": entropy, "value_loss": critic_loss, "gain": gain}
         means |= {"return": self._mean(returns, data.valid), "value": self._mean(value[:, :steps], data.valid)}
         return loss, {name: mean.item() for name, mean in means.items()} | {"scale": scale}

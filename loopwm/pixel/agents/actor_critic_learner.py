@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -34,30 +34,8 @@ from loopwm.records.frames import FrameSpace
 Array = NDArray[Any]
 
 
-class InputReader(Protocol):
-    """Policy input from the frames of a vector of environments; may carry state."""
-
-    def read(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
-        """Return the input (B, ...).
-
-        Args:
-            action: (B,), the action that led to obs, None before the first
-            obs: frames (B, H, W, C)
-            first: bool (B,), True where an episode begins
-        """
-        ...
-
-    def read_final(self, action: Tensor, obs: Tensor) -> Tensor:
-        """Return the input of a frame that truncates an episode, without a change of state."""
-        ...
-
-    def read_frames(self, obs: Tensor) -> Tensor | None:
-        """Return the inputs (B, T, ...) of other episodes' frames (B, T, H, W, C), None if they need state."""
-        ...
-
-
 class FrameReader:
-    """The frame itself as input."""
+    """Policy input: the frame itself."""
 
     def read(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
         return obs
@@ -70,13 +48,20 @@ class FrameReader:
 
 
 class LatentReader:
-    """Features of a world model that is carried along."""
+    """Policy input: features of a world model that is carried along."""
 
     def __init__(self, world: LatentWorld[Any], generator: torch.Generator) -> None:
         self._world, self._generator = world, generator
         self._state: Any = None
 
     def read(self, action: Tensor | None, obs: Tensor, first: Tensor) -> Tensor:
+        """Return the input (B, F).
+
+        Args:
+            action: (B,), the action that led to obs, None before the first
+            obs: frames (B, H, W, C)
+            first: bool (B,), True where an episode begins
+        """
         if action is None:
             nothing = torch.zeros(len(obs), 0, dtype=torch.long, device=obs.device)
             self._state = self._world.start(obs[:, None], nothing, first[:, None], self._generator)
@@ -85,11 +70,16 @@ class LatentReader:
         return self._world.features(self._state)
 
     def read_final(self, action: Tensor, obs: Tensor) -> Tensor:
+        """Return the input of a frame that truncates an episode, without a change of state."""
         carried = torch.zeros(len(obs), dtype=torch.bool, device=obs.device)
         return self._world.features(self._world.observe(self._state, action, obs, carried, self._generator))
 
     def read_frames(self, obs: Tensor) -> Tensor | None:
+        """Return None: the inputs of other episodes' frames (B, T, H, W, C) need state."""
         return None
+
+
+InputReader = FrameReader | LatentReader
 
 
 class ActorCriticPlayer:

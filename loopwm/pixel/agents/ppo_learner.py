@@ -1,20 +1,126 @@
-"""PPO learner: a recurrent policy that learns from real play and from imagined frames."""
+"""PPO learner: a recurrent policy that records its play and learns from it, real and imagined.
+
+Shape suffixes: B environments, T steps, H/W/C frame, Y memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+from torch import Tensor
 
-from loopwm.pixel.agents.collector import RolloutCollector, play
 from loopwm.pixel.agents.learner import Chance, Dream, Numbers, step_means
 from loopwm.pixel.agents.ppo import PPO, PPOConfig, Trajectories
-from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
-from loopwm.pixel.imagined import EnvState, FrameWorld, Rollout
+from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig, sample_action
+from loopwm.pixel.imagined import EnvState, FrameWorld, Rollout, rollout
+from loopwm.pixel.replay import Segments, as_learned
 from loopwm.records.frames import FrameSpace
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _RecordedStep:
+    """Recorded step, (B, ...) each."""
+
+    fresh: Tensor
+    log_p: Tensor
+    value: Tensor
+    memory: Tensor
+    """Memory after the frame."""
+
+
+class RolloutCollector:
+    """Recurrent policy for a vector of environments that records its steps until the next `pop_steps`.
+
+    An imagined world begins in the middle of an episode: its memory is warmed up on the context frames.
+    """
+
+    def __init__(self, policy: ActorCritic, count: int, generator: torch.Generator) -> None:
+        self.policy, self.generator = policy, generator
+        self.device = next(policy.parameters()).device
+        self.memory = policy.initial(count, self.device)
+        self._steps: list[_RecordedStep] = []
+
+    @torch.no_grad()
+    def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
+        """Choose actions; see `Policy`."""
+        fresh = self._fresh(first, info)
+        began = torch.from_numpy(first).to(self.device)
+        out = self.policy.step(self._tensor(obs), torch.where(began[:, None], fresh, self.memory))
+        action, log_p = sample_action(out.logits.cpu(), self.generator)
+        self.memory = out.memory
+        self._steps.append(_RecordedStep(fresh, log_p.to(self.device), out.value, out.memory))
+        return action.numpy()
+
+    def _fresh(self, first: Array, info: dict[str, Any]) -> Tensor:
+        """Return the memory (B, Y) of environments that begin, after their context frames; zero elsewhere."""
+        fresh = self.policy.initial(len(first), self.device)
+        rows = np.flatnonzero(first)
+        if len(rows) and "context_obs" in info and info["context_obs"].shape[1] > 1:
+            before = self._tensor(info["context_obs"][rows, :-1])
+            first_rows = torch.from_numpy(info["context_first"][rows, :-1]).to(self.device)
+            empty = self.policy.initial(len(rows), self.device)
+            warmed = self.policy(before, first_rows, empty, empty[:, None].expand(-1, first_rows.shape[1], -1))
+            resets = torch.from_numpy(info["context_first"][rows, -1]).to(self.device)
+            fresh[torch.from_numpy(rows).to(self.device)] = warmed.memory.masked_fill(resets[:, None], 0)
+        return fresh
+
+    def _tensor(self, frames: Array) -> Tensor:
+        return torch.from_numpy(frames).to(self.device)
+
+    def pop_steps(self) -> list[_RecordedStep]:
+        """Return the steps since the last call."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    @torch.no_grad()
+    def value_of(self, obs: Array, memory: Tensor) -> Tensor:
+        """Return values (B,) of frames given a memory (B, Y), which does not change."""
+        return self.policy.step(self._tensor(obs), memory).value
+
+
+def play(
+    env: VectorEnv[Any, Any, Any], player: RolloutCollector, steps: int, env_state: EnvState
+) -> tuple[Trajectories, Rollout]:
+    """Play on from a state of the environments; return what to learn from and the rollout."""
+    memory = player.memory
+    result = rollout(env, player, steps, env_state)
+    records, s = player.pop_steps(), as_learned(result.segments)
+    value = torch.stack([step.value for step in records], 1)
+    tensors = {
+        name: torch.from_numpy(getattr(s, name)).to(player.device)
+        for name in ("obs", "first", "action", "reward", "terminated", "truncated")
+    }
+    trajectories = Trajectories(
+        **tensors,
+        log_p=torch.stack([step.log_p for step in records], 1),
+        value=value,
+        next_value=_next_values(player, s, value, records),
+        memory=memory,
+        fresh=torch.stack([step.fresh for step in records], 1),
+    )
+    return trajectories, result
+
+
+def _next_values(player: RolloutCollector, s: Segments, value: Tensor, records: list[_RecordedStep]) -> Tensor:
+    """Return the value (B, T) after each step; where an episode ends, of its own last frame."""
+    # The last step bootstraps too: its next frame is not in the rollout, so it is evaluated separately.
+    last_step = np.zeros_like(s.truncated)
+    last_step[:, -1] = True
+    bootstrapped = (s.truncated | last_step) & ~s.terminated
+    after = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
+    for t in np.flatnonzero(bootstrapped.any(0)):
+        rows = np.flatnonzero(bootstrapped[:, t])
+        places = torch.from_numpy(rows).to(player.device)
+        after[places, t] = player.value_of(s.next_obs[rows, t], records[t].memory[places])
+    return after
 
 
 class PPOLearner:

@@ -43,10 +43,7 @@ class MemoryState:
 
     def replace(self, rows: Tensor, fresh: MemoryState) -> MemoryState:
         """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
-        batch = len(self.steps)
-        order = torch.arange(batch, device=rows.device)
-        order[rows] = batch + torch.arange(len(rows), device=rows.device)
-        return MemoryState(self.cache.join(fresh.cache), torch.cat((self.steps, fresh.steps))).select(order)
+        return MemoryState(self.cache.replace(rows, fresh.cache), self.steps.index_copy(0, rows, fresh.steps))
 
 
 @dataclass(frozen=True)

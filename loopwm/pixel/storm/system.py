@@ -146,13 +146,11 @@ class StormState:
 
     def replace(self, rows: Tensor, fresh: StormState) -> StormState:
         """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
-        order = torch.arange(len(self.z), device=rows.device)
-        order[rows] = len(self.z) + torch.arange(len(rows), device=rows.device)
         tensors = {
-            name: torch.cat((getattr(self, name), getattr(fresh, name)))[order]
+            name: getattr(self, name).index_copy(0, rows, getattr(fresh, name))
             for name in ("z", "h", "first", "frames", "past", "past_first")
         }
-        cache = self.cache.join(fresh.cache).select(order)
+        cache = self.cache.replace(rows, fresh.cache)
         return StormState(**tensors, longest=max(self.longest, fresh.longest), cache=cache)
 
 

@@ -89,13 +89,10 @@ class TwistedState:
 
     def replace(self, rows: Tensor, fresh: TwistedState) -> TwistedState:
         """Return the state with rows int64 (R,) taken from `fresh`, a state of R rows in that order."""
-        order = torch.arange(len(self.tokens), device=rows.device)
-        order[rows] = len(self.tokens) + torch.arange(len(rows), device=rows.device)
-        both = (
-            torch.cat((ours, theirs))[order]
-            for ours, theirs in ((self.tokens, fresh.tokens), (self.frames, fresh.frames), (self.first, fresh.first))
+        pairs = ((self.tokens, fresh.tokens), (self.frames, fresh.frames), (self.first, fresh.first))
+        return TwistedState(
+            self.cache.replace(rows, fresh.cache), *(ours.index_copy(0, rows, theirs) for ours, theirs in pairs)
         )
-        return TwistedState(self.cache.join(fresh.cache).select(order), *both)
 
 
 class Twisted(nn.Module):

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from eval.pixels.playing import load_agent
 from loopwm.pixel.agents.agent_trainer import AgentTrainer, WorldLearner, in_unit
-from loopwm.pixel.agents.collector import RolloutCollector, play
 from loopwm.pixel.agents.config import agent_config
+from loopwm.pixel.agents.ppo_learner import RolloutCollector, play
 from loopwm.pixel.agents.ppo_policy import ActorCritic, PolicyConfig
 from loopwm.pixel.checkpoint import load_checkpoint
 from loopwm.pixel.imagined import EnvState, ImaginedVectorEnv
