@@ -14,11 +14,9 @@ from loopwm.records.errors import InputError
 from loopwm.records.template import StateSlots
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.text.data.data_loader import BatchStream, LoaderState, make_sources, partition, source_shares
-from loopwm.text.data.row_statistics import main, statistics
 from loopwm.text.data.sampler import EpochPlanner
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, RowBuilder, RowPlan, TemplateIds, trunk_and_branches
-from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig, load_config
-from loopwm.text.training.program import TextProgram
+from loopwm.text.training.config import BatchConfig, DataConfig, ObjectiveConfig
 from tests.fixtures.rows import episode_of_texts
 
 BUILDER = RowBuilder(TemplateIds(2, 5, 3, 4, 6, 7, 8, 1), StateSlots())
@@ -327,23 +325,3 @@ def test_a_stream_goes_on_from_any_cursor_as_if_it_had_not_stopped(episodes):
         assert [row.row.tokens for row in rows] == [row.row.tokens for row in whole[stop + 1][0]]
     first, second = stream().sources[0].epoch(0), stream().sources[0].epoch(1)
     assert first != second
-
-
-def test_statistics_count_what_the_batches_hold(config_file, capsys):
-    program = TextProgram(load_config(config_file))
-    batches = [b for group, _ in itertools.islice(program.global_batches(LoaderState()), 5) for b in group]
-    found = statistics(program, 5)
-    assert found.tokens == sum(int((b.branch >= 0).sum()) for b in batches)
-    assert found.padded == sum(b.tokens.numel() for b in batches)
-    assert found.rows == sum(len(b.row_ids) for b in batches)
-    assert found.served == sum(b.targets for b in batches) == sum(found.by["horizon"].values())
-    assert found.transitions == sum(len(b.trunk_steps.row) for b in batches)
-    assert main(["--config", str(config_file), "--steps", "5"]) == 0
-    shown = capsys.readouterr().out
-    assert f"in a served format: {found.served / found.tokens:.1%}" in shown
-    assert "scienceworld 100.0%" in shown
-    assert "targets by task: toy 100.0%" in shown
-    assert main(["--config", str(config_file), "--steps", "0"]) == 2
-    without = load_config(config_file, ["model.overrides={slots_in_trunk: false}"])
-    deferred = statistics(TextProgram(without), 5)
-    assert deferred.served == sum(n for name, n in deferred.by["horizon"].items() if name != "trunk")

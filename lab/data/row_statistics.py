@@ -1,6 +1,6 @@
 """Statistics of a text run's rows: the share of computed tokens that are targets, and their kinds.
 
-python -m loopwm.text.data.row_statistics --config configs/text-small.yaml --steps 100
+python -m lab.data.row_statistics --config configs/text-small.yaml --steps 100
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(config: Path, overrides: Sequence[str], steps: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.text.data.row_statistics", __doc__)
+    parser = script_parser("lab.data.row_statistics", __doc__)
     parser.add_argument("--config", type=Path, required=True, help="training configuration")
     parser.add_argument("--steps", type=int, default=100, help="optimiser steps to look at (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
