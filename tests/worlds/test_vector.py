@@ -13,7 +13,6 @@ from loopwm.records.template import Context, FormatError
 from loopwm.worlds.gym import ImaginedTextEnv
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.starts import ALFWORLD, SCIENCEWORLD, Start, Starts, read_starts
-from tests.worlds import test_gym  # noqa: F401 - registers test/Lamp-v0
 
 NAME = "loopwm/ScienceWorld-v0"
 
@@ -85,13 +84,9 @@ def test_each_world_has_an_environment_of_its_own_starts(url):
         many.close()
 
 
-def test_a_registered_one_takes_a_real_environment_by_its_id(url):
-    env = gymnasium.make(NAME, url=url, real="test/Lamp-v0", every=1, max_new_tokens=2, disable_env_checker=True)
-    assert env.reset(seed=0)[1]["goal"] == "make light"
-    assert env.step("switch")[0] == "Light!"
-    env.close()
-    with pytest.raises(TypeError, match="real: not taken with a url"):
-        gymnasium.make_vec(NAME, num_envs=2, url=url, real="test/Lamp-v0")
+def test_make_vec_with_a_url_refuses_options_of_gymnasium(url):
+    with pytest.raises(TypeError, match="copy: not taken with a url"):
+        gymnasium.make_vec(NAME, num_envs=2, url=url, copy=False)
 
 
 def test_a_step_before_the_first_reset_and_episodes_of_no_step_are_refused(url):
