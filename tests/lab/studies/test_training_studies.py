@@ -100,7 +100,7 @@ def test_a_study_writes_tables_plots_and_json_and_finishes_only_once(
         assert (out / name).read_bytes().startswith(b"\x89PNG")
 
     monkeypatch.setattr("eval.models.checkpoint.CheckpointPredictor.predict", None)
-    monkeypatch.setattr("eval.models.checkpoint.CheckpointPredictor.nll", None)
+    monkeypatch.setattr("eval.models.checkpoint.CheckpointPredictor.begin", None)
     assert study(protocol_file, out) == 0
     assert results(out)["means"] == found["means"]
 
