@@ -6,10 +6,12 @@ import itertools
 import json
 import lzma
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.state import AcceleratorState
 
 import loopwm
 from eval.scores.suites import load_suite
@@ -38,8 +40,16 @@ def write_logs(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def other_precision() -> Iterator[None]:
+    """Let runs of this file choose a precision: accelerate keeps that of a process's first run."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
+def checkpoint(tmp_path_factory, other_precision) -> Path:
     tokenizer = load_tokenizer()
     tiny = {**PRESETS["tiny"], "prediction_heads": True}
     model = LoopWMForCausalLM(LoopWMConfig(vocab_size=len(tokenizer), context_tokens=512, **tiny))
