@@ -29,13 +29,14 @@ from lab.pixels import command as pixels
 from lab.reports import command as report
 from lab.reports import pictures_page
 from lab.studies import command as study
-from lab.studies import plan, rollout
+from lab.studies import fit_gate, plan, rollout
 from loopwm.records.command import command_parser, exit_status
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "study": (study, "answer a question about the model by a written protocol"),
     "plan": (plan, "compare an agent that looks ahead in the model with itself without"),
     "plan-transfer": (plan_transfer, "measure how often an agent's plans made in the model work in the real world"),
+    "fit-gate": (fit_gate, "fit the exit gate of a finished model"),
     "rollout": (rollout, "imagine whole episodes, scored by depth"),
     "pixels": (pixels, "measure one property of a pixel world"),
     "report": (report, "write one page about several runs"),

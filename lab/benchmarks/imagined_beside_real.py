@@ -21,7 +21,7 @@ from scienceworld import ScienceWorldEnv
 
 import loopwm.worlds.gym  # noqa: F401 - registers loopwm/ScienceWorld-v0
 
-REAL = "data_prep.gym:data_prep/scienceworld-v0"
+REAL = "lab.agents.text_gym:lab/scienceworld-v0"
 ACTIONS = (
     "open door to kitchen",
     "go to kitchen",

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from loopwm.core import DepthPlan
 from loopwm.core.exit_rules import Gate
-from loopwm.core.gate_loss import continue_loss
 from loopwm.records.template import Context
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import START, Branch, RowPlan, TreeRow
 from loopwm.text.model.modeling import LoopWMForCausalLM
-from loopwm.text.training.fit_gate import decisions
 from loopwm.text.training.loss import TextObjective
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
@@ -112,15 +110,6 @@ def test_minimal_loss_equals_library_for_100_steps(tokenizer, episodes, marks):
     assert len(found) == STEPS
     assert found[-1] < 0.7 * found[0]
     assert found == pytest.approx(expected, abs=1e-5)
-
-
-def test_minimal_gate_loss_equals_library(tokenizer, episodes, marks):
-    library, model = model_pair()
-    rows = plans(episodes)[:1]
-    tokens, _ = decisions(library, library_batch(tokenizer, library.config.slots, *rows[0]), limit=4)
-    expected, _ = continue_loss(library.model.core.gate(tokens.states), tokens.loss)
-    (batch,) = minimal_batches(rows, marks)
-    assert minimal.gate_loss(model, batch, limit=4).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.45])

@@ -138,7 +138,7 @@ class TextProgram:
         self.ramp = MeanRamp(1.0, self.model_config.mu_rec, config.depth.ramp_steps, config.depth.ramp_start)
         if self.model_config.exit_gate:
             # Nothing in the objective reaches the gate: it would only decay.
-            raise InputError("model.overrides.exit_gate: must be false, got true (use loopwm.text.training.fit_gate)")
+            raise InputError("model.overrides.exit_gate: must be false, got true (use python -m lab fit-gate)")
         self.objective = TextObjective(new_model(self.model_config, config, self.tokenizer), self._coefficients())
         episodes = _episodes(config.data.train, config.data.folder_weights)
         self.training_episodes = self._training_episodes()

@@ -10,13 +10,13 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from data_prep import gym
+from lab.agents import text_gym
 from lab.agents.anchored import AnchoredTextEnv, AnchoredWorlds
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.http import Client, HttpWorlds
 from loopwm.worlds.local import LocalWorlds
 from loopwm.worlds.protocol import Imagined
-from tests.data_prep import test_gym
+from tests.lab.agents import test_text_gym
 from tests.worlds.test_gym import Echoes
 
 TOKENS = 12
@@ -148,8 +148,8 @@ class Nowhere:
 
 
 def test_a_simulator_puts_an_imagined_environment_right(monkeypatch):
-    monkeypatch.setattr(gym, "make_environment", lambda name: test_gym.Ladder())
-    env = AnchoredTextEnv(Nowhere(), gym.TextEnv("ladder", admissible=True), every=2)
+    monkeypatch.setattr(text_gym, "make_environment", lambda name: test_text_gym.Ladder())
+    env = AnchoredTextEnv(Nowhere(), text_gym.TextEnv("ladder", admissible=True), every=2)
     assert env.reset(seed=0)[1]["admissible"] == ("up", "wait")
     seen: list[Any] = [env.step("up") for _ in range(2)]
     assert [step[:3] for step in seen] == [("nowhere", 0.0, False), ("rung 2", 50.0, True)]

@@ -6,10 +6,10 @@ import gymnasium
 import pytest
 
 import loopwm.worlds.gym  # noqa: F401 - registers the imagined one
-from data_prep import gym
+from lab.agents import text_gym
 from loopwm.records.episodes import Step
 
-SCIENCEWORLD = "data_prep.gym:data_prep/scienceworld-v0"
+SCIENCEWORLD = "lab.agents.text_gym:lab/scienceworld-v0"
 
 
 class Ladder:
@@ -43,21 +43,21 @@ class Ladder:
 
 @pytest.fixture
 def ladder(monkeypatch) -> None:
-    monkeypatch.setattr(gym, "make_environment", lambda name: Ladder())
+    monkeypatch.setattr(text_gym, "make_environment", lambda name: Ladder())
 
 
 def test_an_episode_of_a_simulator_is_gymnasiums(ladder):
-    env = gym.TextEnv("ladder", split="dev", admissible=True)
+    env = text_gym.TextEnv("ladder", split="dev", admissible=True)
     told = {"goal": "climb", "task": "climb", "family": "climbing", "variation": 4, "admissible": ["up", "wait"]}
     assert env.reset(seed=0) == ("below", told)
     assert env.step("up") == ("rung 1", 25.0, False, False, {"admissible": ["up", "wait"]})
     assert env.reset(options={"task": "climb", "variation": 1})[1]["variation"] == 1
     assert env.step("up")[1:4] == (100.0, True, False)
-    assert "admissible" not in gym.TextEnv("ladder").reset()[1]
+    assert "admissible" not in text_gym.TextEnv("ladder").reset()[1]
 
 
 def test_simulators_step_in_processes_of_their_own(ladder):
-    envs = gymnasium.vector.AsyncVectorEnv([lambda: gym.TextEnv("ladder")] * 2)
+    envs = gymnasium.vector.AsyncVectorEnv([lambda: text_gym.TextEnv("ladder")] * 2)
     try:
         assert envs.reset(seed=0)[0] == ("below", "below")
         observations, rewards, ends, _, _ = envs.step(("up there", "up"))

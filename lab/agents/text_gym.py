@@ -1,4 +1,4 @@
-"""Simulators as Gymnasium environments, such as `gymnasium.make("data_prep.gym:data_prep/scienceworld-v0")`."""
+"""Simulators as Gymnasium environments, such as `gymnasium.make("lab.agents.text_gym:lab/scienceworld-v0")`."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ class TextEnv(gymnasium.Env[str, str]):
 
 
 for _name in ENVIRONMENTS:
-    gymnasium.register(f"data_prep/{_name}-v0", entry_point="data_prep.gym:TextEnv", kwargs={"name": _name})
+    gymnasium.register(f"lab/{_name}-v0", entry_point="lab.agents.text_gym:TextEnv", kwargs={"name": _name})

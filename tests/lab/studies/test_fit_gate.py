@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 import yaml
 
+from lab.main import main
+from lab.studies.fit_gate import Decisions, decisions, gate_loss, judge, with_gate
+from lab.studies.gate_loss import continue_loss
 from loopwm.records.errors import InputError
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.data_loader import LoaderState
@@ -14,10 +18,11 @@ from loopwm.text.data.tree import IGNORED
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
-from loopwm.text.training.fit_gate import Decisions, decisions, gate_loss, judge, main, with_gate
 from loopwm.text.training.program import TextProgram
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
+from tests.text import test_minimal
+from tests.text.test_minimal import minimal
 
 SLOTS = 2
 LIMIT = 4
@@ -133,7 +138,7 @@ def test_the_loss_does_not_depend_on_how_rows_are_cut_into_batches():
 
 
 def command(source: Path, config: Path, out: Path, *more: str) -> list[str]:
-    return ["--model", str(source), "--config", str(config), "--steps", "8", "--out", str(out), *more]
+    return ["fit-gate", "--model", str(source), "--config", str(config), "--steps", "8", "--out", str(out), *more]
 
 
 def test_the_second_stage_fits_the_gate_leaves_the_model_and_repeats_itself(source, slotted_config, tmp_path, capsys):
@@ -189,7 +194,7 @@ def test_an_existing_folder_is_not_overwritten(source, slotted_config, capsys):
 
 
 def test_training_with_exit_gate_is_refused(config_file):
-    with pytest.raises(InputError, match=r"model\.overrides\.exit_gate: must be false, got true \(use .*fit_gate\)"):
+    with pytest.raises(InputError, match=r"model\.overrides\.exit_gate: must be false, got true \(use .*fit-gate\)"):
         TextProgram(load_config(config_file, ["model.overrides={exit_gate: true}"]))
 
 
@@ -198,3 +203,14 @@ def test_config_with_retired_key_loads_only_at_its_default(config_file):
     assert load_config(config_file, at_default) == load_config(config_file)
     with pytest.raises(InputError, match=r"objective\.exit_loss: must be none, got 'entropy'"):
         load_config(config_file, ["objective.exit_loss=entropy"])
+
+
+def test_gate_loss_of_minimal_equals_ours(tokenizer):
+    library, model = test_minimal.model_pair()
+    marks = minimal.Template(minimal.Tokenizer.from_file(str(minimal.CHECKPOINT / "tokenizer.json")))
+    episodes = list(itertools.islice(minimal.read_episodes(minimal.EPISODES, marks, max_steps=5), 3))
+    rows = test_minimal.plans(episodes)[:1]
+    tokens, _ = decisions(library, test_minimal.library_batch(tokenizer, library.config.slots, *rows[0]), limit=4)
+    expected, _ = continue_loss(library.model.core.gate(tokens.states), tokens.loss)
+    (batch,) = test_minimal.minimal_batches(rows, marks)
+    assert minimal.gate_loss(model, batch, limit=4).item() == pytest.approx(expected.item(), rel=1e-5)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from lab.studies.gate_loss import continue_labels, continue_loss
 from loopwm.core.exit_rules import ExitGate
-from loopwm.core.gate_loss import continue_labels, continue_loss
 
 
 def test_continue_labels_are_those_of_the_formula():

@@ -1,8 +1,5 @@
 """Fit the exit gate of a finished model, which stays frozen (Ouro, section 3.4).
 
-    python -m loopwm.text.training.fit_gate --model loopwm/pretrained --config configs/text-small.yaml \\
-        --steps 100 --out runs/gated
-
 One pass of T loops gives h^(1) .. h^(T), and each is read out and scored. The gain of loop t is the label for running
 it: for a decoded token by its own loss, for a transition by the mean loss of the observation decoded there. Both kinds
 of decision count equally, whatever the length of observations.
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from lab.studies.gate_loss import continue_labels, continue_loss
 from loopwm.core.exit_rules import ExitGate
-from loopwm.core.gate_loss import continue_labels, continue_loss
-from loopwm.records.command import exit_status, script_parser
 from loopwm.records.errors import InputError
 from loopwm.records.files import write_json
 from loopwm.records.training_episodes import TrainingEpisodes
@@ -41,6 +36,10 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.training.config import load_config
 from loopwm.text.training.forward import one_pass_mask
 from loopwm.text.training.program import TextProgram, export_model
+
+EXAMPLE = (
+    "python -m lab fit-gate --model loopwm/pretrained --config configs/text-small.yaml --steps 100 --out runs/gated"
+)
 
 
 @dataclass(frozen=True)
@@ -175,6 +174,16 @@ def judge(kinds: Sequence[Decisions], gate: ExitGate) -> Fit:
     )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--config", type=Path, required=True, help="training configuration, for data, batch and seed")
+    parser.add_argument("--steps", type=int, required=True, help="global batches to fit on")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
+    parser.add_argument("--limit", type=int, help="deepest loop T (default: 2 mu_rec)")
+    parser.add_argument("--rate", type=float, default=3e-3, help="first learning rate (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Load, fit, evaluate on the dev shards and write the checkpoint. Raises InputError."""
     if arguments.out.exists():
@@ -207,20 +216,3 @@ def run(arguments: argparse.Namespace) -> None:
     learned = program.training_episodes
     export_model(model, tokenizer, arguments.out, learned and learned.joined(TrainingEpisodes.load(arguments.model)))
     write_json(arguments.out / "gate.json", report)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = script_parser("loopwm.text.training.fit_gate", __doc__)
-    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--config", type=Path, required=True, help="training configuration, for data, batch and seed")
-    parser.add_argument("--steps", type=int, required=True, help="global batches to fit on")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint; must not exist")
-    parser.add_argument("--limit", type=int, help="deepest loop T (default: 2 mu_rec)")
-    parser.add_argument("--rate", type=float, default=3e-3, help="first learning rate (default: %(default)s)")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the configuration")
-    arguments = parser.parse_args(argv)
-    return exit_status(lambda: run(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
