@@ -2,6 +2,7 @@
 # make docs    write the documentation as a site to build/site; only the first call needs a network
 # make test-times  run the tests and list the 30 slowest
 # make test-lab  run the slower tests of lab/, which the product does not need
+# make mutants   plant faults one at a time and run the tests that must find them: hours (MUTANTS_ARGS)
 # make test-vllm   compare decoding with vLLM's, in a second environment of 4 GB
 # make conformance  ask the service with clients of others: openai, langchain, litellm, schemathesis, guidellm, lm-eval,
 #                   and vllm bench serve where the environment of test-vllm is there
@@ -19,6 +20,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
+MUTANTS_ARGS ?=
 WORKERS ?= 2
 SHARD ?= 1/1
 
@@ -32,7 +34,7 @@ CONFORMANCE_VENV := .venv-conformance
 HARNESS_VENV := .venv-harness
 DOCS_VENV := .venv-docs
 
-.PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance
+.PHONY: data train-reference probe serve test test-times test-lab lint docs test-vllm test-games test-openenv test-browser conformance mutants
 
 serve: $(VENV)/.installed
 	$(BIN)/python -m serve --model loopwm/pretrained --host $(HOST) --port $(PORT)
@@ -46,6 +48,9 @@ test-times: test
 
 test-lab: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/lab $(PYTEST_ARGS)
+
+mutants: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab mutants $(MUTANTS_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

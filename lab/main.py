@@ -25,6 +25,7 @@ from lab.data import (
     train_tokenizer,
 )
 from lab.lm_eval import command as lm_eval_tasks
+from lab.mutants import command as mutants
 from lab.pixels import command as pixels
 from lab.reports import command as report
 from lab.reports import pictures_page
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "report": (report, "write one page about several runs"),
     "pictures": (pictures_page, "write the page of pictures and claims beside the results page"),
     "scaling": (scaling, "tabulate what each preset costs in training and serving"),
+    "mutants": (mutants, "plant faults one at a time and run the tests that must find them"),
     "lm-eval-tasks": (lm_eval_tasks, "write suites as tasks of lm-evaluation-harness"),
     "train-tokenizer": (train_tokenizer, "train the byte-level BPE and freeze it"),
     "tokenizer-eval": (tokenizer_eval, "measure vocabularies: tokens per text, and names spelled in two ways"),

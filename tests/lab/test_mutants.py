@@ -1,0 +1,51 @@
+"""Faults are planted where the list says, and found or not as the tests say."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lab.mutants import command
+from lab.mutants.command import ROOT, Fault, random_faults, read_faults, run_faults
+from loopwm.records.errors import InputError
+
+
+def test_every_fault_has_one_place() -> None:
+    for fault in read_faults():
+        assert (ROOT / fault.file).read_text().count(fault.find) == 1, fault
+        assert all((ROOT / path).exists() for path in fault.tests.split()), fault
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a function of two lines, one of which its test checks."""
+    (tmp_path / "code.py").write_text("def f(x):\n    y = x + 1\n    return y if x >= 0 else 0\n")
+    (tmp_path / "test_code.py").write_text("from code import f\n\ndef test_f():\n    assert f(3) == 4\n")
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(command, "tracked_files", lambda: ["code.py", "test_code.py"])
+    return tmp_path
+
+
+def test_faults_are_found_or_survive_by_tests(project: Path) -> None:
+    fault = Fault("f", "code.py", "x + 1", "x - 1", "test_code.py")
+    survivor = Fault("f", "code.py", "x >= 0", "x > 0", "test_code.py")
+    before = (project / "code.py").read_text()
+    assert run_faults([fault, survivor], 60) == [survivor]
+    assert (project / "code.py").read_text() == before
+
+
+def test_failing_tests_without_fault_are_refused(project: Path) -> None:
+    (project / "test_code.py").write_text("def test_f():\n    assert False\n")
+    with pytest.raises(InputError, match="must pass without a fault"):
+        run_faults([Fault("f", "code.py", "x + 1", "x - 1", "test_code.py")], 60)
+
+
+def test_random_faults_change_one_operator(project: Path) -> None:
+    faults = random_faults(random.Random(0), ["code.py"], "test_code.py")
+    changes = {(fault.find, fault.replace) for fault, _ in zip(faults, range(20), strict=False)}
+    assert changes == {
+        ("    y = x + 1", "    y = x - 1"),
+        ("    return y if x >= 0 else 0", "    return y if x > 0 else 0"),
+    }
