@@ -112,6 +112,14 @@ def test_gold_plays_a_variation_once_and_only_noise_repeats_it() -> None:
         assert set(variations) == {25, 26}
 
 
+def test_the_seed_chooses_the_variations() -> None:
+    chosen = []
+    for seed in (0, 0, 1):
+        chunks = plan.plan_chunks(CollectionPlan("toy", "train", "gold", 5, 160, seed, ("run",)), Toy())
+        chosen.append([chunk.variations for chunk in chunks])
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
 @pytest.mark.usefixtures("toy")
 def test_plays_of_a_variation_follow_one_another_each_with_chance_of_its_own(tmp_path: Path) -> None:
     chunks = plan.plan_chunks(CollectionPlan("toy", "test", "noisy-expert", 5, 160, 0, ("run",), plays=2), Toy())

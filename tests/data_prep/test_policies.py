@@ -70,6 +70,23 @@ def test_in_a_fork_another_action_takes_the_next_ones_place_and_the_path_goes_on
     assert list(dict.fromkeys(sorted(kept, key=GOLD.index))) == GOLD
 
 
+def test_the_other_action_of_a_fork_is_never_the_paths() -> None:
+    walk = policies.Walk(Toy(), Random(0))
+    others = {walk.other_action(["north"], policies.FORK.kinds) for _ in range(200)}
+    assert others == {"south", "look around", "inventory"}
+
+
+def test_a_fork_plays_no_fatal_step_out_of_turn() -> None:
+    path = ["focus on red cup" if i % 3 == 0 else f"gold {i}" for i in range(200)]
+    environment = Marked()
+    played = acted("fork", path, seed=3, environment=environment)
+    places = [played.index(f"back to {mark}") for mark in range(1, environment.marks + 1)]
+    assert len(places) > 20
+    for back in places:
+        start = max(i for i in range(back) if played[i] not in path)
+        assert "focus on red cup" not in played[start + 1 : back]
+
+
 def test_an_omission_leaves_out_a_step_that_the_next_ones_need() -> None:
     rounds = [f"{verb} red cup {i}" for i in range(60) for verb in ("find", "take", "fill")]
     path = [step for i in range(60) for step in (*rounds[3 * i : 3 * i + 3], "wait", "go far", "go near")]

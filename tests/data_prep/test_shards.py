@@ -109,6 +109,14 @@ def test_facts_of_texts_are_read_back_from_any_shard(tmp_path: Path, tokenizer: 
             assert (text, fact) == (f", you see a pen {number}.", number - 1)
 
 
+def test_the_first_step_has_no_reward(tmp_path: Path) -> None:
+    steps = tuple(Step(action, "A room.", score, False) for action, score in ((None, 30), ("wait", 30), ("go", 45)))
+    write_episodes(tmp_path / "e.jsonl", [Episode("scienceworld", "boil", 0, "train", "gold", "goal", steps)])
+    assert main(["tokenize", "--episodes", str(tmp_path / "e.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    (episode,) = read_shards(tmp_path / "out", tokenizer_hash())
+    assert episode.steps["reward"].tolist() == [0, 0, 15]
+
+
 def test_state_queries_scienceworld_answers_squeezed(shards: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     first = next(read_shards(shards, tokenizer_hash()))
     episode = next(iter(read_episodes(shards.parent / "episodes.jsonl")))

@@ -21,11 +21,11 @@ from eval.scores.metrics import (
     token_f1,
 )
 from eval.scores.predictions import Prediction
-from eval.scores.rows import make_rows, score_window, summarize
+from eval.scores.rows import Item, make_rows, score_window, summarize, summarize_pairs
 from eval.scores.tables import four_cell
 from loopwm.records.names import NameList
 from loopwm.records.template import ContextKind, window_context
-from loopwm.records.windows import Window
+from loopwm.records.windows import COUNTERFACT, FACT, Window
 from tests.fixtures.windows import MakeWindow
 
 
@@ -129,6 +129,24 @@ def test_deferred_observations_do_not_make_later_steps_answerable(make_window: M
     window = make_window(actions=["look around", "wait1"], observations=["You see a jug.", "You see a jug."])
     items = list(score_window(window, "observed", Prediction({1: "", 2: ""})))
     assert [item.answerable for item in items] == [False, False]
+
+
+def test_later_actions_do_not_make_an_answer_answerable(make_window: MakeWindow) -> None:
+    window = make_window(actions=["look around", "take jug"], observations=["You see a jug.", "You take the jug."])
+    items = list(score_window(window, "observed", Prediction({1: "", 2: ""})))
+    assert [item.answerable for item in items] == [False, True]
+
+
+def test_pairs_are_scored_at_their_last_action_only(make_window: MakeWindow) -> None:
+    windows = [make_window(f"w/1{end}") for end in (FACT, COUNTERFACT)]
+
+    def items_of(horizons: range) -> list[Item]:
+        return [item for w in windows for item in score_window(w, "observed", Prediction(dict.fromkeys(horizons, "")))]
+
+    pairs = summarize_pairs(items_of(range(1, 6)))
+    assert pairs is not None
+    assert pairs["n"] == 1
+    assert summarize_pairs(items_of(range(1, 5))) is None
 
 
 def test_a_perfect_model_scores_one_everywhere(make_window: MakeWindow) -> None:

@@ -61,6 +61,15 @@ def test_a_checkpoint_stands_beside_the_best_baseline(finished, tmp_path, em, lo
     assert names == ["tiny, observed", "retrieve-names, observed", "copy, observed"]
 
 
+def test_a_limited_run_is_labelled_with_its_windows(finished, tmp_path) -> None:
+    runs = [finished("copy", 0.1, 0.05, 0.2), finished("retrieve", 0.3, 0.2, 0.4, limit=50)]
+    page = tmp_path / "page"
+    assert main(["results", str(page), "--keep", *map(str, runs)]) == 0
+    text = (page / "README.md").read_text()
+    assert "| copy, observed |" in text
+    assert "| retrieve, observed, 50 windows |" in text
+
+
 def test_a_run_of_the_same_model_takes_the_place_of_the_earlier_one(finished, tmp_path) -> None:
     page = tmp_path / "page"
     for em, model in ((0.5, "a/tiny"), (0.6, "b/tiny")):

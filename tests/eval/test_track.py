@@ -125,6 +125,12 @@ def test_examine_tells_what_was_done_to_a_thing(play: Play) -> None:
                     "This is a normal mug 2. In it, you see nothing."]  # fmt: skip
 
 
+def test_heating_takes_away_the_cold(play: Play) -> None:
+    taken = [AT_DESK, ("take cd 1 from desk 1", "You pick up the cd 1 from the desk 1.")]
+    cooled = ("go to fridge 1", "cool cd 1 with fridge 1", "go to microwave 1")
+    assert play(taken, *cooled, "heat cd 1 with microwave 1", "examine cd 1")[-1] == "This is a hot cd 1."
+
+
 def test_other_contexts_know_what_they_show(play: Play) -> None:
     now = {"look": f"You are facing the drawer 2. Next to it, you see nothing.\n{OPENED[1].partition('. ')[2]}",
            "inventory": "You are carrying: a mug 2."}  # fmt: skip

@@ -13,8 +13,9 @@ from data_prep.windows import Cut, cut_window, write_windows
 from lab.__main__ import main
 from lab.data import counterfactual
 from lab.data.cut_suite import read_windows
-from loopwm.records.episodes import Episode
+from loopwm.records.episodes import Episode, Step
 from tests.fixtures.episodes import play_once
+from tests.fixtures.toy import Toy
 
 
 @pytest.fixture
@@ -70,3 +71,28 @@ def test_files_without_windows_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+class Named(Toy):
+    """A world whose answers name all actions, so that any change shows in the last answer."""
+
+    def reset(self, task: str, variation: int | str) -> Step:
+        self.played: list[str] = []
+        return super().reset(task, variation)
+
+    def step(self, action: str) -> Step:
+        self.played.append(action)
+        return Step(action, " ".join(self.played), 0, False)
+
+
+def test_a_counterfact_keeps_the_last_action() -> None:
+    window = {
+        "task": "walk", "variation": 1, "history": [{"action": None, "observation": "walk 1"}],
+        "actions": ["north"] * 3, "observations": ["north", "north north", "north north north"],
+    }  # fmt: skip
+    windows = [{**window, "id": str(i)} for i in range(40)]
+    changed = [other["actions"] for _, other in counterfactual.pairs(Named(), windows, 0, "w")]
+    assert len(changed) == 40
+    assert {actions[-1] for actions in changed} == {"north"}
+    differ = {tuple(action != "north" for action in actions) for actions in changed}
+    assert differ == {(True, False, False), (False, True, False)}

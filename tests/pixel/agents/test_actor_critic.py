@@ -184,6 +184,11 @@ def test_gradients_reach_the_actor_through_log_probabilities_alone() -> None:
     assert isinstance(last, torch.nn.Linear)
     assert last.bias.grad is not None
     assert torch.allclose(last.bias.grad, -advantage * (torch.tensor([0.0, 1.0]) - p), atol=1e-5)
+    # Nor does the critic learn from the actor's gain: its gradient is that of its own loss.
+    learned = network.critic[-1].bias.grad.clone()
+    network.zero_grad()
+    network.critic_loss(network.critic(data.inputs[:, 0]), torch.tensor([3.0])).sum().backward()
+    assert torch.allclose(learned, network.critic[-1].bias.grad, atol=1e-6)
 
 
 def test_the_scale_is_the_moving_range_between_percentiles_and_at_least_one() -> None:

@@ -269,6 +269,43 @@ def test_the_own_frame_stands_for_the_last_one_in_the_second_step(monkeypatch):
     assert torch.equal(second[own][:, -2], first[own][:, -1])
 
 
+def test_the_own_frame_stays_within_its_episode(monkeypatch):
+    """Where an episode begins, the frame before it is not the model's; nor does the second step train the first."""
+    system, steps, seen = made(), batch(), []
+    everywhere = torch.ones_like(steps.first)
+
+    def frame_loss(target, before, h, generator):
+        seen.append(before)
+        return target.sum() * 0, torch.full_like(target, 0.123)
+
+    monkeypatch.setattr(system, "frame_loss", frame_loss)
+    system.loss(steps._replace(first=everywhere), 1, seeded())
+    assert not (seen[1][:, -1] == 0.123).any()
+
+
+def test_the_denoised_frame_carries_no_gradient():
+    system, steps = made(), batch()
+    h, _ = system.remember(steps.obs, steps.action, steps.first, 1)
+    before = to_signed(steps.obs[:, :3])
+    loss, frame = system.frame_loss(to_signed(steps.next_obs[:, 3]), before, h[:, 3], seeded())
+    assert loss.requires_grad
+    assert not frame.requires_grad
+
+
+@torch.no_grad()
+def test_the_network_is_told_the_noise_with_its_offset(monkeypatch):
+    """In training and in sampling: the level's square is the sum of both variances."""
+    offset, seen = 0.3, []
+    system = made(loss=EdelineLoss(offset_noise=offset, noise_std=0.0, noise_mean=math.log(0.4)))
+    before, h = torch.zeros(2, 3, 3, 6, 8), torch.zeros(2, 16)
+    network = system.network
+    monkeypatch.setattr(system, "network", lambda x, c, *rest: seen.append(c) or network(x, c, *rest))
+    system.frame_loss(torch.zeros(2, 3, 6, 8), before, h, seeded())
+    system.sampled(before, h, EdelineSampling(steps=1), seeded())
+    levels = [(4 * c[0]).exp().item() for c in seen]
+    assert levels == pytest.approx([math.hypot(0.4, offset), math.hypot(5.0, offset)], rel=1e-5)
+
+
 @torch.inference_mode()
 def test_the_worlds_memory_is_that_of_training():
     """Whether frames come at once or one by one, h is what the loss was computed with."""

@@ -195,6 +195,29 @@ def test_each_kl_term_trains_one_side() -> None:
         assert trained == (side == "prior")
 
 
+@pytest.mark.parametrize("prior", ["factorised", "autoregressive"])
+def test_the_dynamics_term_does_not_train_its_target(prior: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last frame is a target of the prior and no input of it: its gradient is that of the other terms."""
+    data, gradients = batch(), []
+    data.first[:, -1] = False
+    for coefficient in (0.0, 0.5):
+        made = system(replace(TINY, prior=prior), StormObjective(coefficient, 0.0, 0.0))
+        posterior = made.network.encode(data.obs).detach().requires_grad_()
+        monkeypatch.setattr(made.network, "encode", lambda obs, posterior=posterior: posterior)
+        made.loss(data, 2, generator())[0].backward()
+        assert posterior.grad is not None
+        gradients.append(posterior.grad)
+    assert torch.allclose(gradients[0][:, -1], gradients[1][:, -1], atol=1e-6)
+    assert not torch.allclose(gradients[0][:, 0], gradients[1][:, 0], atol=1e-4)
+
+
+def test_a_hundredth_of_the_prior_is_uniform() -> None:
+    network = system().network
+    network.prior_head.weight.data *= 1000
+    h, z = torch.randn(7, 16), torch.zeros(7, 4, 5)
+    assert network.prior(h, z).exp().min().item() == pytest.approx(0.01 / 5, rel=1e-3)
+
+
 # -- the world ---------------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,8 @@ from loopwm.core import Fixed, KVCache, allocated_bytes
 from serve.engine.batch import RunningBatch
 from serve.engine.engine import Engine, Limits
 from serve.engine.forward import ModelRunner
-from serve.engine.prefill import score
-from serve.engine.prefix_cache import BLOCK
+from serve.engine.prefill import prefill, score
+from serve.engine.prefix_cache import BLOCK, PrefixCache
 from serve.engine.requests import Finish, Request, WorkItem
 from serve.engine.sampling import SamplingParams
 from tests.fixtures.engine import DEPTH, NEVER, Collector, Model, alone, counted, fail, random_prompt, run
@@ -153,6 +153,14 @@ def test_a_prompt_that_begins_like_a_former_one_runs_its_own_part_alone(tiny_mod
     assert sizes == [len(head) + 4, 4, 4], "the last one is known whole, but for the token that is left to run"
     made.finish()
     assert [c.tokens for c in collectors] == [*expected, expected[0]]
+
+
+def test_a_row_that_goes_on_leaves_the_cached_prompt(tiny_model):
+    cache, prompt = PrefixCache(1 << 40), random_prompt(2 * BLOCK, 1)
+    for ids in (prompt, (*prompt, 1)):
+        state = run(prefill(ModelRunner(tiny_model), cache, ids, 2))
+        state.extend(torch.ones(1, 1, dtype=torch.bool))
+        assert cache.get((2, prompt)).length == len(prompt)
 
 
 def test_choices_of_one_prompt_run_and_keep_it_once(tiny_model, monkeypatch):

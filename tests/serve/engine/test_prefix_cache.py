@@ -30,6 +30,14 @@ def test_the_cache_finds_the_longest_beginning_of_the_same_depth():
     assert len(cache) == 1, "what is too short is not worth it"
 
 
+def test_an_evicted_prompt_does_not_hide_a_shorter_one():
+    cache, prompt = PrefixCache(1 << 40), random_prompt(3 * BLOCK, 1)
+    cache.put_prompt(prompt, 2, state_of(3 * BLOCK))
+    cache.drop((2, prompt))
+    cache.put_prompt(prompt[: 2 * BLOCK], 2, state_of(2 * BLOCK))
+    assert cache.get_prompt(prompt, 2).length == 2 * BLOCK
+
+
 def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
     prompts = [random_prompt(1024, seed) for seed in range(3)]
     held = state_of(64)  # not the cache's, so that the whole budget can never be free
@@ -46,6 +54,8 @@ def test_the_cache_lets_go_what_was_not_used_for_the_longest_time():
     assert cache.get_prompt(prompts[1], 2) is None
     assert cache.get_prompt(prompts[0], 2) is not None
     assert cache.get_prompt(prompts[2], 2) is not None
+    assert not cache.make_room(cache.max_bytes + 1)
+    assert len(cache) == 2, "what can never fit evicts nothing"
     assert not cache.make_room(cache.max_bytes)
     assert len(cache) == 0
     del held

@@ -152,3 +152,9 @@ def test_only_likely_tokens_are_drawn():
 def test_a_temperature_too_small_to_divide_by_is_greedy():
     assert draws(SamplingParams(GREEDY_BELOW / 2), [0.0, 1.0, 1.001]) == {2}
     assert draws(SamplingParams(GREEDY_BELOW), [-300.0, 300.0, 299.0]) == {1}
+
+
+def test_a_request_past_its_deadline_is_504(client):
+    body = {"model": "tiny", "prompt": "boil", "max_tokens": 9}
+    response = client.post(COMPLETIONS, json=body, headers={"X-Request-Timeout": "1e-6"})
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ from loopwm.records.template import Context, Transition
 from serve.engine.engine import Limits
 from serve.generation.rate_limits import KeyQuota, RateLimiter
 from serve.worlds.log import WorldLog, read_log
-from serve.worlds.sqlite import WorldFile
+from serve.worlds.sqlite import SavedWorld, WorldFile
 from serve.worlds.store import (
     TooManyWorldsError,
     TooMuchTextError,
@@ -117,6 +118,62 @@ def test_unused_worlds_expire():
     assert [session.id for session in store.of("me")] == [one]
     with pytest.raises(WorldGoneError, match="10 seconds"):
         store.get(two, "me")
+
+
+def test_a_world_does_not_expire_while_it_is_changed():
+    clock = Clock()
+    store = WorldStore(WorldLimits(ttl=10), clock)
+    (name,) = add(store)
+    with store.changing(name, "me"):
+        clock.now = 15
+        assert len(store.of("me")) == 1
+    assert store.get(name, "me").id == name
+
+
+def test_worlds_expire_by_their_last_use_after_a_restart(tmp_path):
+    clock = Clock()
+    store = WorldStore(WorldLimits(ttl=10), clock, WorldFile(tmp_path / "w"))
+    names = [add(store)[0]]
+    clock.now = 8
+    names += add(store)
+    store.close()
+    clock.now = 12
+    store = WorldStore(WorldLimits(ttl=10), clock, WorldFile(tmp_path / "w"))
+    assert [session.id for session in store.of("me")] == names[1:]
+    store.close()
+
+
+def test_text_of_worlds_counts_after_a_restart(tmp_path):
+    limiter = RateLimiter({"me": KeyQuota(bytes=2 * LOG.size)})
+    for _ in range(2):
+        store = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w"), rate_limiter=limiter)
+        add(store)
+        store.close()
+    store = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w"), rate_limiter=limiter)
+    with pytest.raises(TooMuchTextError, match=f"{2 * LOG.size} "):
+        add(store)
+    store.close()
+
+
+def test_a_write_that_fails_in_the_middle_leaves_nothing(tmp_path):
+    file = WorldFile(tmp_path / "w")
+    good = SavedWorld("one", 1.0, {})
+    with pytest.raises(sqlite3.Error):
+        file.write([good, SavedWorld("two", None, {})])
+    assert file.read() == []
+    file.write([good])
+    with pytest.raises(sqlite3.Error):
+        file.write([SavedWorld("three", 1.0, {})], ["one", {}])
+    assert file.read() == [good]
+    file.close()
+
+
+def test_the_file_is_synced_at_every_checkpoint_of_its_log(tmp_path):
+    """The names of SQLite's levels: 1 is NORMAL, which cannot corrupt a file in WAL mode; 0 is OFF, which can."""
+    file = WorldFile(tmp_path / "w")
+    assert file._db.execute("PRAGMA synchronous").fetchone() == (1,)
+    assert file._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    file.close()
 
 
 def test_one_key_has_so_many_worlds_and_takes_none_from_another():
