@@ -224,8 +224,8 @@ class Endpoint:
 def _refusal(error: openai.APIStatusError) -> str:
     """Return the message of a refusal in one line, with the option that avoids it if there is one."""
     body: Any = error.body
-    said = str(body["message"]) if isinstance(body, dict) and "message" in body else error.response.text
-    line, parameter = " ".join(said.split())[:200], body.get("param") if isinstance(body, dict) else None
+    message = str(body["message"]) if isinstance(body, dict) and "message" in body else error.response.text
+    line, parameter = " ".join(message.split())[:200], body.get("param") if isinstance(body, dict) else None
     return f"{line} (see {_REMEDIES[parameter]})" if parameter in _REMEDIES else line
 
 

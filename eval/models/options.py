@@ -118,8 +118,8 @@ def make_predictor(
     """Create the predictor that `--model` names. Raises InputError naming the option at fault."""
     kind = _kind(model)
     for option in fields(options):
-        given = getattr(options, option.name) is not None
-        if given and kind not in _TAKEN_BY.get(option.name, {ENDPOINT}):
+        is_set = getattr(options, option.name) is not None
+        if is_set and kind not in _TAKEN_BY.get(option.name, {ENDPOINT}):
             raise InputError(f"--{option.name.replace('_', '-')}: not an option of {model!r}")
     if kind in BASELINES:
         return BASELINES[kind].make(windows, options.train_episodes or [])

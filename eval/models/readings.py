@@ -119,7 +119,7 @@ def usual_ticks(episodes: Sequence[TrainEpisode]) -> Mapping[str, int]:
     for episode in episodes:
         for action, observation in episode.steps[1:]:
             counts[action][ticks(action, observation)] += 1
-    return {action: min(taken, key=lambda n: (-taken[n], n)) for action, taken in counts.items()}
+    return {action: min(tally, key=lambda n: (-tally[n], n)) for action, tally in counts.items()}
 
 
 def continue_in_view(question: Question, in_view: Sequence[Reading]) -> str:

@@ -91,7 +91,8 @@ class Known:
     """Known state of a game, by names such as `drawer 2`. `contents` lacks places that were not observed."""
 
     at: str = ""
-    held: str = ""
+    hand: str = ""
+    """Name of the thing that the player holds, if any."""
     doors: dict[str, str] = field(default_factory=dict)
     """`open`, `closed`, or `none` for a place without a door."""
     contents: dict[str, set[str]] = field(default_factory=dict)
@@ -113,7 +114,7 @@ class Known:
             for place in together:
                 self.beside[place] |= together
         for carrying in _CARRYING.finditer(text):
-            self.held = "".join(_NAME.findall(carrying[1] or ""))
+            self.hand = "".join(_NAME.findall(carrying[1] or ""))
         for thing, state in _STATE.findall(text):
             self.states[thing].add(state)
 
@@ -136,15 +137,15 @@ class Known:
             case ["close", place]:
                 return self._here(place) and self._door(place) == "open"
             case ["take", thing, "from", place]:
-                return not self.held and self._reaches(place) and self._may_hold(place, thing)
+                return not self.hand and self._reaches(place) and self._may_hold(place, thing)
             case ["move", thing, "to", place]:
-                return thing == self.held and self._reaches(place)
+                return thing == self.hand and self._reaches(place)
             case ["heat" | "cool" | "clean" as verb, thing, "with", place]:
-                return thing == self.held and self._here(place) and _kind(place) == TREATMENTS[verb][0]
+                return thing == self.hand and self._here(place) and _kind(place) == TREATMENTS[verb][0]
             case ["use", thing]:
                 return _kind(thing) in LAMPS and any(self._may_hold(place, thing) for place in self._places_here())
             case ["examine", name]:
-                return self._here(name) or name == self.held or self._in_view(name)
+                return self._here(name) or name == self.hand or self._in_view(name)
         return False
 
     def do(self, words: list[str]) -> None:
@@ -157,10 +158,10 @@ class Known:
             case ["close", place]:
                 self.doors[place] = "closed"
             case ["take", thing, "from", place]:
-                self.held = thing
+                self.hand = thing
                 self.contents.get(place, set()).discard(thing)
             case ["move", thing, "to", place]:
-                self.held = ""
+                self.hand = ""
                 self.contents.get(place, set()).add(thing)
             case ["heat" | "cool" | "clean" as verb, thing, "with", _]:
                 self.states[thing] -= {"heat": {"cold"}, "cool": {"hot"}}.get(verb, set())
@@ -175,7 +176,7 @@ class Known:
                 here = _listed(self._places_here())
                 return f"You are facing the {here}. Next to it, you see nothing." if here else START
             case ["inventory"]:
-                return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."
+                return f"You are carrying: a {self.hand}." if self.hand else "You are not carrying anything."
             case ["go", "to", place]:
                 return f"You arrive at {place}. {self._view(place)}"
             case ["open", place]:

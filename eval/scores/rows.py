@@ -34,8 +34,8 @@ REWARD_TOLERANCE = 0.5
 class Item:
     """One window at one horizon, predicted and scored.
 
-    is_last: the horizon takes all the window's actions. seen: None if the training set is unknown. reward, end:
-    (predicted, true), None if not predicted.
+    is_last: the horizon takes all the window's actions. in_training: the window occurs in train episodes, None if these
+    are unknown. reward, end: (predicted, true), None if not predicted.
     """
 
     window_id: str
@@ -48,14 +48,14 @@ class Item:
     scores: ItemScores
     changed: bool
     answerable: bool
-    seen: bool | None
+    in_training: bool | None
     reward: tuple[float, float] | None
     end: tuple[bool, bool] | None
 
 
 SPLITS: dict[str, Callable[[Item], bool]] = {
-    "novel": lambda item: item.seen is False,
-    "seen": lambda item: item.seen is True,
+    "novel": lambda item: item.in_training is False,
+    "seen": lambda item: item.in_training is True,
     "changed": lambda item: item.changed,
     "unchanged": lambda item: not item.changed,
     "decidable": lambda item: item.answerable,
@@ -84,7 +84,7 @@ def score_window(
             scores=scores,
             changed=not exact_match(last, reference),
             answerable=is_answerable(env, reference, known, window["actions"][:horizon]),
-            seen=None if seen_table is None else seen_table.at(window, horizon),
+            in_training=None if seen_table is None else seen_table.at(window, horizon),
             reward=None if reward is None else (reward, window["rewards"][at]),
             end=None if end is None else (end, window["dones"][at]),
         )
@@ -115,7 +115,7 @@ def summarize(items: Sequence[Item]) -> dict[str, Any]:
     row |= estimates(scores[:, defined], games, [names[i] for i in defined])
     row["bleu4_corpus"] = corpus_bleu4([item.prediction for item in items], [item.reference for item in items])
     for name, belongs in SPLITS.items():
-        if name in ("novel", "seen") and any(item.seen is None for item in items):
+        if name in ("novel", "seen") and any(item.in_training is None for item in items):
             continue
         chosen = [item for item in items if belongs(item)]
         row[f"n_{name}"] = len(chosen)

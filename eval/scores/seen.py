@@ -19,8 +19,8 @@ from loopwm.records.windows import Window, game_of
 class Seen:
     """Table of a suite.
 
-    seen: horizons by window at which it is seen. episodes_sha256: of the texts read, in order. hashes_sha256:
-    `digest` of the episodes' hashes in checkpoints.
+    horizons: by window, those at which it is seen; `seen` in the file. episodes_sha256: of the texts read, in order.
+    hashes_sha256: `digest` of the episodes' hashes in checkpoints.
     """
 
     suite: str
@@ -29,10 +29,10 @@ class Seen:
     hashes_sha256: str
     episodes: int
     transitions: int
-    seen: dict[str, list[int]]
+    horizons: dict[str, list[int]]
 
     def at(self, window: Window, horizon: int) -> bool:
-        return horizon in self.seen.get(window["id"], ())
+        return horizon in self.horizons.get(window["id"], ())
 
     @property
     def training_set(self) -> dict[str, str | int]:
@@ -54,24 +54,24 @@ def table_path(suite: str) -> Path:
     return DATA / f"seen-{suite}.json.gz"
 
 
-def find_seen(suite: Suite, given: Path | None) -> Seen | None:
+def find_seen(suite: Suite, file: Path | None) -> Seen | None:
     """Return the table given, else the committed one of these very windows, else None.
 
     Raises InputError for a file that is not a table, or a given one of other windows.
     """
-    path = table_path(suite.name) if given is None else given
-    if given is None and not path.is_file():
+    path = table_path(suite.name) if file is None else file
+    if file is None and not path.is_file():
         return None
     table = load_table(path)
     if table.suite_sha256 == suite.sha256:
         return table
-    if given is None:
+    if file is None:
         return None
     raise InputError(f"--seen: {path} must be of these windows, got {table.suite!r} ({table.suite_sha256[:12]})")
 
 
 def seen_by_checkpoint(
-    suite: Suite, trained: TrainingEpisodes | None, table: Seen | None, given: Path | None
+    suite: Suite, trained: TrainingEpisodes | None, table: Seen | None, file: Path | None
 ) -> Seen | None:
     """Return the table if it is about the episodes that a checkpoint was trained on, None for unknown.
 
@@ -79,13 +79,13 @@ def seen_by_checkpoint(
         suite: to be evaluated on.
         trained: of the checkpoint; None for one without a record, for which only a table that was given counts.
         table: of --seen, or the suite's committed one; None for none.
-        given: the file of --seen.
+        file: that of --seen.
 
     Raises:
         InputError: for a suite with a game that the checkpoint was trained on, and for a given table of other episodes.
     """
     if trained is None:
-        return table if given is not None else None
+        return table if file is not None else None
     for window in suite.windows:
         game = game_of(window)
         if window["variation"] is not None and trained.holds_game(window["env"], game):
@@ -95,14 +95,15 @@ def seen_by_checkpoint(
             )
     if table is None or table.hashes_sha256 == digest(trained.episodes(environment_of(suite))):
         return table
-    if given is not None:
-        raise InputError(f"--seen: {given} must be of the train episodes of --model")
+    if file is not None:
+        raise InputError(f"--seen: {file} must be of the train episodes of --model")
     return None
 
 
 def load_table(path: Path) -> Seen:
     """Read a table. Raises InputError naming the file."""
     try:
-        return Seen(**json.loads(gzip.decompress(path.read_bytes())))
-    except (OSError, EOFError, zlib.error, ValueError, TypeError) as error:
+        record = dict(json.loads(gzip.decompress(path.read_bytes())))
+        return Seen(horizons=record.pop("seen"), **record)
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: must be a table of seen windows ({error})") from error

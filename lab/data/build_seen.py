@@ -134,5 +134,7 @@ def run(args: argparse.Namespace) -> None:
     tables = build_tables([load_suite(name) for name in args.suites], args.episodes, trained)
     for table in tables:
         path = args.out / table_path(table.suite).name
-        write_atomic(path, pack_gzip(json.dumps(asdict(table), ensure_ascii=False, separators=(",", ":"))))
-        print(f"{path}: {len(table.seen)} windows seen at some horizon in {table.transitions} transitions")
+        record = asdict(table)
+        record["seen"] = record.pop("horizons")
+        write_atomic(path, pack_gzip(json.dumps(record, ensure_ascii=False, separators=(",", ":"))))
+        print(f"{path}: {len(table.horizons)} windows seen at some horizon in {table.transitions} transitions")

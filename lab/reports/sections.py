@@ -65,7 +65,7 @@ def _deciding(group: Group) -> list[tuple[str, Figure]]:
     if any(summarize_pairs(run.items) for run in group.runs):
         return [(", pairs", lambda run: _mean_cell(_pair_means(run)["both"]))]
     if group.is_expert:
-        known = any(item.seen is not None for run in group.runs for item in run.items)
+        known = any(item.in_training is not None for run in group.runs for item in run.items)
         column = (", unseen", lambda run: _mean_cell(analysis.em_where(run.at(run.last), SPLITS["novel"])))
         return [column] if known else []
     return [("", _all_windows)]
@@ -237,7 +237,7 @@ def _by_length(group: Group, anchor: str) -> list[Block]:
 
 
 def _unseen_and_seen(group: Group, anchor: str) -> list[Block]:
-    known = [all(item.seen is not None for item in run.items) for run in group.runs]
+    known = [all(item.in_training is not None for item in run.items) for run in group.runs]
     if not any(known):
         return []
     header = ["Run", *(f"{name}, horizon {k}" for name in ("unseen", "seen") for k in group.horizons)]

@@ -277,12 +277,12 @@ def parse_rule(text: str) -> ExitRule:
     """Parse a number of loops, or a rule such as `gate:tau=0.5,limit=4`. Raises ValueError naming the fault."""
     if text.isdecimal() and int(text) > 0:
         return Fixed(int(text))
-    name, _, given = text.partition(":")
+    name, _, arguments = text.partition(":")
     kinds = numbers_of(name) if name in RULES else {}
     if not kinds:
         offered = ", ".join(name for name in RULES if numbers_of(name))
         raise ValueError(f"must be a number of loops or one of {offered}, such as gate:tau=0.5,limit=4, got {text!r}")
-    values = dict(item.partition("=")[::2] for item in given.split(",") if item)
+    values = dict(item.partition("=")[::2] for item in arguments.split(",") if item)
     try:
         numbers = {field: kinds.get(field, float)(value) for field, value in values.items()}
     except ValueError as error:

@@ -179,8 +179,8 @@ def _extend(passes: Mapping[int, Extension], forward: Forward) -> dict[int, Exte
     rows = [row for row, each in passes.items() for _ in each.tokens]
     step = next(iter(passes.values())).step
     logits_BV, loops = forward(RaggedBatch([each.state for each in passes.values()]), tokens, step, rows)
-    taken, answers = 0, {}
+    end, answers = 0, {}
     for row, each in passes.items():
-        part = slice(taken, taken := taken + len(each.tokens))
+        part = slice(end, end := end + len(each.tokens))
         answers[row] = Extended(each.state, logits_BV[part], loops[part])
     return answers

@@ -204,8 +204,8 @@ class HttpWorlds:
             for place, action in enumerate(actions)
         ]
         answers = self._ask(stepping, bodies)
-        taken = zip(stepping, actions, answers, strict=True)
-        return [self._taken(row, action, answer) for row, action, answer in taken]
+        steps = zip(stepping, actions, answers, strict=True)
+        return [self._taken(row, action, answer) for row, action, answer in steps]
 
     def fork(self, rows: Sequence[int]) -> HttpWorlds:
         check_rows(rows, len(self._rows))

@@ -68,7 +68,7 @@ class Situation:
     spots: dict[str, str] = field(default_factory=dict)
     contents: dict[str, list[str]] = field(default_factory=dict)
     here: str = ""
-    held: str | None = None
+    hand: str | None = None
     facts: dict[str, set[tuple[str, ...]]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
@@ -82,7 +82,7 @@ class Situation:
             if receptacle in world.contents:
                 world.contents[receptacle].append(thing)
         world.here = next((spot for _, spot in world.facts["atlocation"]), "")
-        world.held = next((thing for _, thing in world.facts["holds"]), None)
+        world.hand = next((thing for _, thing in world.facts["holds"]), None)
         return world
 
     def true(self, predicate: str, *names: str) -> bool:
@@ -126,7 +126,7 @@ class _Player:
         while True:
             # an object at the target also needs its state changed first, so it is as good as any other
             self._take(goal.thing, barred=target if goal.state is None else "")
-            if goal.state is not None and not self.world.true(goal.state, str(self.world.held)):
+            if goal.state is not None and not self.world.true(goal.state, str(self.world.hand)):
                 self._treat(goal.state)
             self._put(target)
             delivered = [thing for thing in self.world.contents[target] if kind_of(thing) == goal.thing]
@@ -135,15 +135,15 @@ class _Player:
 
     def _take(self, kind: str, barred: str) -> None:
         """Take a thing of a kind, from anywhere but `barred`."""
-        if self.world.held is not None:
-            if kind_of(self.world.held) == kind:
+        if self.world.hand is not None:
+            if kind_of(self.world.hand) == kind:
                 return
-            self._put_away(self.world.held)
+            self._put_away(self.world.hand)
         thing, place = self._find(kind, barred)
         self._reach(place)
         self.commands.append(f"take {thing} from {place}")
         self.world.contents[place].remove(thing)
-        self.world.held = thing
+        self.world.hand = thing
 
     def _find(self, kind: str, barred: str) -> tuple[str, str]:
         """Return a thing of a kind and its place: one seen before, or else one found by a search."""
@@ -188,16 +188,16 @@ class _Player:
         if appliance is None:
             raise SimulatorError(f"not solvable: no {kind} within reach")
         self._go(appliance)
-        self.commands.append(f"{verb} {self.world.held} with {appliance}")
+        self.commands.append(f"{verb} {self.world.hand} with {appliance}")
 
     def _put(self, place: str) -> None:
-        thing = self.world.held
+        thing = self.world.hand
         assert thing is not None
         self._reach(place)
         self.seen.add(place)
         self.commands.append(f"move {thing} to {place}")
         self.world.contents[place].append(thing)
-        self.world.held = None
+        self.world.hand = None
 
     def _put_away(self, thing: str) -> None:
         places = [place for place in self.world.contents if self.world.fits(thing, place)]

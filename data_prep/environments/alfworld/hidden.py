@@ -69,15 +69,15 @@ def _shared_places(world: Situation) -> Iterator[str]:
     for receptacle in sorted(world.spots, key=listed):
         places[world.spots[receptacle]].append(receptacle)
     # Things once in a receptacle and no more: the engine records facts that became false, not those always false.
-    removed = world.facts["not_inreceptacle"]
-    taken = {spot: [thing for thing, place in removed if place == spot] for spot in world.spots}
+    former = world.facts["not_inreceptacle"]
+    departures = {spot: [thing for thing, place in former if place == spot] for spot in world.spots}
     for place, receptacles in places.items():
         if len(receptacles) > 1:
             here = {thing for thing, where in world.facts["objectatlocation"] if where == place}
             # a thing taken from two of them is listed twice, as the game does
-            beside = [thing for receptacle in receptacles for thing in taken[receptacle] if thing in here]
+            beside = [thing for receptacle in receptacles for thing in departures[receptacle] if thing in here]
             line = f"Facing the {_joined(receptacles)}. Next to it, you see {_articled(beside)}."
-            yield line + "".join(f" You took {_articled(taken[r])} from the {r}." for r in receptacles if taken[r])
+            yield line + "".join(f" You took {_articled(departures[r])} from the {r}." for r in receptacles if departures[r])
 
 
 def _vessels(world: Situation) -> Iterator[str]:

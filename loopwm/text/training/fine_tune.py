@@ -52,12 +52,12 @@ def fine_tune_config(data: Path, model: Path, seed: int) -> TrainingConfig:
     """Return the configuration of a run on prepared logs. Raises InputError if there are none."""
     if not (model / "config.json").is_file():
         raise InputError(f"--model: must be the folder of a LoopWM checkpoint, got {model}")
-    given = LoopWMConfig.from_pretrained(model)
-    plain = model_config(ModelConfig("reference"), given.vocab_size)
+    base = LoopWMConfig.from_pretrained(model)
+    plain = model_config(ModelConfig("reference"), base.vocab_size)
     # An exit gate would be of other weights; the vocabulary and the number of slots follow from the rest.
     switches = inspect.get_annotations(LoopWMConfig).keys() - {"auto_map", "vocab_size", "num_hidden_layers"}
-    overrides = {key: getattr(given, key) for key in sorted(switches) if getattr(given, key) != getattr(plain, key)}
-    heads, monitor = float(given.prediction_heads), float(given.monitor_head)
+    overrides = {key: getattr(base, key) for key in sorted(switches) if getattr(base, key) != getattr(plain, key)}
+    heads, monitor = float(base.prediction_heads), float(base.monitor_head)
     return training_config(
         {
             "model": {"preset": "reference", "weights": str(model), "overrides": {**overrides, "exit_gate": False}},

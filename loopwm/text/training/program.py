@@ -102,12 +102,12 @@ def new_model(
     """
     model = LoopWMForCausalLM(model_config)
     if config.model.weights:
-        given, known = load_checkpoint(Path(config.model.weights))
-        if known.get_vocab() != tokenizer.get_vocab():
+        initial, its_tokenizer = load_checkpoint(Path(config.model.weights))
+        if its_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise InputError(f"model.weights: must have the frozen tokenizer, got another in {config.model.weights}")
         try:
             gate = "model.core.gate."
-            model.load_state_dict({k: weight for k, weight in given.state_dict().items() if not k.startswith(gate)})
+            model.load_state_dict({k: weight for k, weight in initial.state_dict().items() if not k.startswith(gate)})
         except RuntimeError as error:
             raise InputError(f"model.weights: {' '.join(str(error).split())[:200]}") from error
     elif config.model.integers == "fourier":
@@ -155,9 +155,9 @@ class TextProgram:
     def _check_names(self, episodes: Sequence[TokenEpisode]) -> None:
         """Raise InputError for a world or task that a key names and that has no training episode."""
         data, objective = self.config.data, self.config.objective
-        held = {(episode.env, episode.task) for episode in episodes}
+        tasks_of_data = {(episode.env, episode.task) for episode in episodes}
         for env, task in ((env, task) for env, tasks in data.tasks.items() for task in tasks):
-            if (env, task) not in held:
+            if (env, task) not in tasks_of_data:
                 raise InputError(f"data.tasks.{env}.{task}: must have an episode in data.train, got none")
         by_world = {
             "data.echo_weights": data.echo_weights,
@@ -165,7 +165,7 @@ class TextProgram:
             "objective.opening_weights": objective.opening_weights,
         }
         for key, env in ((key, env) for key, weights in by_world.items() for env in weights):
-            if env not in {world for world, _ in held}:
+            if env not in {world for world, _ in tasks_of_data}:
                 raise InputError(f"{key}.{env}: must have an episode in data.train, got none")
 
     def _coefficients(self) -> Coefficients:

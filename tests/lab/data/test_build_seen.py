@@ -78,7 +78,7 @@ def test_other_environments_do_not_make_a_window_seen(
     window = make_window("w", [(None, "Start.")])
     pairs = list(zip(window["actions"], window["observations"], strict=True))
     (tmp_path / "train.jsonl").write_text(episode(*pairs, env="alfworld"))
-    assert not build_tables([load_suite(str(write_suite([window])))], [tmp_path / "train.jsonl"])[0].seen
+    assert not build_tables([load_suite(str(write_suite([window])))], [tmp_path / "train.jsonl"])[0].horizons
 
 
 def test_results_and_report_split_by_what_was_seen(
