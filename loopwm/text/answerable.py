@@ -36,7 +36,7 @@ class RowFacts:
             steps: all steps after the head that the row shows or whose actions it defers, ascending.
         """
         self._episode = episode
-        self._complete = context_kind in COMPLETE or not len(episode.facts)
+        self._complete = context_kind in COMPLETE or not len(episode.facts)  # no facts: all is determined
         self._shown: dict[int, int] = {}
         self._named: dict[int, int] = {}
         if self._complete:
@@ -49,8 +49,8 @@ class RowFacts:
 
     def _add(self, known: dict[int, int], kind: int, step: int, since: int) -> None:
         for _, length, fact in self._episode.facts_of(kind, step).tolist():
-            if length == 0:
-                known.setdefault(fact, since)
+            if length == 0:  # facts that the text shows; longer rows are parts that need facts
+                known.setdefault(fact, since)  # the first step that shows a fact counts
 
     def undetermined(self, kind: int, step: int, index: int = 0, *, last_shown: int) -> list[bool]:
         """Return for each token of a text True if it is undetermined.
@@ -66,7 +66,7 @@ class RowFacts:
         if self._complete:
             return marks
         rows = (row for row in self._episode.facts_of(kind, step, index).tolist() if row[1] > 0)
-        for (start, length), group in groupby(rows, key=itemgetter(0, 1)):
+        for (start, length), group in groupby(rows, key=itemgetter(0, 1)):  # sorted by place in the shards
             if not any(self._known(fact, step, last_shown) for *_, fact in group):
                 marks[start : start + length] = [True] * length
         return marks

@@ -122,7 +122,7 @@ def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, en
     beam, tokens = [Hypothesis()], [first]
     for step in range(max_new_tokens):
         state, logits_BV, loops = yield Extension(state, tokens, step)
-        ended = [(hypothesis, -1) for hypothesis in beam if hypothesis.ended]
+        ended = [(hypothesis, -1) for hypothesis in beam if hypothesis.ended]  # they have no row in the state any more
         running = [hypothesis for hypothesis in beam if not hypothesis.ended]
         candidates = ended + _extensions(running, logits_BV, loops, min(beams, logits_BV.shape[-1]), end)
         # Stable: among equals, those that ended earlier and more probable prefixes stay first.
@@ -132,7 +132,7 @@ def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, en
             break
         parents = [parent for hypothesis, parent in candidates if not hypothesis.ended]
         tokens = [hypothesis.tokens[-1] for hypothesis in beam if not hypothesis.ended]
-        if parents != list(range(len(state.valid))):
+        if parents != list(range(len(state.valid))):  # the same rows in order need no copy
             state = state.select(torch.tensor(parents, device=state.valid.device))
     return beam[:results]
 

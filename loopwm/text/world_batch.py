@@ -72,6 +72,7 @@ class World:
 
 def shareable(history: KVCache) -> KVCache:
     """Wrap the history of a single world so that its copies share it."""
+    # `share` takes one row without padding and without a prefix of its own.
     return history.row(0).whole().share(1) if len(history.valid) == 1 else history
 
 
@@ -79,7 +80,7 @@ def by_prefix(states: Sequence[KVCache]) -> list[list[int]]:
     """Group indices of states behind one prefix, which can be joined."""
     families: dict[int, list[int]] = {}
     for i, state in enumerate(states):
-        families.setdefault(id(state if state.prefix is None else state.prefix), []).append(i)
+        families.setdefault(id(state if state.prefix is None else state.prefix), []).append(i)  # without prefix: alone
     return list(families.values())
 
 

@@ -77,7 +77,9 @@ def _shared_places(world: Situation) -> Iterator[str]:
             # a thing taken from two of them is listed twice, as the game does
             beside = [thing for receptacle in receptacles for thing in departures[receptacle] if thing in here]
             line = f"Facing the {_joined(receptacles)}. Next to it, you see {_articled(beside)}."
-            yield line + "".join(f" You took {_articled(departures[r])} from the {r}." for r in receptacles if departures[r])
+            yield line + "".join(
+                f" You took {_articled(departures[r])} from the {r}." for r in receptacles if departures[r]
+            )
 
 
 def _vessels(world: Situation) -> Iterator[str]:

@@ -60,11 +60,11 @@ class TreeBatch:
         pad_id: int,
         layout: Layout = trunk_and_branches,
     ) -> TreeBatch:
-        widths = row_widths(rows, layout).max(0)
+        widths = row_widths(rows, layout).max(0)  # every block is as wide as its widest row
         ends = widths.cumsum()
         columns = [_columns(np.asarray(layout(row)), ends - widths) for row in rows]
 
-        slots = max((len(s.places) for row in rows for s in (*row.steps, *row.trunk_steps)), default=0)
+        slots = max((len(s.places) for row in rows for s in (*row.steps, *row.trunk_steps)), default=0)  # M
 
         def padded(values: Sequence[Sequence[float]], fill: float) -> Tensor:
             out = np.full((len(rows), ends[-1]), fill, dtype=np.float32 if isinstance(fill, float) else np.int64)
@@ -76,14 +76,14 @@ class TreeBatch:
             tokens=padded([row.tokens for row in rows], pad_id),
             positions=padded([row.positions for row in rows], 0),
             limit=padded([row.limit for row in rows], 0),
-            branch=padded([row.branch for row in rows], -1),
+            branch=padded([row.branch for row in rows], -1),  # no real branch: nothing attends to padding
             decode=padded([row.decode for row in rows], 0),
             stage=padded([row.stage for row in rows], 0),
             label=padded([row.label for row in rows], IGNORED),
             horizon=padded([row.horizon for row in rows], TRUNK_HORIZON),
             undetermined=padded([row.undetermined for row in rows], 0).bool(),
-            weight=padded([row.weight for row in rows], 1.0),
-            place=padded([range(len(row)) for row in rows], 0),
+            weight=padded([row.weight for row in rows], 1.0),  # the only float: `padded` goes by its type
+            place=padded([range(len(row)) for row in rows], 0),  # noise is drawn by it
             steps=BranchSteps.collate([row.steps for row in rows], columns, slots, pad_id),
             trunk_steps=BranchSteps.collate([row.trunk_steps for row in rows], columns, slots, pad_id),
             trunk=int(ends[0]),
@@ -105,7 +105,7 @@ class TreeBatch:
         index = torch.arange(length, device=self.tokens.device)
         # limit counts the trunk tokens up to the step that the branch leaves after.
         in_trunk = index[None, None, :] < self.limit[:, t:, None]
-        causal = index[None, :] <= index[t:, None]
+        causal = index[None, :] <= index[t:, None]  # columns keep the order of a row's tokens
         same_branch = self.branch[:, t:, None] == self.branch[:, None, :]
         decode_k = self.decode[:, None, :]
         # Side branches of other horizons stay hidden: a served decode never sees them either.
@@ -124,7 +124,7 @@ class TreeBatch:
         # Slots of one's own stage are those of h_k; earlier stages hold h_0 .. h_{k-1}.
         newest = slots[:, None, :] & (self.stage[:, None, :] == self.stage[:, t:, None])
         decode = self.decode[:, t:, None]
-        allowed = (decode <= 0) | newest | (decode == self.decode[:, None, :])
+        allowed = (decode <= 0) | newest | (decode == self.decode[:, None, :])  # spine and slots of h_0: as before
         return TreeMask(t, self.attention_mask().branches & allowed[:, None])
 
 
@@ -136,7 +136,7 @@ def branch_mask(batch: TreeBatch, mask: TreeMask) -> BranchMask:
         spans, start = [], 0
         for number, columns in itertools.groupby(branch):
             end = start + len(list(columns))
-            if number > 0:
+            if number > 0:  # padding, -1, gets no span
                 # Round up to the multiple; the mask still hides the surplus columns.
                 limit = min(-(-int(batch.limit[row, t + start]) // KEYS_MULTIPLE) * KEYS_MULTIPLE, t)
                 visible = mask.branches[row, 0, start:end]
@@ -153,6 +153,7 @@ def _columns(blocks: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np
     order = blocks.argsort(kind="stable")
     rank = np.empty(len(blocks), dtype=np.int64)
     rank[order] = np.arange(len(blocks))
+    # Ranks count over all blocks: subtract the tokens of those before.
     before = np.bincount(blocks, minlength=len(starts)).cumsum() - np.bincount(blocks, minlength=len(starts))
     return starts[blocks] + rank - before[blocks]
 
@@ -210,7 +211,7 @@ class BranchSteps:
             weights[1 : 1 + len(step.weights[1:-1])] = step.weights[1:-1]
         return cls(
             row=torch.tensor([i for i, _ in steps], dtype=torch.long),
-            columns=torch.from_numpy(at.reshape(len(steps), slots)),
+            columns=torch.from_numpy(at.reshape(len(steps), slots)),  # without steps `at` is flat
             # Every branch starts with its h_0, so a horizon of 0 opens a new one.
             branch=(horizon == 0).long().cumsum(0) - 1,
             horizon=horizon,
@@ -244,14 +245,14 @@ def _padded_states(states: Sequence[tuple[list[int], list[int]] | None], pad_id:
     longest = max((len(text) for state in states if state for text in state), default=0)
     out = np.full((len(states), STATE_TEXTS, longest), pad_id, dtype=np.int64)
     for lines, state in zip(out, states, strict=True):
-        for line, text in zip(lines, state or (), strict=False):
+        for line, text in zip(lines, state or (), strict=False):  # an unknown state has no texts
             line[: len(text)] = text
     return torch.from_numpy(out)
 
 
 def row_widths(rows: Sequence[TreeRow], layout: Layout) -> NDArray[np.int64]:
     """Return each row's columns in each block, rounded up to the multiple: (rows, blocks), at least two blocks."""
-    counts = [np.bincount(layout(row), minlength=2) for row in rows]
+    counts = [np.bincount(layout(row), minlength=2) for row in rows]  # rows without branches have their block too
     blocks = max(map(len, counts))
     widths = np.array([np.pad(count, (0, blocks - len(count))) for count in counts])
     return -(-widths // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

@@ -71,7 +71,7 @@ class Source:
 
     def epoch(self, number: int) -> list[tuple[int, RowPlan]]:
         """Plan the rows of an epoch: index of the episode and plan."""
-        if self._cached is None or self._cached[0] != number:
+        if self._cached is None or self._cached[0] != number:  # rows are taken one by one
             self._cached = (number, self.planner.plan(generator(*self._seed, number)))
         return self._cached[1]
 
@@ -110,7 +110,7 @@ def make_sources(
     """
     groups: dict[Group, list[TokenEpisode]] = {}
     for episode in episodes:
-        if episode.last_step > 0:
+        if episode.last_step > 0:  # others have no transition to learn
             task = episode.task if episode.env in data.tasks else ""
             groups.setdefault((episode.env, episode.policy, task), []).append(episode)
     if not groups:
@@ -126,7 +126,7 @@ def make_sources(
     shares = source_shares({group: planner.targets for group, planner in planners.items()}, data)
     return [
         Source("/".join(filter(None, group)), share, planners[group], builder, (seed, number))
-        for number, (group, share) in enumerate(shares.items())
+        for number, (group, share) in enumerate(shares.items())  # groups are sorted, so seeds do not depend on files
         if share > 0
     ]
 
@@ -196,14 +196,14 @@ def partition(widths_NK: NDArray[np.int64], groups: int) -> list[tuple[int, int]
         groups: number of groups, at most N.
     """
     count = len(widths_NK)
-    cost = np.full((count, count + 1), np.inf)
+    cost = np.full((count, count + 1), np.inf)  # [a, b]: padded tokens of rows a .. b - 1 as one group
     for start in range(count):
-        widest = np.maximum.accumulate(widths_NK[start:], axis=0).sum(1)
+        widest = np.maximum.accumulate(widths_NK[start:], axis=0).sum(1)  # by the group's end
         cost[start, start + 1 :] = widest * np.arange(1, count - start + 1)
     best, cuts = cost[0], []
     for _ in range(groups - 1):
-        totals = best[:count, None] + cost
-        cuts.append(totals.argmin(0))
+        totals = best[:count, None] + cost  # best of the groups before, by where they end
+        cuts.append(totals.argmin(0))  # start of the last group, by its end
         best = totals.min(0)
     ends = [count]
     for cut in reversed(cuts):
@@ -224,7 +224,7 @@ def deal(costs: Sequence[float], hands: int, least: int) -> list[list[int]]:
     """
     dealt: list[list[int]] = [[] for _ in range(hands)]
     totals = [0.0] * hands
-    order = sorted(range(len(costs)), key=lambda row: -costs[row])
+    order = sorted(range(len(costs)), key=lambda row: -costs[row])  # stable: equal costs keep their order
     for position, row in enumerate(order):
         short = [hand for hand in range(hands) if len(dealt[hand]) < least]
         due = sum(least - len(dealt[hand]) for hand in short)
@@ -294,7 +294,7 @@ class BatchStream:
             parts.append(
                 [TreeBatch.collate([cut[i] for i in ids[a:b]], ids[a:b], self.pad_id, self.layout) for a, b in cuts]
             )
-        return [batch for batches in zip(*parts, strict=True) for batch in batches]
+        return [batch for batches in zip(*parts, strict=True) for batch in batches]  # interleaved over the processes
 
     def _cut(self, planned: PlannedRow, horizon: int) -> TreeRow:
         plan = planned.plan.cut(horizon)

@@ -49,10 +49,10 @@ class MeasuredEpisode:
 
     def __init__(self, episode: TokenEpisode, slots: StateSlots) -> None:
         self.episode = episode
-        self.targets = episode.lengths(OBSERVATION) + np.int32(1)
+        self.targets = episode.lengths(OBSERVATION) + np.int32(1)  # <|end|> is a target, too
         marks = STEP_MARKS + (slots.count if slots.in_trunk else 0)
         steps = episode.lengths(ACTION) + self.targets + np.int32(marks - 1)
-        steps[0] = 0
+        steps[0] = 0  # the first observation is part of the head
         self.ends = steps.cumsum(dtype=np.int32)
         actions = episode.identities(ACTION)
         self._repeats = actions[1:] == actions[:-1]
@@ -63,6 +63,7 @@ class MeasuredEpisode:
         texts = list(self.episode.head(step, context_kind).values())
         if any(text is None for text in texts):
             return None
+        # HEAD_MARKS and the targets both count the <|end|> of the observation.
         return sum(len(text) + 1 for text in texts if text is not None) + int(self.targets[step]) - 1 + HEAD_MARKS
 
     def reach(self, step: int, room: int) -> int:
@@ -82,6 +83,7 @@ class MeasuredEpisode:
 
     def echoes(self, step: int, horizon: int) -> bool:
         """Return True if two of the `horizon` observations after `step` are equal."""
+        # The equal observation before it must be one of the `horizon`, too.
         return bool((self._equal_before[step + 1 : step + horizon + 1] > step).any())
 
 
@@ -110,7 +112,7 @@ class EpochPlanner:
         self.config = config
         self.supervise = objective.supervise
         self.episodes = [MeasuredEpisode(episode, slots) for episode in episodes]
-        self.trunk_is_served = self.supervise == "every" and trunk_is_served
+        self.trunk_is_served = self.supervise == "every" and trunk_is_served  # else trunks train no horizon
         self._weights = np.array([episode.weight for episode in episodes])
 
     @property
@@ -143,7 +145,7 @@ class EpochPlanner:
         """Draw the episodes of an epoch, by index: each `weight` times, a fractional part at random."""
         times = self._weights.astype(np.int64)
         fractions = self._weights - times
-        if fractions.any():
+        if fractions.any():  # whole weights draw nothing
             times += rng.random(len(times)) < fractions
         return rng.permutation(np.repeat(np.arange(len(times)), times))
 
@@ -178,7 +180,7 @@ class EpochPlanner:
             allowed = [
                 context_kind for context_kind in context_kinds.shares if self._allowed(measured, start, context_kind)
             ]
-            context_kind = context_kinds.next(allowed) if allowed else "observed"
+            context_kind = context_kinds.next(allowed) if allowed else "observed"  # no room: `_window` takes a step
             head, first, last = self._window(measured, start, context_kind, rng)
             last = self._shorten_for_due_context(measured, start, last, context_kinds)
             targets_from = start + 1 if self.supervise == "every" else None
@@ -195,6 +197,7 @@ class EpochPlanner:
 
     def _allowed(self, measured: MeasuredEpisode, start: int, context_kind: ContextKind) -> bool:
         """Return True if the texts of the context are recorded and leave room for a step."""
+        # A row with a history keeps the last step of it, however long.
         head, before = (0, max(0, start - 1)) if context_kind in ("observed", "briefed") else (start, start)
         length = measured.head_length(head, context_kind)
         steps = int(measured.ends[start + 1] - measured.ends[before])
@@ -226,7 +229,7 @@ class EpochPlanner:
         self, measured: MeasuredEpisode, start: int, last: int, context_kinds: WeightedRoundRobin[ContextKind]
     ) -> int:
         """Return the latest end up to `last` where the most under-served context can begin; `last` if none."""
-        due = context_kinds.next(list(context_kinds.shares))
+        due = context_kinds.next(list(context_kinds.shares))  # also if it cannot begin here
         if last == measured.episode.last_step or self._allowed(measured, last, due):
             return last
         return next((step for step in range(last - 1, start, -1) if self._allowed(measured, step, due)), last)
@@ -262,7 +265,7 @@ class EpochPlanner:
                 for step in steps
             ]
         )
-        order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")
+        order = np.argsort(-(rng.random(len(steps)) ** (1 / weights)), kind="stable")  # the largest keys come first
         return [steps[i] for i in order]
 
     def _query_branches(
@@ -279,7 +282,7 @@ class EpochPlanner:
                 if len(branches) == self.config.max_queries or queries.next((False, True)) is False:
                     break
                 depth = int(rng.integers(0, min(self.config.max_horizon - 1, step - start) + 1))
-                branches.append(Branch(step - depth, (depth + 1,), index))
+                branches.append(Branch(step - depth, (depth + 1,), index))  # leaves within the window
                 queries.give(True, length)
                 tokens += length
         return tuple(branches), tokens

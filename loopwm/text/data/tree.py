@@ -66,7 +66,7 @@ class Branch:
         return self.decoded[-1]
 
     def cut(self, horizon: int) -> Branch:
-        return replace(self, decoded=tuple(sorted({min(k, horizon) for k in self.decoded})))
+        return replace(self, decoded=tuple(sorted({min(k, horizon) for k in self.decoded})))  # a set: cuts may coincide
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,7 @@ class RowBuilder:
 
     def build(self, episode: TokenEpisode, plan: RowPlan) -> TreeRow:
         row = TreeRow()
+        # Branches may act beyond the trunk, and their actions name things.
         deferred = max((branch.step + branch.deepest for branch in plan.branches), default=plan.last)
         facts = RowFacts(episode, plan.head, plan.context_kind, range(plan.first, max(plan.last, deferred) + 1))
         ends = self._trunk(row, episode, plan, facts)
@@ -240,7 +241,7 @@ class RowBuilder:
             observation = self._observation(episode, step)
             position = self._trunk_part(row, observation, position)
             if plan.targets_from is not None and step >= plan.targets_from:
-                undetermined = [*facts.undetermined(OBSERVATION, step, last_shown=step - 1), False]
+                undetermined = [*facts.undetermined(OBSERVATION, step, last_shown=step - 1), False]  # <|end|>: known
                 row.supervise_last(undetermined, TRUNK_HORIZON)
                 if slots:
                     row.trunk_steps.append(self._latent(episode, step, places, undetermined))
@@ -269,14 +270,14 @@ class RowBuilder:
             )
             position = row.append([self.ids.act, *action, *self._state], position, end, number, 0, k)
             observation = [self.ids.obs, *text, self.ids.end]
-            outcome = (math.nan, False) if is_query else self._outcome(episode, step)
+            outcome = (math.nan, False) if is_query else self._outcome(episode, step)  # no reward is known of answers
             decoded = k in branch.decoded
             # A query leaves the state as it is: its answer is a text of the step before.
             place = (ANSWER, step - 1, branch.query or 0) if is_query else (OBSERVATION, step, 0)
             undetermined = [*facts.undetermined(*place, last_shown=branch.step), False]
             weights = self._weights(episode).of([IGNORED, *observation[1:]], [False, *undetermined])
             places = self._slots_at_end(row)
-            state = self._state_after(episode, step - is_query)
+            state = self._state_after(episode, step - is_query)  # a query changes nothing
             row.steps.append(BranchStep(places, k, branch.deepest, decoded, observation, weights, *outcome, state))
             if decoded:
                 # `position` is not advanced: the next action continues the spine as if nothing were decoded.

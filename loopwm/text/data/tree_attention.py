@@ -95,11 +95,11 @@ def _attend_branches(
     # Cut the trunk at every limit once; a branch then concatenates the pieces up to its own.
     limits = sorted({span.limit for span in spans})
     pieces = [b - a for a, b in itertools.pairwise((0, *limits, trunk_k.shape[1]))]
-    own = zip(spans, *(x.split(sizes, dim=1) for x in (q, k, v)), strict=False)
+    own = zip(spans, *(x.split(sizes, dim=1) for x in (q, k, v)), strict=False)  # the last part is padding
     pieces_of_trunk = [x.split(pieces, dim=1) for x in (trunk_k, trunk_v)]
     outs = []
     for span, q_HLE, *own_kv in own:
-        count = limits.index(span.limit) + 1
+        count = limits.index(span.limit) + 1  # pieces of the trunk up to its limit
         keys, values = (torch.cat((*trunk[:count], x), dim=1) for trunk, x in zip(pieces_of_trunk, own_kv, strict=True))
         outs.append(_looked_up_evenly(q_HLE, keys, values, span.visible))
     return torch.cat((*outs, q.new_zeros(q.shape[0], padding, q.shape[2])), dim=1)

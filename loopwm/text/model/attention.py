@@ -26,7 +26,7 @@ class AttentionSlot(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.is_causal = True
+        self.is_causal = True  # read by attention backends of transformers
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // (config.num_key_value_heads or 1)
         self.scaling = config.head_dim**-0.5
@@ -51,7 +51,7 @@ def _eager_attention(
     scores = q @ k.transpose(2, 3) * scaling
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)  # half precision loses small weights
     return (weights @ v).transpose(1, 2), weights
 
 

@@ -97,7 +97,7 @@ class LoopWMConfig(PreTrainedConfig):
                 raise ValueError(f"{name}: must be an integer, got {getattr(self, name)!r}")
         self.auto_map = AUTO_MAP
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
-        self.num_hidden_layers = self.core.num_slots
+        self.num_hidden_layers = self.core.num_slots  # one entry of a cache for each
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:

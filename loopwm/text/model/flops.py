@@ -74,5 +74,5 @@ def row_flops(
     """
     outer, loop = outer_flops(config, 0) - logit_flops(config), loop_flops(config, 0)
     outer_key, loop_key = outer_flops(config, 1) - outer_flops(config, 0), loop_flops(config, 1) - loop
-    once = outer * tokens + outer_key * keys + logit_flops(config) * targets
+    once = outer * tokens + outer_key * keys + logit_flops(config) * targets  # outside the loops
     return (1 + BACKWARD) * once + (loops + BACKWARD * backward_loops) * (loop * tokens + loop_key * keys)

@@ -130,4 +130,4 @@ class MonitorHead(nn.Linear):
 
     def forward(self, h_NMD: Tensor) -> Tensor:
         """Return (N, D), every row of length 1."""
-        return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)
+        return F.normalize(super().forward(_pooled(h_NMD)).float(), dim=-1)  # compared with unit vectors

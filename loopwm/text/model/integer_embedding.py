@@ -19,6 +19,7 @@ NUMBER_SHARE = 0.8
 
 def integer_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
     """Map token ids of whole integers, with and without a leading space, to their values."""
+    # U+0120 stands for a leading space in byte-level BPE.
     texts = ((index, token.lstrip("\u0120")) for token, index in tokenizer.get_vocab().items())
     return {index: int(text) for index, text in texts if text.isascii() and text.isdigit()}
 
@@ -38,6 +39,7 @@ def start_with_fourier(embedding: Tensor, tokenizer: PreTrainedTokenizerFast, ge
     values = integer_tokens(tokenizer)
     rows = torch.tensor(list(values))
     features = fourier_features(torch.tensor(list(values.values()), dtype=embedding.dtype))
+    # The Q of a random matrix has orthonormal columns, so distances between numbers stay.
     isometry, _ = torch.linalg.qr(torch.randn(embedding.shape[1], features.shape[1], generator=generator))
     own = embedding[rows]
     norm = own.norm(dim=1, keepdim=True)

@@ -154,7 +154,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
             ValueError: a depth that the core rejects, or an exit rule with a cache of transformers, which cannot fill
                 the loops that a row skips.
         """
-        depth = self.config.default_depth if depth is None else depth
+        depth = self.config.default_depth if depth is None else depth  # `generate` and vLLM pass none
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if isinstance(past_key_values, Cache) and not isinstance(depth, int):
@@ -264,7 +264,7 @@ class LoopWMModel(LoopWMPreTrainedModel):
         shared = AttentionInputs(*rotary_angles(positions, self.config.head_dim, self.config.rope_theta))
         e_NOD = self.core.encode_input(self.embed_norm(self.embed_tokens(tokens_NO)), shared, causal_attention)
         real = positions < length_N[:, None]
-        return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)
+        return F.normalize((e_NOD.float() * real[:, :, None]).sum(1), dim=-1)  # of length 1, so a sum does for the mean
 
     def _slot_attention(self, cache: Cache | KVCache | None, **kwargs: Any) -> Attend:
         if isinstance(cache, KVCache) and cache.prefix is not None:
@@ -308,8 +308,8 @@ def _positions(embeds: Tensor, attention_mask: Tensor | RowMask | None, cache: C
     """Return positions (B or 1, L) of new tokens, counted over real tokens under a padding mask (B, S)."""
     length = embeds.shape[1]
     if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-        return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
-    past = cache.get_seq_length() if isinstance(cache, Cache) else 0
+        return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]  # padding in front counts to -1
+    past = cache.get_seq_length() if isinstance(cache, Cache) else 0  # positions of a KVCache come from `extend`
     return torch.arange(past, past + length, device=embeds.device)[None]
 
 

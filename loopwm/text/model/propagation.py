@@ -61,7 +61,7 @@ def run_stages(
     """
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: must be laid out by_stage for propagate: latent, got the layout for one pass")
-    cache = KVCache(0, batch.tokens.device)
+    cache = KVCache(0, batch.tokens.device)  # no rows: masks and positions are the batch's
     first = _first_states(config, batch, depth)
     outs: list[Output] = []
     start = 0
@@ -89,7 +89,7 @@ def _carried(batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BL
     steps, starts = batch.steps, (0, *batch.stage_ends)
     here = (steps.horizon == stage).nonzero()[:, 0]
     row, column = steps.row[here, None], steps.columns[here] - starts[stage]
-    source = steps.columns[here - 1] - starts[stage - 1]
+    source = steps.columns[here - 1] - starts[stage - 1]  # a step follows its predecessor in `steps`
     # Out of place, so that gradients flow from this stage to the last one.
     latent = latent.index_put((row, column), outs[-1]["latent"][row, source].float())
     return Carried(latent, first_BLD)

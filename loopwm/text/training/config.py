@@ -102,7 +102,7 @@ class DataConfig:
             raise InputError(f"data.query_share: must be below 1, got {self.query_share}")
         if self.history_share >= 1:
             raise InputError(f"data.history_share: must be below 1 to leave room for targets, got {self.history_share}")
-        if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:
+        if not 1 <= self.max_horizon <= 16 or self.horizon_shares[0] <= 0:  # 17 is that of state queries
             raise InputError(
                 f"data.horizon_shares: must be 1 to 16, the first above 0, got {list(self.horizon_shares)}"
             )

@@ -120,7 +120,7 @@ class FineTuner(Trainer[TrainingConfig]):
         super().__init__(config, TunedProgram, folder)
         self.budget, self.clock = 60 * minutes, clock
         self.progress = self.program.progress
-        self._measured, self._last = int(PARTS * self._elapsed()), clock()
+        self._measured, self._last = int(PARTS * self._elapsed()), clock()  # a resumed run measures at its next part
 
     def run(self, max_minutes: float | None = None) -> None:
         print(self.estimate(), flush=True)
@@ -157,7 +157,7 @@ class FineTuner(Trainer[TrainingConfig]):
 
     def _rate(self) -> float:
         optimizer = self.config.optimizer
-        warm = min(1.0, (self.step + 1) / optimizer.warmup_steps)
+        warm = min(1.0, (self.step + 1) / optimizer.warmup_steps)  # in steps, the decay in time
         return optimizer.learning_rate * warm * min(1.0, (1 - self._elapsed()) / DECAY_SHARE)
 
     def _after_step(self) -> None:
@@ -178,9 +178,9 @@ class FineTuner(Trainer[TrainingConfig]):
         """Measure dev; export the model if its loss is the lowest so far."""
         record = self.evaluate()
         self._log("dev", record)
-        self.progress.first = self.progress.first or record
+        self.progress.first = self.progress.first or record  # kept by a resumed run
         best = self.progress.best
-        self.progress.worse += 1
+        self.progress.worse += 1  # set back below if this is the best
         if best is None or record["loss"] < best["loss"]:
             self.progress.best, self.progress.worse = record, 0
             self.program.export(self.folder / MODEL)

@@ -68,6 +68,7 @@ def observation_loss(
     first = starts_N.nonzero()[:, 0]
 
     def by_observation(marks: Tensor) -> Tensor:
+        # The running count of starts numbers the observations.
         return torch.zeros_like(first, dtype=torch.float32).index_add(0, starts_N.cumsum(0) - 1, marks.float())
 
     exact, answerable = by_observation(~right_N) == 0, by_observation(undetermined_N) == 0
@@ -76,7 +77,7 @@ def observation_loss(
         "targets": by_horizon(horizon_N, torch.ones_like(loss_N)),
         "right": by_horizon(horizon_N, right_N),
         "observations": by_horizon(horizon_N[first], torch.ones_like(exact)),
-        "exact": by_horizon(horizon_N[first], exact),
+        "exact": by_horizon(horizon_N[first], exact),  # an observation counts where it starts
         "undetermined_loss": by_horizon(horizon_N, loss_N * undetermined_N),
         "undetermined": by_horizon(horizon_N, undetermined_N),
         "answerable": by_horizon(horizon_N[first], answerable),
@@ -139,7 +140,7 @@ def consistency_loss(summary_ND: Tensor, reference_ND: Tensor, deepest_N: Tensor
         deepest_N: K of the steps' branches.
     """
     distance = (summary_ND - reference_ND.detach()).square().sum(-1)
-    share = 1 / (deepest_N - 1)
+    share = 1 / (deepest_N - 1)  # steps between exist from K = 2 on
     loss = (distance * share).sum()
     return loss, {"consistency_loss": torch.stack((loss.detach(), share.sum()))}
 
@@ -154,7 +155,7 @@ def contraction_loss(h_NMD: Tensor, steps: BranchSteps, c_max: Tensor) -> Term:
     h = h_NMD.float()
     # Steps of a branch are adjacent, so the step before is one index back.
     moved = ((h[later] - h[later - 1]).square().mean((1, 2)) + TINY).sqrt()
-    excess = moved.new_zeros(steps.branches).index_add(0, steps.branch[later], moved - c_max)
+    excess = moved.new_zeros(steps.branches).index_add(0, steps.branch[later], moved - c_max)  # K times C_max in all
     loss = excess.relu()
     first = moved[steps.horizon[later] == 1]
     numbers = {"contraction_loss": loss, "latent_step_rms": moved, "first_step_rms": first}
@@ -172,7 +173,7 @@ def bag_of_words_loss(logits_NV: Tensor, token_NO: Tensor, weight_NO: Tensor) ->
     Steps without weights are left out. Diagnostics: bag_loss, of a step.
     """
     target_NV = logits_NV.new_zeros(logits_NV.shape, dtype=torch.float32)
-    target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")
+    target_NV = target_NV.scatter_reduce(1, token_NO, weight_NO, "amax")  # repeated tokens count once, padding by 0
     weighted = target_NV.sum(1) > 0
     target_NV = target_NV[weighted] / target_NV[weighted].sum(1, keepdim=True)
     loss = F.cross_entropy(logits_NV[weighted].float(), target_NV, reduction="none")
@@ -209,7 +210,7 @@ def recurrence_norms(batch: TreeBatch, out: RowOutput) -> dict[str, Tensor]:
     """
     real, rows = batch.branch >= 0, len(batch.row_ids)
     state, previous = out.state[real], out.previous_state[real]
-    norms = {"state_rms": state, "last_step_rms": state - previous}
+    norms = {"state_rms": state, "last_step_rms": state - previous}  # padding has no part in them
     return {name: _pair(x.square().mean().sqrt().expand(rows)) for name, x in norms.items()}
 
 
@@ -246,7 +247,7 @@ class TextObjective(nn.Module):
         self.bag = BagHead(model.config.hidden_size) if coefficients.bag_of_words else None
         config = model.config
         self.state_head = StateHead(config.hidden_size, config.vocab_size) if coefficients.state else None
-        self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))
+        self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))  # NaN: not filled yet
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
         """Compute the loss of a batch (LoopWM, equation 10); `normaliser` is the number of targets of the global batch.
@@ -255,9 +256,9 @@ class TextObjective(nn.Module):
         """
         out = run_rows(self.model.model, batch, depth)
         wanted = batch.label != IGNORED
-        logits = self.model.lm_head(out.last_hidden_state[wanted])
+        logits = self.model.lm_head(out.last_hidden_state[wanted])  # most columns are no target
         target_N = batch.label[wanted]
-        loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")
+        loss_N = F.cross_entropy(logits.float(), target_N, reduction="none")  # float32 also under autocast
         # A target starts an observation if the position before it is none.
         starts_N = (wanted & ~F.pad(wanted, (1, -1)))[wanted]
         right_N = logits.argmax(-1) == target_N
@@ -271,7 +272,7 @@ class TextObjective(nn.Module):
             normaliser,
         )
         for weight, (term, numbers) in self._branch_terms(batch, out):
-            loss = loss + weight * term / normaliser
+            loss = loss + weight * term / normaliser  # all by target tokens: see `ObjectiveConfig`
             diagnostics |= numbers
         return loss, diagnostics | recurrence_norms(batch, out)
 

@@ -40,7 +40,7 @@ def record(sums: Mapping[str, Tensor]) -> dict[str, float]:
         kind, _, source = name.partition("/")
         if kind in EXACT:
             numbers |= _exact(kind, value, sums[name.replace(kind, EXACT[kind], 1)], source)
-        elif kind not in SUMS and value[1]:
+        elif kind not in SUMS and value[1]:  # a count of 0: nothing was measured
             numbers[name] = (value[0] / value[1]).item()
     return numbers | _answerable(sums)
 
@@ -66,7 +66,7 @@ def _answerable(sums: Mapping[str, Tensor]) -> dict[str, float]:
     if undetermined > 0:
         record["undetermined_share"] = (undetermined / targets).item()
         record["loss_undetermined"] = (sums["undetermined_loss"].sum() / undetermined).item()
-    if targets > undetermined:
+    if targets > undetermined:  # else no target is determined
         determined = sums["loss"].sum() - sums["undetermined_loss"].sum()
         record["loss_determined"] = (determined / (targets - undetermined)).item()
     groups = [

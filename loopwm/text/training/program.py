@@ -212,7 +212,7 @@ class TextProgram:
     def _row_cost(self, step: int, index: int, row: TreeRow) -> float:
         """Return the FLOPs of a row of a step. A micro-batch that draws one depth for all its rows may draw another."""
         plan = self._draw(step, (index,))
-        loops, keys = plan.loops[0], sum(row.positions) + len(row)
+        loops, keys = plan.loops[0], sum(row.positions) + len(row)  # each attends to its past and itself
         return row_flops(
             self.model_config, float(len(row)), float(keys), float(row.targets), loops, min(loops, plan.mu_bwd)
         )
@@ -228,7 +228,7 @@ class TextProgram:
         for rows, _ in itertools.islice(self.dev_stream.steps(LoaderState()), self.config.run.eval_batches):
             for planned in rows:
                 sources.setdefault(f"{planned.episode.env}/{planned.episode.policy}", []).append(planned)
-        size = self.config.batch.rows // self.micro_batches
+        size = self.config.batch.rows // self.micro_batches  # rows of a micro-batch in training
         return [
             DevBatch(name, batch)
             for name, rows in sorted(sources.items())
@@ -242,7 +242,7 @@ class TextProgram:
         draw = SAMPLERS[self.config.depth.sampling]
         seed, mean = self.config.run.seed, self.ramp.at(step)
         plan = draw(seed, step, row_ids, mean, self.model_config.max_loops, places)
-        return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)
+        return replace(plan, mu_bwd=self.config.depth.backward_loops or plan.mu_bwd)  # 0: ceil(mu_rec / 2)
 
     def normaliser(self, batches: Sequence[TreeBatch]) -> float:
         """Count the target tokens of a global batch."""
@@ -259,7 +259,7 @@ class TextProgram:
     def evaluation(self, objective: nn.Module, batch: DevBatch) -> dict[str, Tensor]:
         """Return loss and exactness by horizon at the default depth, teacher-forced, and exactness by source."""
         depth = self.model_config.default_depth
-        loss, sums = objective(batch.rows, depth, 1.0)
+        loss, sums = objective(batch.rows, depth, 1.0)  # `record` divides the sums
         exact = {f"{kind}/{batch.name}": sums[kind] for kind in (*EXACT, *EXACT.values())}
         return sums | exact | counts(batch.rows, depth * len(batch.rows.row_ids), loss.device)
 
