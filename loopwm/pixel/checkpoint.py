@@ -51,7 +51,7 @@ def load_checkpoint(folder: Path, name: str | None = None) -> PixelSystem:
         if name is not None and record.get("system") != name:
             raise ValueError(f"system: must be {name!r}, got {record.get('system')!r}")
         system = _build_system(record)
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / WEIGHTS)  # safetensors: loads no code
         prepared = {key: tensors.pop(key) for key in [*tensors] if key.startswith(PREPARED)}
         system.take_prepared({key.removeprefix(PREPARED): tensor for key, tensor in prepared.items()})
         system.load_state_dict(tensors)

@@ -101,7 +101,7 @@ class FrameCache:
         """Return the cache with rows int64 (R,) taken from `fresh`, a cache of R rows in that order."""
         batch = len(self.episodes)
         order = torch.arange(batch, device=rows.device)
-        order[rows] = batch + torch.arange(len(rows), device=rows.device)
+        order[rows] = batch + torch.arange(len(rows), device=rows.device)  # fresh rows follow ours in the joined cache
         return self.join(fresh).select(order)
 
     def _with_slots_of(self, other: FrameCache) -> FrameCache:
@@ -194,14 +194,14 @@ class LoopedAttention(nn.Module):
         """Return the attention mask of the last `steps` frames, bool (B, 1, steps * slots, S)."""
         frames = torch.arange(episodes.shape[1], device=episodes.device)
         queries = frames[-steps:, None]
-        near = (frames <= queries) & (frames > queries - self.window)
+        near = (frames <= queries) & (frames > queries - self.window)  # the window counts the frame itself
         # Frames of other episodes are masked; padding frames have NO_EPISODE, which no query has.
         visible = near & (episodes[:, -steps:, None] == episodes[:, None])
         return visible.repeat_interleave(slots, 1).repeat_interleave(slots, 2)[:, None]
 
     def _last_frames(self, cache: FrameCache, slots: int) -> FrameCache:
         """Keep the frames that a later frame can still attend to."""
-        count = min(self.window - 1, cache.episodes.shape[1])
+        count = min(self.window - 1, cache.episodes.shape[1])  # the next frame is in its window, too
         columns = cache.columns.length
         newest = cache.columns.crop(columns - count * slots, columns)
         return FrameCache(newest, cache.episodes[:, cache.episodes.shape[1] - count :])
@@ -209,6 +209,7 @@ class LoopedAttention(nn.Module):
 
 def episodes_of(first: Tensor, before: Tensor) -> Tensor:
     """Return the episode number of each frame, (B, frames), those `before` included; never NO_EPISODE."""
+    # Numbers count up from 0; the clamp is for padding, NO_EPISODE.
     last = before[:, -1:].clamp(min=0) if before.shape[1] else torch.zeros_like(first[:, :1], dtype=torch.long)
     return torch.cat((before, last + first.long().cumsum(1)), 1)
 
@@ -228,10 +229,10 @@ class BlockCausal:
             q, k, v = q.float(), k.float(), v.float()
         length, before, width = q.shape[2], k.shape[2] - q.shape[2], self.slots * max(2, COLUMNS_AT_ONCE // self.slots)
         parts = []
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False):  # it would cast the float32 copies back
             for start in range(0, length, width):
                 stop = min(start + width, length)
-                visible = before + stop
+                visible = before + stop  # up to the last frame of this call
                 rows = mask[:, :, start:stop, :visible]
                 parts.append(
                     F.scaled_dot_product_attention(q[:, :, start:stop], k[:, :, :visible], v[:, :, :visible], rows)

@@ -137,7 +137,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
             InputError: the replay has no `context` consecutive steps
         """
         super().reset(seed=seed)
-        if seed is not None or self._state is None:
+        if seed is not None or self._state is None:  # else the random state continues, as in Gymnasium
             self._generator.manual_seed(int(self.np_random.integers(2**62)))
         rows = np.arange(self.num_envs)
         infos: dict[str, Any] = {}
@@ -176,7 +176,7 @@ class ImaginedVectorEnv(VectorEnv[Array, Array, Array], Generic[S]):
         for row in rows:
             self._add_info(infos, {"final_obs": obs[row].copy(), "final_info": {}}, row)
         obs[rows], fresh = self._begin(rows, infos)
-        everything = len(rows) == self.num_envs
+        everything = len(rows) == self.num_envs  # spares a join of caches
         at = torch.from_numpy(rows).to(self._device)
         self._state = fresh if everything else self._world.replace(self._state, at, fresh)
         self._age[rows] = 0
@@ -268,7 +268,7 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state
             next_obs[i] = info["final_obs"][i]
             endings.append(Ending(int(i), step, _of_row(info["final_info"], int(i))))
         results = reward.astype(np.float32), terminated, truncated
-        lost = info[LOST].astype(bool) & ~over if LOST in info else np.zeros_like(over)
+        lost = info[LOST].astype(bool) & ~over if LOST in info else np.zeros_like(over)  # an end counts as such
         rows.append((env_state.obs, next_obs, np.asarray(action, np.int64), *results, env_state.first, lost))
         env_state = EnvState(obs, over, info)
     columns = (np.stack(column, axis=1) for column in zip(*rows, strict=True))

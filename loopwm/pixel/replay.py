@@ -199,7 +199,7 @@ class Replay:
         self._append(_Piece(episode, stream, self._added, fresh=open_at is None))
         while self._steps > self.capacity:
             oldest = self._pieces.popleft()
-            self._streams[oldest.stream].drop_oldest()
+            self._streams[oldest.stream].drop_oldest()  # pieces of a stream are in order, too
             self._steps -= len(oldest.episode)
 
     def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
@@ -215,11 +215,11 @@ class Replay:
         """
         for stream, row in enumerate(zip(*(getattr(segments, f.name) for f in fields(Segments)), strict=True)):
             *_, terminated, truncated, first, _ = row
-            if first[0] and stream in self._streams:
+            if first[0] and stream in self._streams:  # reset without an end
                 self._streams[stream].open_at = None
             ends = np.flatnonzero(terminated | truncated) + 1
             for steps in np.split(np.arange(len(first)), ends):
-                if len(steps):
+                if len(steps):  # none after an end at the last step
                     self.add(_episode(self.space, row, steps, policy, seed), stream)
 
     def _append(self, piece: _Piece) -> None:
@@ -245,7 +245,7 @@ class Replay:
             InputError: no stream has `length` steps
         """
         streams = [self._streams[name] for name in sorted(self._streams)]
-        ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])
+        ends = np.cumsum([max(0, len(stream) - length + 1) for stream in streams])  # possible starts
         if length < 1 or not streams or ends[-1] == 0:
             longest = max(map(len, streams), default=0)
             raise InputError(f"length: must be 1 to {longest} steps (longest stream), got {length}")
@@ -270,7 +270,7 @@ class Replay:
 
         Deletes no files, since an earlier checkpoint may need them: see `prune`.
         """
-        if self._written is None or self._written[0] != folder:
+        if self._written is None or self._written[0] != folder:  # another folder has no file of ours
             self._written = (folder, set())
         written = self._written[1]
         for piece in self._pieces:

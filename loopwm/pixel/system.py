@@ -175,7 +175,7 @@ def drop_retired(sections: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a retired key has another value than the one that is left
     """
-    current = copy.deepcopy(dict(sections))
+    current = copy.deepcopy(dict(sections))  # callers keep theirs
     for path, left in RETIRED.items():
         *parents, leaf = path.split(".")
         section: Any = current

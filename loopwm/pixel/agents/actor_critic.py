@@ -113,7 +113,7 @@ def _lstm(inputs: int, width: int) -> nn.LSTMCell:
     """
     cell = nn.LSTMCell(inputs, width)
     with torch.no_grad():
-        cell.bias_hh[width : 2 * width] += 2.0
+        cell.bias_hh[width : 2 * width] += 2.0  # gates: input, forget, cell, output
     return cell
 
 
@@ -164,10 +164,10 @@ class ActorCriticNetwork(nn.Module):
             fresh = memory.new_zeros(1, 1, 1).expand(*first.shape, memory.shape[-1])
         outputs = []
         for t in range(encoded.shape[1]):
-            hidden, cell = torch.where(first[:, t, None], fresh[:, t], memory).chunk(2, -1)
+            hidden, cell = torch.where(first[:, t, None], fresh[:, t], memory).chunk(2, -1)  # before the step
             hidden, cell = self.memory(encoded[:, t], (hidden, cell))
             outputs.append(hidden)
-            memory = torch.cat((hidden, cell), -1)
+            memory = torch.cat((hidden, cell), -1)  # one tensor, as memories of other policies
         return torch.stack(outputs, 1), memory
 
     def step(self, inputs: Tensor, first: Tensor, memory: Tensor, fresh: Tensor | None = None) -> PolicyOutput:
@@ -288,10 +288,10 @@ class ActorCriticLearner:
         if network.config.memory and data.before.shape[1]:
             _, memory = network.remember(data.before, data.before_first, memory)
         features, _ = network.remember(data.inputs, data.first, memory, data.fresh)
-        critic, features = network.critic(features), features[:, :steps]
+        critic, features = network.critic(features), features[:, :steps]  # the last input only bootstraps
         # The baseline must not carry the critic's gradient into the actor's loss.
         value = network.value(critic).detach()
-        next_value = torch.where(data.truncated, data.final_value, value[:, 1:])
+        next_value = torch.where(data.truncated, data.final_value, value[:, 1:])  # another episode follows
         returns = lambda_returns(data.reward, data.terminated, data.truncated, next_value, c.gamma, c.td_lambda)
         scale = self.scale.update(returns[data.valid])
         log_p = network.actor(features).float().log_softmax(-1)
@@ -336,7 +336,7 @@ def dream(
     """
     inputs = [world.features(state)]
     memory = empty = network.initial(len(inputs[0]), inputs[0].device)
-    carried = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)
+    carried = torch.zeros(len(memory), dtype=torch.bool, device=memory.device)  # no resets: rows are invalid after ends
     columns = []
     for _ in range(steps):
         out = network.step(inputs[-1], carried, memory)

@@ -130,7 +130,7 @@ class ActorCriticPlayer:
         inputs = [self._reader.read(None, obs[:, 0], first[:, 0])]
         for t in range(1, first.shape[1]):
             inputs.append(self._reader.read(action[:, t - 1], obs[:, t], first[:, t]))
-        self.before = torch.stack(inputs, 1)[:, :-1], first[:, :-1]
+        self.before = torch.stack(inputs, 1)[:, :-1], first[:, :-1]  # without the current frame
         _, self.memory = self.network.remember(*self.before, self.memory)
         return inputs[-1], first[:, -1]
 
@@ -167,7 +167,7 @@ class RecordingPlayer(ActorCriticPlayer):
 
     @torch.no_grad()
     def __call__(self, obs: Array, first: Array, info: dict[str, Any]) -> Array:
-        now, self._ahead = self._ahead or self._reading(obs, first, info), None
+        now, self._ahead = self._ahead or self._reading(obs, first, info), None  # `play` may have read this step ahead
         self._read.append(now)
         return self.act(now.inputs, now.first, now.fresh)
 
@@ -183,7 +183,7 @@ class RecordingPlayer(ActorCriticPlayer):
         for row in np.flatnonzero(info["_final_obs"]):
             last[row] = info["final_obs"][row]
         inputs = self._reader.read_final(self.action, torch.from_numpy(last).to(self.device))
-        going = torch.zeros(len(obs), dtype=torch.bool, device=self.device)
+        going = torch.zeros(len(obs), dtype=torch.bool, device=self.device)  # the memory still is that of the episode
         return self.network.value(self.network.step(inputs, going, self.memory).critic)
 
     @torch.no_grad()
@@ -212,7 +212,7 @@ class RecordingPlayer(ActorCriticPlayer):
             fresh=fresh,
             **results,
             final_value=torch.stack([r.cut_value for r in read[1:]], 1),
-            valid=torch.ones_like(results["terminated"]),
+            valid=torch.ones_like(results["terminated"]),  # ends reset the memory, so later steps count, too
         ), result
 
 

@@ -70,7 +70,7 @@ class WorldLearner:
         """Sample segments and take one optimiser step per minibatch."""
         world, seed = self.config.world, self.config.run.seed
         totals: Numbers = {}
-        bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)
+        bounds = np.linspace(0, world.rows, world.minibatches + 1).astype(int)  # parts differ by a row at most
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             batch = FrameBatch.of(replay.sample(stop - start, world.steps, rng, world.recency)).to(self.device)
             # Depths are seeded by update and row, so they do not depend on the number of minibatches.
@@ -162,7 +162,7 @@ class AgentTrainer:
             raise InputError("imagination.updates: requires a world; set world.updates or world.start_from")
         self.config, self.env, self.folder = config, in_unit(env, config.real.rewards), folder
         self.files = RunFolder(folder, "iteration", KEEP_CHECKPOINTS)
-        torch.manual_seed(config.run.seed)
+        torch.manual_seed(config.run.seed)  # initial weights
         self.chance, self.device = Chance.of(config.run.seed), use_device(config.run.device, "run.device")
         self.world = WorldLearner(config, space, self.device) if config.has_world else None
         width = self.world.system.width if self.world else 0
@@ -170,7 +170,7 @@ class AgentTrainer:
         self.learner.to(self.device)
         self.replay, self.held_out = Replay(space, config.world.replay), Replay(space, config.world.replay)
         self.has_gate = config.imagination.validation_gate.enabled and self.world is not None
-        self.gate_open = not self.has_gate
+        self.gate_open = not self.has_gate  # without a gate, open from the start
         self.iteration, self.interactions, self.episodes = 0, 0, 0
         self._prepare_folder()
         self._resume()
@@ -246,7 +246,7 @@ class AgentTrainer:
         if not self.has_gate:
             self.replay.add_segments(segments, "agent", self.config.run.seed)
             return
-        rows = len(segments.action) - 1
+        rows = len(segments.action) - 1  # the last one is held out
         self.replay.add_segments(segments.rows(slice(rows)), "agent", self.config.run.seed)
         self.held_out.add_segments(segments.rows(slice(rows, None)), "agent", self.config.run.seed)
 
@@ -279,7 +279,7 @@ class AgentTrainer:
         (self.folder / HELD_OUT).mkdir(exist_ok=True)
 
     def _save(self) -> None:
-        if self.files.has(self.iteration):
+        if self.files.has(self.iteration):  # saved a moment ago, at `save_every`
             return
         folder = self.files.begin_checkpoint(self.iteration)
         folder.mkdir(parents=True)
@@ -334,7 +334,7 @@ class AgentTrainer:
             if len(self.replay) + len(episode) > self.config.world.replay:
                 raise InputError(f"world.replay: {self.config.world.replay} transitions are too few for {folder}")
             self.replay.add(rewarded(episode, self.config.real.rewards), stream)
-            stream += int(episode.open)
+            stream += int(episode.open)  # the next one must not continue it
             if self.world is not None:
                 self.world.system.prepare([torch.from_numpy(episode.obs).to(self.device)])
 

@@ -86,7 +86,7 @@ class TargetScale:
         keep = self.discount
         self.mean = keep * self.mean + (1 - keep) * targets.mean().item()
         self.deviation = keep * self.deviation + (1 - keep) * targets.std(correction=0).item()
-        self.weight = keep * self.weight + (1 - keep)
+        self.weight = keep * self.weight + (1 - keep)  # share of real targets in the moving sums
 
     def _moments(self) -> tuple[float, float]:
         if not self.weight:
@@ -138,7 +138,7 @@ def ppo_loss(
     """
     out = policy(data.obs, data.first, data.memory, data.fresh)
     log_p = F.log_softmax(out.logits.float(), -1)
-    ratio = (log_p.gather(-1, data.action[..., None])[..., 0] - data.log_p).exp()
+    ratio = (log_p.gather(-1, data.action[..., None])[..., 0] - data.log_p).exp()  # 1 before the first update
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     gain = torch.minimum(ratio * advantage, clipped * advantage).mean()
     value = (out.value - target).square().mean()

@@ -54,7 +54,7 @@ class RolloutCollector:
         fresh = self._fresh(first, info)
         began = torch.from_numpy(first).to(self.device)
         out = self.policy.step(self._tensor(obs), torch.where(began[:, None], fresh, self.memory))
-        action, log_p = sample_action(out.logits.cpu(), self.generator)
+        action, log_p = sample_action(out.logits.cpu(), self.generator)  # the generator is the CPU's
         self.memory = out.memory
         self._steps.append(_RecordedStep(fresh, log_p.to(self.device), out.value, out.memory))
         return action.numpy()
@@ -114,7 +114,7 @@ def _next_values(player: RolloutCollector, s: Segments, value: Tensor, records: 
     # The last step bootstraps too: its next frame is not in the rollout, so it is evaluated separately.
     last_step = np.zeros_like(s.truncated)
     last_step[:, -1] = True
-    bootstrapped = (s.truncated | last_step) & ~s.terminated
+    bootstrapped = (s.truncated | last_step) & ~s.terminated  # a terminated step has no value after it
     after = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
     for t in np.flatnonzero(bootstrapped.any(0)):
         rows = np.flatnonzero(bootstrapped[:, t])

@@ -43,7 +43,7 @@ class PolicyConfig:
         """Create a norm of (B, channels, H, W); layer norm is over channels, height and width."""
         if self.norm == "instance":
             return nn.InstanceNorm2d(channels, affine=True)
-        return nn.GroupNorm(1, channels)
+        return nn.GroupNorm(1, channels)  # one group: layer norm
 
 
 class ActorCriticOutput(NamedTuple):
@@ -64,7 +64,7 @@ class ActorCritic(nn.Module):
         widths = (channels, *config.channels)
         self.encoder = nn.Sequential(*(_Block(config, *pair) for pair in pairwise(widths)))
         for _ in config.channels:
-            height, width = -(-height // 2), -(-width // 2)
+            height, width = -(-height // 2), -(-width // 2)  # rounded up, as pooling with a padding of 1 does
         encoded = height * width * config.channels[-1]
         self.to_memory = nn.Sequential(
             config.activate(), nn.Linear(encoded, config.memory), nn.LayerNorm(config.memory)
@@ -73,7 +73,7 @@ class ActorCritic(nn.Module):
         trunks = [_trunk(config, encoded + config.memory) for _ in range(1 if config.shared_heads else 2)]
         self.trunks = nn.ModuleList(trunks)
         self.actor, self.critic = nn.Linear(config.hidden, actions), nn.Linear(config.hidden, 1)
-        for head, scale in ((self.actor, 0.01), (self.critic, 1.0)):
+        for head, scale in ((self.actor, 0.01), (self.critic, 1.0)):  # a nearly uniform policy at first
             nn.init.orthogonal_(head.weight, scale)
             nn.init.zeros_(head.bias)
 

@@ -71,7 +71,7 @@ class OpenLoopRollouts:
             step. Without a real end, one end in all steps is the real share.
         """
         real, imagined = means(self.real, "end"), means(self.imagined, "end")
-        least = 1 / self.real["valid"].sum()
+        least = 1 / self.real["valid"].sum()  # else a world without ends would divide by 0
         return {
             "ends": float(abs(imagined - real) / max(real, least)),
             "objects": float(means(self.imagined, "whole")),
@@ -83,7 +83,7 @@ class OpenLoopRollouts:
 def means(part: dict[str, NDArray[Any]], name: str, axis: int | None = None) -> Any:
     """Return means of a column over valid rows; final frames count neither as whole nor as broken."""
     counted = part["valid"] & ~part["end"] if name == "whole" else part["valid"]
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # no valid row at an age: NaN
         return (part[name] * counted).sum(axis) / counted.sum(axis)
 
 
@@ -129,7 +129,7 @@ def open_loop_rollouts(
     obs, action, first = (torch.from_numpy(x).to(device) for x in (segments.obs, segments.action, segments.first))
     state = world.start(obs[:, :context], action[:, : context - 1], first[:, :context], generator)
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
-    for t in range(context - 1, context - 1 + steps):
+    for t in range(context - 1, context - 1 + steps):  # the last context frame takes the first action
         outcome = world.step(state, action[:, t], generator)
         state = outcome.state
         columns.append((outcome.reward, outcome.terminated, world.show(state)))
@@ -144,4 +144,4 @@ def open_loop_rollouts(
 
 
 def _valid(over: NDArray[Any]) -> NDArray[np.bool_]:
-    return (np.cumsum(over, 1) - over) == 0
+    return (np.cumsum(over, 1) - over) == 0  # ends before this step

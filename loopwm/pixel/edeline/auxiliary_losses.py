@@ -36,7 +36,7 @@ class Preview(nn.Module):
 
     def error(self, laid: Tensor, frames: Tensor) -> Tensor:
         """Return the mean over patches of the root mean square error of frames (N, C, H, W): (N,)."""
-        square = (self(laid) - frames).square().mean(1, keepdim=True)
+        square = (self(laid) - frames).square().mean(1, keepdim=True)  # over colours
         return (F.avg_pool2d(square, self.stem) + SMALLEST).sqrt().mean((1, 2, 3))
 
 
@@ -74,4 +74,4 @@ def novelty(batch: FrameBatch, length: int) -> Tensor:
     age = steps[:, None] - steps
     episode = batch.first.long().cumsum(1)
     visible = (age >= 0) & (age < length) & (episode[:, :, None] == episode[:, None])
-    return torch.cdist(after, before).masked_fill(~visible, torch.inf).amin(2)
+    return torch.cdist(after, before).masked_fill(~visible, torch.inf).amin(2)  # age 0 is always visible

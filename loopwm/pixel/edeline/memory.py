@@ -77,7 +77,7 @@ class Memory(nn.Module):
         """
         before = self.initial(len(x), x.device) if state is None else state
         steps = torch.arange(x.shape[1], device=x.device)
-        positions = (before.steps[:, None] + steps)[:, :, None, None]
+        positions = (before.steps[:, None] + steps)[:, :, None, None]  # never reset: rotary scores are of differences
         out = self.module(x[:, :, None], positions, first, depth, None if state is None else state.cache)
         return MemoryOutput(out.h[:, :, 0], MemoryState(out.state, before.steps + x.shape[1]), out.loops)
 

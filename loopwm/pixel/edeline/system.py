@@ -106,7 +106,7 @@ class Edeline(PixelSystem):
         super().__init__(config, objective, space)
         config.unet.check(space.frame_shape)
         self.shortest = config.burn_in + int(objective.own_frame)
-        self.width = space.actions * config.memory.dim
+        self.width = space.actions * config.memory.dim  # h after each action
         colours, dim, condition = space.frame_shape[2], config.memory.dim, config.unet.condition
         self.encoder = Encoder(config.encoder_channels, config.encoder_stem, space.frame_shape)
         self.action = nn.Embedding(space.actions, config.action_dim)
@@ -123,7 +123,7 @@ class Edeline(PixelSystem):
         self.condition = nn.Sequential(nn.Linear(2 * condition, condition), nn.SiLU(), nn.Linear(condition, condition))
         self.harmonisers = nn.Parameter(torch.zeros(2))
         """Harmonisers of frame loss and reward loss."""
-        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)
+        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)  # `config` has them
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Edeline(PixelSystem):
         out = self.network(_wide(c.c_in) * noised, c.c_noise, before, h)
         regression_target = (target - _wide(c.c_skip) * noised) / _wide(c.c_out)
         frame = _wide(c.c_skip) * noised + _wide(c.c_out) * out
-        return (out - regression_target).square().mean(), frame.detach()
+        return (out - regression_target).square().mean(), frame.detach()  # only conditions the next
 
     def sampled(self, before: Tensor, h: Tensor, sampling: EdelineSampling, generator: torch.Generator) -> Tensor:
         """Sample frames (B, C, H, W) by Euler steps from normal noise."""
@@ -187,7 +187,7 @@ class Edeline(PixelSystem):
             # Training folds the offset noise into sigma, so the network expects it in its noise level.
             level = torch.full((len(x),), math.hypot(sigma, self.objective.offset_noise), device=x.device)
             denoised = _to_levels(self.denoised(x, level, before, h))
-            x = x + (x - denoised) / sigma * (following - sigma)
+            x = x + (x - denoised) / sigma * (following - sigma)  # Euler: dx / dsigma = (x - D) / sigma
         return x
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -227,10 +227,11 @@ class Edeline(PixelSystem):
 
     def _chances(self, batch: FrameBatch) -> Tensor:
         """Return the target probabilities of the steps after the burn-in: (B, steps)."""
+        # `own_frame` trains a second step, which must lie in the segment, too.
         share, end = self.objective.novelty, batch.action.shape[1] - int(self.objective.own_frame)
         even = torch.ones(len(batch.action), end - self.config.burn_in + 1, device=batch.action.device)
         new = novelty(batch, self.config.frames)[:, self.config.burn_in - 1 : end] if share else even
-        new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)
+        new = torch.where(new.sum(1, keepdim=True) > 0, new, 1)  # rows where nothing changes: evenly
         return share * new / new.sum(1, keepdim=True) + (1 - share) / even.shape[1]
 
     def _sample_steps(self, chances: Tensor, generator: torch.Generator) -> Tensor:
@@ -249,7 +250,7 @@ class Edeline(PixelSystem):
         if self.preview is not None and self.memory_map is not None:
             errors["preview"] = self.preview.error(self.memory_map(memories), to_signed(frames))
         if self.contrast is not None:
-            candidates, target = unique_frames(frames)
+            candidates, target = unique_frames(frames)  # equal frames must not be rivals
             errors["contrast"] = self.contrast.error(memories, self.encoder(to_signed(candidates)), target)
         return {name: (chances * each.view(chances.shape)).sum(1).mean() for name, each in errors.items()}
 
@@ -289,7 +290,7 @@ class EdelineWorld:
         if action.shape[1]:
             x = self.system.embed(frames[:, :-1].flatten(0, 1), action.flatten()).unflatten(0, action.shape)
             memory = self.system.memory(x, first[:, :-1], self.depth, memory).state
-        missing = max(0, length - frames.shape[1])
+        missing = max(0, length - frames.shape[1])  # zeros stand for frames before the start
         begins = F.pad(first[:, -length:], (missing, 0))
         last = F.pad(frames[:, -length:], (0, 0, 0, 0, 0, 0, missing, 0)) * _wide(same_episode(begins))
         return EdelineState(memory, last, first[:, -1])
@@ -299,7 +300,7 @@ class EdelineWorld:
         self, state: EdelineState, action: Tensor, obs: Tensor, first: Tensor, generator: torch.Generator
     ) -> EdelineState:
         _, memory = self._remember(state, action)
-        before = state.frames[:, 1:] * _wide(~first[:, None])
+        before = state.frames[:, 1:] * _wide(~first[:, None])  # not those of the last episode
         return EdelineState(memory, torch.cat((before, to_signed(obs)[:, None]), 1), first)
 
     @torch.no_grad()
@@ -318,7 +319,7 @@ class EdelineWorld:
     def features(self, state: EdelineState) -> Tensor:
         """Return h after each action, (B, A D), from which the reward head predicts."""
         batch, actions = len(state.first), self.space.actions
-        rows = torch.arange(batch, device=state.first.device).repeat_interleave(actions)
+        rows = torch.arange(batch, device=state.first.device).repeat_interleave(actions)  # every action in every row
         each = EdelineState(state.memory.select(rows), state.frames[rows, -1:], state.first[rows])
         h, _ = self._remember(each, torch.arange(actions, device=rows.device).repeat(batch))
         return h.float().unflatten(0, (batch, actions)).flatten(1)
@@ -346,7 +347,7 @@ def same_episode(begins: Tensor) -> Tensor:
 
     begins: bool (B, L), True at an episode's first frame
     """
-    later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()
+    later = begins.flip(1).long().cumsum(1).flip(1) - begins.long()  # beginnings after each frame
     return later == 0
 
 

@@ -136,7 +136,7 @@ class CrossAttention(nn.Module):
         q = self.query(self.norm(x)).flatten(2).unflatten(1, (self.heads, -1)).mT
         k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.key_value(keys).chunk(2, -1))
         attended = F.scaled_dot_product_attention(q, k, v)
-        return x + self.out(attended.mT.reshape(x.shape))
+        return x + self.out(attended.mT.reshape(x.shape))  # (B, heads, H W, E) to a map
 
 
 class Stage(nn.Module):
@@ -176,7 +176,7 @@ class UNet(nn.Module):
             halves.append(nn.Conv2d(before, before, 3, stride=2, padding=1) if level else nn.Identity())
             down.append(Stage([before] + [width] * (count - 1), width, config, everywhere))
             skips = [before, *[width] * count]
-            after = widths[min(level + 1, len(widths) - 1)]
+            after = widths[min(level + 1, len(widths) - 1)]  # of the map that comes up
             incoming = [after, *[width] * count]
             up.append(Stage([a + b for a, b in zip(incoming, reversed(skips), strict=True)], width, config, everywhere))
             doubles.append(nn.Conv2d(width, width, 3, padding=1) if level else nn.Identity())

@@ -78,7 +78,7 @@ def sample_latents(log_p: Tensor, generator: torch.Generator) -> Tensor:
     p = log_p.exp()
     index = torch.multinomial(p.detach().flatten(0, -2), 1, generator=generator)
     hard = torch.zeros_like(p).flatten(0, -2).scatter_(1, index, 1.0).view_as(p)
-    return hard + p - p.detach()
+    return hard + p - p.detach()  # value of `hard`, gradient of `p`
 
 
 def mode(log_p: Tensor, generator: torch.Generator) -> Tensor:
@@ -103,7 +103,7 @@ class NoRotary:
 
     def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
         ones = torch.ones(1, 1, positions_BSP.shape[1], self.head_dim, device=positions_BSP.device)
-        return ones, torch.zeros_like(ones)
+        return ones, torch.zeros_like(ones)  # rotates by 0
 
 
 class Prediction(NamedTuple):

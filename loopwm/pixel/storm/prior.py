@@ -41,7 +41,7 @@ class Autoregressive(nn.Module):
 
     def logits(self, h: Tensor, z: Tensor) -> Tensor:
         """Return logits (..., G, K) from h (..., D) and one-hot z (..., G, K); a group depends on those before it."""
-        contribution = torch.einsum("...gk,gkd->...gd", z, self.told)
+        contribution = torch.einsum("...gk,gkd->...gd", z, self.told)  # one-hot: the row of its class
         # Shift by one group: a group must not condition on itself.
         before = nn.functional.pad(contribution.cumsum(-2)[..., :-1, :], (0, 0, 1, 0))
         units = nn.functional.silu(self.hidden(h)[..., None, :] + before)

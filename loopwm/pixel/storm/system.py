@@ -95,8 +95,8 @@ class StormSystem(PixelSystem):
         predicted = network.predict(out.h)
         reward = two_hot_loss(predicted.reward, batch.reward).mean()
         end = F.binary_cross_entropy_with_logits(predicted.end, batch.terminated.float())
-        follows, targets = ~batch.first[:, 1:], posterior[:, 1:]
-        prior = network.prior(out.h[:, :-1], z[:, 1:].detach())
+        follows, targets = ~batch.first[:, 1:], posterior[:, 1:]  # a first frame follows no step
+        prior = network.prior(out.h[:, :-1], z[:, 1:].detach())  # conditions later groups; no target
         # Each KL term trains one side only: the stop-gradient is on the other.
         dynamics = masked_mean(kl_divergence(targets.detach(), prior), follows)
         representation = masked_mean(kl_divergence(targets, prior.detach()), follows)

@@ -92,7 +92,7 @@ class PatchTokenizer:
             far = self._far(distinct, self._codes)
             distinct, count = distinct[far], count[far]
             while len(distinct) and not self.full:
-                code = distinct[:1]
+                code = distinct[:1]  # the next far patch; those near it are done
                 self._codes = torch.cat([self._codes, code])
                 far = self._far(distinct, code)
                 distinct, count = distinct[far], count[far]
@@ -175,14 +175,14 @@ def squared_distances(patches: Tensor, codes: Tensor) -> Tensor:
     Values are centred to eight bits: even products in TF32 are exact, and sums fit float32 up to 258 bytes a patch.
     Larger patches use float64.
     """
-    dtype = torch.float32 if patches.shape[-1] * 255**2 < 2**24 else torch.float64
+    dtype = torch.float32 if patches.shape[-1] * 255**2 < 2**24 else torch.float64  # exact up to 2^24
     x, c = patches.to(dtype) - 128, codes.to(dtype) - 128
     return (x.square().sum(-1)[:, None] + c.square().sum(-1)).addmm_(x, c.T, alpha=-2)
 
 
 def first_occurrences(patches: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct rows (M, P) of uint8 (N, P) in order of first occurrence, and each row's index (N,)."""
-    words = torch.nn.functional.pad(patches, (0, 8 - patches.shape[-1] % 8)).view(torch.int64)
+    words = torch.nn.functional.pad(patches, (0, 8 - patches.shape[-1] % 8)).view(torch.int64)  # whole 64-bit words
     first, inverse = _first_of_equal((words * _multipliers(words)).sum(-1))
     if not torch.equal(words, words[first[inverse]]):  # hash collision
         first, inverse = _first_of_equal(torch.unique(words, dim=0, return_inverse=True)[1])
@@ -193,7 +193,7 @@ def _multipliers(words: Tensor) -> Tensor:
     """Return odd multipliers of a 64-bit hash of rows: sorting integers is far cheaper than sorting rows."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randint(-(2**63), 2**63 - 1, (words.shape[-1],), generator=generator)
-    return (numbers | 1).to(words.device)
+    return (numbers | 1).to(words.device)  # odd: invertible modulo 2^64
 
 
 def _first_of_equal(keys: Tensor) -> tuple[Tensor, Tensor]:

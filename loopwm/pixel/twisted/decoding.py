@@ -112,7 +112,7 @@ class Sinkhorn:
             copy, wildcard = copy.float() / epsilon[:, :, None], wildcard.float() / epsilon
         else:
             copy, wildcard = copy.float() / epsilon, wildcard.float() / epsilon
-        log_dummies = math.log(copy.shape[-1])
+        log_dummies = math.log(copy.shape[-1])  # equal dummies count as one
         column, dummy = torch.zeros_like(wildcard), torch.zeros_like(wildcard[:, :1])
         for iteration in range(self.iterations):
             row = -torch.logaddexp((copy + column[:, None]).logsumexp(2), dummy + log_dummies)
@@ -150,7 +150,7 @@ def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
     waiting = torch.ones_like(wildcard, dtype=torch.bool)
     for _ in range(len(places)):
         best, source = copy.max(1)
-        waiting = waiting & (best >= wildcard)
+        waiting = waiting & (best >= wildcard)  # sources only get fewer, so it waits no more
         if not waiting.any():
             break
         bids = best.masked_fill(~waiting, -math.inf)
@@ -159,9 +159,9 @@ def binarize(copy: Tensor, wildcard: Tensor) -> Tensor:
         winner = torch.full_like(source, len(places)).scatter_reduce(
             1, source, places.where(leads, len(places)), "amin"
         )
-        wins = leads & (winner.gather(1, source) == places)
+        wins = leads & (winner.gather(1, source) == places)  # the first of equal bids
         sources, waiting = torch.where(wins, source, sources), waiting & ~wins
-        copy = copy.masked_fill((winner < len(places))[:, :, None], -math.inf)
+        copy = copy.masked_fill((winner < len(places))[:, :, None], -math.inf)  # assigned sources
     return sources
 
 
@@ -221,7 +221,7 @@ class NoisedTransport:
 def with_gumbel_noise(p: Tensor, generator: torch.Generator) -> Tensor:
     """Return softmax(log p + noise) of probabilities (..., K); where p is 0 it stays 0."""
     u = torch.rand(p.shape, generator=generator, device=generator.device).to(p.device)
-    noise = -(-u.clamp(1e-20, 1 - 1e-7).log()).log()
+    noise = -(-u.clamp(1e-20, 1 - 1e-7).log()).log()  # finite at both ends
     return (p.float().log() + noise).softmax(-1)
 
 
@@ -239,7 +239,7 @@ def affinities(p: Tensor, previous: Tensor, price: Tensor, c_w: float) -> tuple[
     """
     p = p.float()
     sources = previous[:, None].expand(-1, previous.shape[1], -1)
-    return p.gather(-1, sources).mT - price, p.amax(-1) - c_w
+    return p.gather(-1, sources).mT - price, p.amax(-1) - c_w  # (destination, source) to A[i, j]
 
 
 def copy_price(grid: tuple[int, int], c_d: float) -> Tensor:
@@ -281,6 +281,7 @@ def invert(p: Tensor, u: Tensor) -> Tensor:
     """
     cumulated = p.float().cumsum(-1)
     whole = cumulated[..., -1:]
+    # u near 1 may round to the whole sum, where no token is left.
     place = torch.minimum(u[..., None] * whole, whole.nextafter(torch.zeros_like(whole)))
     tokens = torch.searchsorted(cumulated, place, right=True)
     possible = p.gather(-1, tokens) > 0  # rounding in a parallel sum may rise where p is 0

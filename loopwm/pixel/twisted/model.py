@@ -123,7 +123,7 @@ class Twisted(nn.Module):
         self.token_head = _head(config.dim, config.codes)
         self.reward_head = _head(config.dim, len(config.rewards))
         self.done_head = _head(config.dim, 1)
-        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)
+        self.register_buffer("rewards", torch.tensor(config.rewards), persistent=False)  # `config` has them
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=config.dim**-0.5)

@@ -94,7 +94,7 @@ class TwistedSystem(PixelSystem):
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return probabilities (..., K) from token logits; logits of unused codes are masked."""
-        unused = torch.arange(logits.shape[-1], device=logits.device) >= self.tokenizer.size
+        unused = torch.arange(logits.shape[-1], device=logits.device) >= self.tokenizer.size  # codes to come
         return logits.float().masked_fill(unused, -math.inf).softmax(-1)
 
     def world(self, sampling: TwistedSampling | None = None) -> TwistedWorld:
