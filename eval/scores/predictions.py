@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import parse_json_lines, read_json, read_json_lines, write_json
+from loopwm.records.files import parse_json_lines, read_json, read_json_lines, write_json, writing
 from loopwm.records.provenance import checkout
 
 
@@ -143,7 +143,7 @@ def _refuse_other(path: Path, existing: dict[str, Any], spec: dict[str, Any]) ->
 def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Append one JSON object a line and sync."""
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    with path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         file.write(lines.encode())
         file.flush()
         os.fsync(file.fileno())

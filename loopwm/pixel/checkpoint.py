@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from loopwm.pixel.system import PixelSystem, drop_retired, system_class
 from loopwm.records.config import typed
 from loopwm.records.errors import InputError
-from loopwm.records.files import publish
+from loopwm.records.files import publish, writing
 from loopwm.records.frames import FrameSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -29,7 +29,8 @@ def save_checkpoint(system: PixelSystem, folder: Path) -> None:
     sections = {"model": asdict(system.config), "objective": asdict(system.objective), "space": asdict(system.space)}
     (temporary / CONFIG).write_text(json.dumps({"system": system.name, **sections}, indent=1) + "\n", encoding="utf-8")
     tensors = system.state_dict() | {PREPARED + name: tensor for name, tensor in system.prepared().items()}
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS)
+    with writing(folder):
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS)
     publish(temporary, folder)
 
 

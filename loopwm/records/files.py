@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import lzma
 import os
+import re
 import secrets
 import shutil
 import zlib
@@ -23,8 +25,28 @@ LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
 """Exceptions from reading a damaged text file, compressed or not."""
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+HIDDEN_DISK_ERROR = re.compile(r"unexpected pos|PytorchStreamWriter failed|os error \d+")
+"""Messages of torch and safetensors for a failed write, which do not say what the system reported."""
+
 PACKAGED = Path(__file__).parents[1] / "pretrained"
 """Checkpoint that comes with the package."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise InputError naming `path` for a full or broken disk inside the block: the system names no file."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            reason = error.strerror
+        elif HIDDEN_DISK_ERROR.search(str(error)):
+            reason = "write failed"
+        else:
+            raise
+        raise InputError(f"{path}: {reason}; make room on the disk and rerun the command") from error
 
 
 def publish(temporary: Path, path: Path) -> None:
@@ -32,11 +54,12 @@ def publish(temporary: Path, path: Path) -> None:
 
     Everything inside is synced first, since a rename can reach the disk before the renamed contents.
     """
-    _sync(temporary)
-    if path.is_dir():
-        shutil.rmtree(path)
-    temporary.rename(path)
-    _sync_one(path.parent)
+    with writing(path):
+        _sync(temporary)
+        if path.is_dir():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        _sync_one(path.parent)
 
 
 def _sync(path: Path) -> None:
@@ -64,7 +87,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with writing(path), temporary.open("xb") as file:
             yield file
         publish(temporary, path)
     finally:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from loopwm.records.errors import InputError
-from loopwm.records.files import publish, read_json, write_atomic, write_json
+from loopwm.records.files import publish, read_json, write_atomic, write_json, writing
 from loopwm.records.provenance import provenance
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class RunFolder:
 
     def log(self, number: int, record: Mapping[str, Any]) -> None:
         """Append a line of metrics."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({self.counted: number, **record}) + "\n")
 
     def go_on_from(self, number: int) -> None:
@@ -75,7 +76,7 @@ class RunFolder:
         return self._checkpoint(number).exists()
 
     def begin_checkpoint(self, number: int) -> Path:
-        """Return the temporary folder to write the checkpoint to."""
+        """Return the temporary folder to write the checkpoint to, inside `files.writing`."""
         return self._checkpoint(number).with_name(f"tmp-{self._checkpoint(number).name}")
 
     def finish_checkpoint(self, number: int) -> None:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from loopwm.core.block import checkpoint_blocks, compile_blocks
 from loopwm.records.errors import InputError
+from loopwm.records.files import write_atomic, writing
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import Precision, compiler_found, faster_precision, product_rate, use_device
 from loopwm.trainer.optimizer import build_optimizers, learning_rate_factor, set_learning_rate
@@ -266,12 +267,13 @@ class Trainer(Generic[Config]):
         if self.files.has(self.step):
             return
         folder = self.files.begin_checkpoint(self.step)
-        self.accelerator.save_state(str(folder), safe_serialization=True)
+        with writing(folder):
+            self.accelerator.save_state(str(folder), safe_serialization=True)
         self.accelerator.wait_for_everyone()  # each process writes its own random state
         if self.accelerator.is_main_process:
             loader_state = dataclasses.asdict(self.loader_state)
             progress = {"step": self.step, "cursor": loader_state, "program": self.program.state_dict()}
-            (folder / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
+            write_atomic(folder / "progress.json", json.dumps(progress))
             self.files.finish_checkpoint(self.step)
         self.accelerator.wait_for_everyone()
 

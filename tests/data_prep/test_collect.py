@@ -54,7 +54,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_there(
     capsys.readouterr()
     monkeypatch.setattr(os, "fsync", full)
     assert collect_toy(tmp_path) == 2
-    assert "error: No space left on device\n" in capsys.readouterr().err
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {tmp_path}/")
+    assert error.endswith(": No space left on device; make room on the disk and rerun the command")
     assert contents(tmp_path) == before
 
 

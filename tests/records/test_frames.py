@@ -78,7 +78,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
     write_episode(tmp_path / "a.npz", make_episode(1))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InputError, match=r"a\.npz: No space left"):
         write_episode(tmp_path / "a.npz", make_episode(2))
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
     assert read_episode(tmp_path / "a.npz").seed == 1

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from eval.scores.predictions import append_lines
 from loopwm.pixel.checkpoint import save_checkpoint
 from loopwm.pixel.system import make_system
 from loopwm.pixel.twisted.model import TwistedConfig
 from loopwm.pixel.twisted.system import TwistedCoefficients
-from loopwm.records.files import publish
+from loopwm.records.errors import InputError
+from loopwm.records.files import publish, write_lines, writing
 from loopwm.records.frames import FrameSpace
 from loopwm.records.run_folder import RunFolder
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
 from loopwm.text.training.program import TextProgram, export_model
+from loopwm.trainer.trainer import Trainer
 
 
 class Disk:
@@ -87,3 +96,76 @@ def test_a_file_takes_the_place_of_another(disk, tmp_path):
     assert (tmp_path / "x").read_text() == "new"
     assert disk.missing == []
     assert disk.is_named(tmp_path / "x")
+
+
+MOST = 20_000
+"""Bytes of a file on the full disk."""
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """A limit on the size of files: to whoever writes more, in Python or not, the system reports an error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def refused(path: Path) -> str:
+    return f"^{re.escape(str(path))}: .*; make room on the disk and rerun the command$"
+
+
+def test_a_checkpoint_on_a_full_disk_is_named(config_file, tmp_path, full_disk):
+    with pytest.raises(InputError, match=refused(tmp_path / "checkpoints" / "tmp-step-00000001")):
+        Trainer(load_config(config_file, ["run.steps=1", "data.dev=[]"]), TextProgram, tmp_path).run()
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_a_torch_file_on_a_full_disk_is_named(tmp_path, full_disk):
+    with pytest.raises(InputError, match=refused(tmp_path / "x")), writing(tmp_path / "x"):
+        torch.save(torch.zeros(MOST), tmp_path / "x")
+
+
+def test_a_model_on_a_full_disk_is_named_and_the_old_one_stays(config_file, tmp_path, full_disk):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").touch()
+    text = TextProgram(load_config(config_file)).objective.model
+    config = TwistedConfig(dim=64, heads=2, mlp_dim=256, codes=8, patch=(2, 2))
+    pixel = make_system("twisted", config, TwistedCoefficients(), FrameSpace("toy", "1", (4, 6, 1), 2))
+    for export in (lambda path: export_model(text, load_tokenizer(), path), lambda path: save_checkpoint(pixel, path)):
+        with pytest.raises(InputError, match=refused(tmp_path / "model")):
+            export(tmp_path / "model")
+        assert [path.name for path in (tmp_path / "model").iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.xz"])
+def test_lines_on_a_full_disk_are_named_and_old_ones_stay(tmp_path, full_disk, name):
+    path = tmp_path / name
+    write_lines(path, ["old"])
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=refused(path)):
+        write_lines(path, (secrets.token_hex(100) for _ in range(1000)))
+    assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_lines_appended_on_a_full_disk_are_named(tmp_path, full_disk):
+    with pytest.raises(InputError, match=refused(tmp_path / "metrics.jsonl")):
+        RunFolder(tmp_path, "step", 2).log(1, {"text": "x" * MOST})
+    with pytest.raises(InputError, match=refused(tmp_path / "predictions.jsonl")):
+        append_lines(tmp_path / "predictions.jsonl", [{"text": "x" * MOST}])
+
+
+def test_other_errors_of_writing_stay_what_they_are(tmp_path):
+    with pytest.raises(FileNotFoundError), writing(tmp_path / "x"):
+        (tmp_path / "no folder" / "x").write_text("")
+    with pytest.raises(RuntimeError, match="other"), writing(tmp_path / "x"):
+        raise RuntimeError("other")
+
+
+def test_an_exported_text_model_is_in_bfloat16(config_file, tmp_path):
+    model = TextProgram(load_config(config_file)).objective.model
+    export_model(model, load_tokenizer(), tmp_path / "model")
+    types = {tensor.dtype for path in (tmp_path / "model").glob("*.safetensors") for tensor in load_file(path).values()}
+    assert types == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}, "training goes on unrounded"

@@ -39,7 +39,7 @@ from loopwm.pixel.registry import LEARNERS, named
 from loopwm.pixel.replay import Replay, RewardUnit, Segments, prune, rewarded
 from loopwm.pixel.system import FrameBatch, PixelSystem, make_system
 from loopwm.records.errors import InputError
-from loopwm.records.files import atomic_write
+from loopwm.records.files import atomic_write, writing
 from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import use_device
@@ -283,7 +283,8 @@ class AgentTrainer:
             return
         folder = self.files.begin_checkpoint(self.iteration)
         folder.mkdir(parents=True)
-        torch.save(self.state_dict(), folder / STATE)
+        with writing(folder / STATE):
+            torch.save(self.state_dict(), folder / STATE)
         self.files.finish_checkpoint(self.iteration)
         # Older checkpoints may need replay files that the newest one does not.
         states = [torch.load(path / STATE, weights_only=False) for path in self.files.checkpoints()]

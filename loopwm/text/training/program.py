@@ -22,7 +22,7 @@ from loopwm.core import DepthPlan
 from loopwm.core.depth import MeanRamp
 from loopwm.records import template
 from loopwm.records.errors import InputError
-from loopwm.records.files import publish
+from loopwm.records.files import publish, writing
 from loopwm.records.shards import read_shards
 from loopwm.records.token_episode import TokenEpisode
 from loopwm.records.training_episodes import TrainingEpisodes
@@ -314,9 +314,10 @@ def export_model(
     # A copy: `bfloat16()` would round the weights that training continues with.
     published = LoopWMForCausalLM(model.config)
     published.load_state_dict(model.state_dict())
-    published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
     tokenizer.chat_template = chat_template(model.config.slots)
-    tokenizer.save_pretrained(temporary)
-    if episodes is not None:
-        episodes.save(temporary)
+    with writing(folder):
+        published.bfloat16().save_pretrained(temporary, max_shard_size="8MB")
+        tokenizer.save_pretrained(temporary)
+        if episodes is not None:
+            episodes.save(temporary)
     publish(temporary, folder)
