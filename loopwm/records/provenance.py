@@ -43,8 +43,10 @@ def _version(package: str) -> str | None:
 
 def _git(*arguments: str) -> str | None:
     """Return git's output, or None without git, repository or commit."""
+    # Without its lock, which would stay in the repository if this process is killed or the disk is full.
+    command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
     try:
-        result = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return result.stdout.strip()
