@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from eval.commands import (
+    calibration,
     compare,
     listing,
     run,
@@ -20,6 +21,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "list": (listing, "what can be run: suites and baselines"),
     "validate": (validate, "look through a window file for faults"),
     "compare": (compare, "paired differences of two runs"),
+    "calibration": (calibration, "compare the trust in predictions with how often they are right"),
     "table": (tabulate, "several runs side by side"),
     "results": (results_page, "keep results of runs and write the page of all of them"),
     "pixels": (pixels, "measure pixel worlds"),

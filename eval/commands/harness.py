@@ -182,6 +182,8 @@ def window_records(
             record["reward"] = prediction.rewards[k]
         if k in prediction.ends:
             record["ended"] = prediction.ends[k]
+        if k in prediction.trusts:
+            record["trust"] = prediction.trusts[k]
         records[window["id"], k] = record
     return records
 

@@ -71,6 +71,8 @@ class CheckpointPredictor:
                     if step.reward is not None and step.continuation is not None:
                         prediction.rewards[k] = step.reward
                         prediction.ends[k] = step.ends
+                    if step.trust is not None:
+                        prediction.trusts[k] = step.trust
         return predictions
 
 

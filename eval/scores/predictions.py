@@ -32,12 +32,13 @@ class _Predicted(TypedDict):
 class Record(_Predicted, total=False):
     """Line of `predictions.jsonl`. The hashes are SHA-256 of prompt and target; steps_cut did not fit the context.
 
-    reward (points) and ended are predictions too, of models that make them. unanswered marks a missing answer: it is
-    scored as an empty one, and requested again.
+    reward (points), ended and trust (probability of this text) are of models that predict them. unanswered marks a
+    missing answer: it is scored as an empty one, and requested again.
     """
 
     reward: float
     ended: bool
+    trust: float
     unanswered: bool
 
 
@@ -163,6 +164,7 @@ class Prediction:
 
     unanswered: horizons without an answer of the model; their text is empty, and another run may request them again.
     rewards (points) and ends (True if the world is over) of the last step, by horizon too; empty without such heads.
+    trusts: probabilities of exactly these texts.
     """
 
     texts: dict[int, str]
@@ -170,3 +172,4 @@ class Prediction:
     unanswered: frozenset[int] = frozenset()
     rewards: dict[int, float] = field(default_factory=dict)
     ends: dict[int, bool] = field(default_factory=dict)
+    trusts: dict[int, float] = field(default_factory=dict)

@@ -24,19 +24,21 @@ from loopwm.text.model.modeling import States
 class Decoded:
     """A decoded observation, and the loops of each of its tokens, the end mark's last.
 
-    ended: True if the end mark was reached, False if the text was cut at `max_new_tokens`.
+    ended: True if the end mark was reached, False if the text was cut at `max_new_tokens`. log_probability: of the
+    tokens with the end mark.
     """
 
     text: str
     loops: tuple[int, ...]
     ended: bool
+    log_probability: float
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     """Chosen tokens without the end mark, and the loops of each token and of the mark.
 
-    log_probability: the score, 0 if decoded greedily. ended: the end mark was chosen.
+    log_probability: the score. ended: the end mark was chosen.
     """
 
     tokens: tuple[int, ...] = ()
@@ -64,6 +66,7 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
     """
     chosen: list[list[int]] = [[] for _ in range(len(state.valid))]
     loops_of: list[list[int]] = [[] for _ in chosen]
+    scores = [0.0] * len(chosen)
     rows, going = list(range(len(chosen))), set(range(len(chosen)))
     tokens = [first] * len(rows)
     for step in range(max_new_tokens):
@@ -72,18 +75,20 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
             rows, tokens = [rows[i] for i in places], [tokens[i] for i in places]
             state = state.select(torch.tensor(places, device=state.valid.device))
         logits_BV, loops = forward(state, tokens, step, rows)
-        tokens = logits_BV.argmax(-1).tolist()
-        for row, token, count in zip(rows, tokens, loops, strict=True):
+        values_B, tokens_B = logits_BV.float().max(-1)
+        tokens, scores_B = tokens_B.tolist(), values_B - logits_BV.float().logsumexp(-1)
+        for row, token, count, score in zip(rows, tokens, loops, scores_B.tolist(), strict=True):
             if row in going:
                 loops_of[row].append(count)
+                scores[row] += score
             if row in going and token != end:
                 chosen[row].append(token)
             else:
                 going.discard(row)
         if not going:
             break
-    rows_of = enumerate(zip(chosen, loops_of, strict=True))
-    return [Hypothesis(tuple(tokens), tuple(loops), ended=row not in going) for row, (tokens, loops) in rows_of]
+    texts = enumerate(zip(chosen, loops_of, scores, strict=True))
+    return [Hypothesis(tuple(tokens), tuple(loops), score, row not in going) for row, (tokens, loops, score) in texts]
 
 
 class Extension(NamedTuple):

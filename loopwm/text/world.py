@@ -223,7 +223,7 @@ class WorldModel:
         depth: int | ExitRule | None = None,
         beams: int = 1,
     ) -> list[Decoded]:
-        """Decode as `decode`, with the loops of each token.
+        """Decode as `decode`, with the loops of each token and the text's log-probability.
 
         With `decode_sees: state` the decoder attends to the newest slots only, which is D(h_K) (LoopWM, equation 18).
         """
@@ -237,7 +237,7 @@ class WorldModel:
             searches = [search_beams(each, self._obs, beams, max_new_tokens, self._end) for each in states]
             best = run_searches(searches, forward)
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
-        return [Decoded(text, row.loops, row.ended) for text, row in zip(texts, best, strict=True)]
+        return [Decoded(text, row.loops, row.ended, row.log_probability) for text, row in zip(texts, best, strict=True)]
 
     def _next_tokens(
         self, rule: ExitRule, state: States, tokens: Sequence[int], step: int, rows: Sequence[int]

@@ -24,7 +24,8 @@ from loopwm.worlds.starts import read_starts as read_starts
 
 
 def step_info(imagined: Imagined) -> dict[str, Any]:
-    return {"predicted": imagined.reward is not None, "continuation": imagined.continuation, "finish": imagined.finish}
+    predicted = {"continuation": imagined.continuation, "finish": imagined.finish, "trust": imagined.trust}
+    return {"predicted": imagined.reward is not None, **predicted}
 
 
 class ImaginedTextEnv(gymnasium.Env[str, str]):
@@ -34,7 +35,7 @@ class ImaginedTextEnv(gymnasium.Env[str, str]):
     or in `options["context"]`. It terminates where the predicted chance to go on falls below one half, and is truncated
     after `max_steps` or where the world would grow over the model's limit (the last observation then stands again).
     Without prediction heads rewards are 0 and nothing terminates; `info["predicted"]` tells. `info` also has the goal,
-    and after a step the `continuation` and how the observation ended (`finish`).
+    and after a step the `continuation`, how the observation ended (`finish`) and its `trust`.
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - the base class declares it so

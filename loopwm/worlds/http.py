@@ -253,7 +253,11 @@ class HttpWorlds:
         (step,) = body["steps"]
         row.actions, row.world = (*row.actions, action), body["world"]
         return Imagined(
-            step["observation"] or "", step["reward"], step["continuation"], step["finish_reason"] or "stop"
+            step["observation"] or "",
+            step["reward"],
+            step["continuation"],
+            step["finish_reason"] or "stop",
+            step["trust"],
         )
 
     def _make(self, rows: Sequence[_Row]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from loopwm.core import ExitRule
 from loopwm.records.template import LONGEST_OBSERVATION, Context, ContextTooLongError
+from loopwm.text.decoding import Decoded
 from loopwm.text.world import World, WorldModel
 from loopwm.worlds.protocol import Imagined, check_lengths, check_rows, longer
 
@@ -72,9 +75,9 @@ class LocalWorlds:
             texts = [Imagined("")] * len(world)
         else:
             decoded = self._model.decode_traced(world, self._max_new_tokens, beams=self._beams)
-            texts = [Imagined(one.text, finish="stop" if one.ended else "length") for one in decoded]
+            texts = [_imagined(one) for one in decoded]
         return [
-            Imagined("", finish="full") if over else Imagined(text.observation, reward, continuation, text.finish)
+            Imagined("", finish="full") if over else replace(text, reward=reward, continuation=continuation)
             for text, reward, continuation, over in zip(texts, rewards, continuations, full, strict=True)
         ]
 
@@ -105,3 +108,9 @@ class LocalWorlds:
 
     def close(self) -> None:
         self._real = self._now = None
+
+
+def _imagined(decoded: Decoded) -> Imagined:
+    if not decoded.ended:
+        return Imagined(decoded.text, finish="length")
+    return Imagined(decoded.text, trust=exp(decoded.log_probability))

@@ -46,7 +46,7 @@ class TextObservation(Observation):
     """Observation of an imagined environment.
 
     reward: predicted score difference in points, None where the checkpoint predicts none. metadata: the goal at a
-    reset; afterwards `truncated`, `continuation` and how the text ended (`finish`).
+    reset; afterwards `truncated`, `continuation`, how the text ended (`finish`) and its `trust`.
     """
 
     text: str
@@ -70,7 +70,7 @@ class ImaginedEnvironment(Environment[TextAction, TextObservation, State]):
     def step(self, action: TextAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
         text, reward, terminated, truncated, info = self._env.step(action.text)
         self._state.step_count += 1
-        metadata = {"truncated": truncated, "continuation": info["continuation"], "finish": info["finish"]}
+        metadata = {"truncated": truncated, **{name: info[name] for name in ("continuation", "finish", "trust")}}
         predicted = reward if info["predicted"] else None
         return TextObservation(text=text, done=terminated or truncated, reward=predicted, metadata=metadata)
 

@@ -18,13 +18,14 @@ class Imagined:
     """Result of an imagined step.
 
     observation: empty if not requested. reward (points) and continuation (probability) are None if the model predicts
-    neither.
+    neither. trust: the model's probability of exactly this observation; None if none was decoded to its end.
     """
 
     observation: str
     reward: float | None = None
     continuation: float | None = None
     finish: Finish = "stop"
+    trust: float | None = None
 
     @property
     def ends(self) -> bool:

@@ -59,6 +59,7 @@ class Transition(BaseModel):
     reward: in points.
     continuation: probability that the episode continues.
     observation: null if it was not decoded.
+    trust: probability of exactly this observation, null unless it was decoded to its end.
     """
 
     action: str
@@ -68,6 +69,7 @@ class Transition(BaseModel):
     summary: list[float] | None
     observation: str | None
     finish_reason: Literal["stop", "length"] | None
+    trust: float | None
     tokens: list[TokenInfo] = Field(default_factory=list, description="with `logprobs`")
     uncertainty: Uncertainty | None = None
 

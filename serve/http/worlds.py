@@ -96,7 +96,6 @@ class StepBody(OwnBody):
             self.decode or "last",
             self.max_tokens or DEFAULT_MAX_TOKENS,
             monitor=bool(self.monitor),
-            scored=bool(self.logprobs or self.uncertainty),
             temperature=self.temperature or 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
@@ -318,16 +317,16 @@ def _render(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Ima
 def _step(action: str, imagined: Imagined, body: StepBody) -> Json:
     observed = _observed(imagined.observation, imagined.deltas, bool(body.logprobs))
     uncertainty = {"uncertainty": _uncertainty(imagined)} if body.uncertainty else {}
-    return {**_transition(action, imagined.step), **observed, **uncertainty, "finish_reason": imagined.finish}
+    ending = {"finish_reason": imagined.finish, "trust": imagined.trust}
+    return {**_transition(action, imagined.step), **observed, **uncertainty, **ending}
 
 
 def _uncertainty(imagined: Imagined) -> Json | None:
     """Return negative log-probabilities in nats (observation, end token); None if nothing was decoded."""
     if imagined.finish is None:
         return None
-    scores = [token.scores.chosen for delta in imagined.deltas for token in delta.tokens if token.scores is not None]
-    ends = [] if imagined.end_score is None else [imagined.end_score]
-    return {"observation": -mean([*scores, *ends]), "end": -ends[0] if ends else None}
+    end = imagined.end_score
+    return {"observation": -mean(imagined.scores), "end": None if end is None else -end}
 
 
 def _transition(action: str, step: Step) -> Json:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Any, Literal, NamedTuple
 
 from loopwm.records import template as template
@@ -46,7 +47,6 @@ class StepRequest:
     decode: observations to decode.
     max_tokens: per observation.
     monitor: return a summary of each state.
-    scored: return log-probabilities.
     step_id: client's id of the step; a repeated request returns the saved reply.
     """
 
@@ -54,7 +54,6 @@ class StepRequest:
     decode: Decode
     max_tokens: int
     monitor: bool = False
-    scored: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -67,7 +66,7 @@ class StepRequest:
             self.top_p,
             None if self.seed is None else self.seed + index,
             max_tokens=min(self.max_tokens, room),
-            logprobs=0 if self.scored else None,
+            logprobs=0,  # for the trust in an observation
         )
 
 
@@ -76,7 +75,7 @@ class Imagined:
     """Imagined step with its observation, if decoded.
 
     loops: of each token and of the end.
-    end_score: log-probability of the end token, if requested and generated.
+    end_score: log-probability of the end token, if generated.
     """
 
     step: Step
@@ -88,6 +87,18 @@ class Imagined:
     @property
     def observation(self) -> str | None:
         return None if self.finish is None else "".join(delta.text for delta in self.deltas)
+
+    @property
+    def scores(self) -> list[float]:
+        """Log-probabilities of the observation's tokens and its end."""
+        tokens = (token for delta in self.deltas for token in delta.tokens)
+        ends = [] if self.end_score is None else [self.end_score]
+        return [*(token.scores.chosen for token in tokens if token.scores is not None), *ends]
+
+    @property
+    def trust(self) -> float | None:
+        """Probability of exactly this observation; None unless it was decoded to its end."""
+        return None if self.end_score is None else exp(sum(self.scores))
 
 
 class CachedWorld(NamedTuple):

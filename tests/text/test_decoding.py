@@ -98,6 +98,7 @@ def test_one_beam_is_greedy_token_for_token(ending, rule):
     texts = [ending.tokenizer.decode(list(one.tokens), skip_special_tokens=True) for one in best]
     assert texts == [one.text for one in greedy]
     assert [(one.loops, one.ended) for one in best] == [(one.loops, one.ended) for one in greedy]
+    assert [one.log_probability for one in best] == pytest.approx([one.log_probability for one in greedy], abs=1e-4)
     assert ending.decode_traced(world, 20, rule, beams=1) == greedy
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sqlite3
 import threading
 from typing import Any
@@ -359,6 +360,8 @@ def test_steps_sample_by_their_seed_and_say_how_unsure_they_were(client):
         if one["finish_reason"] == "length":
             assert one["uncertainty"]["end"] is None
             assert one["uncertainty"]["observation"] == pytest.approx(-sum(scores) / len(scores))
+            assert one["trust"] is None
         else:
             total = one["uncertainty"]["observation"] * (len(scores) + 1)
             assert total == pytest.approx(one["uncertainty"]["end"] - sum(scores))
+            assert one["trust"] == pytest.approx(math.exp(-total))
