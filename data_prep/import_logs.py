@@ -18,7 +18,7 @@ import argparse
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,8 @@ def import_logs(
     """
     episodes: dict[str, list[Episode]] = defaultdict(list)
     dropped: Counter[str] = Counter()
-    for path, number, record in _lines(paths):
+    lines = ((path, *line) for path in line_files(paths) for line in read_json_lines(path))
+    for path, number, record in lines:
         try:
             episode = read_log(record, env)
         except InputError as error:
@@ -167,12 +168,6 @@ def import_logs(
         split = episode.split if is_episode(record) else split_of(group_of(episode), shares, seed)
         episodes[split].append(replace(episode, split=split))
     return dict(episodes), dropped
-
-
-def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    for path in line_files(paths):
-        for number, record in read_json_lines(path):
-            yield path, number, record
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:

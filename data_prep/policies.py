@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from random import Random
 from typing import Any, Protocol, runtime_checkable
@@ -112,17 +113,8 @@ def act_noisy(environment: Environment, gold: Sequence[str], rng: Random) -> Pla
         played += 1
 
 
-def act_fork(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
+def act_leaving_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     """Play the gold path; at times replace a step by another action, continue the path, and find it again."""
-    return _leave_out(FORK, environment, gold, rng)
-
-
-def act_omission(environment: Environment, gold: Sequence[str], rng: Random) -> Play:
-    """Play forks where the next steps need the omitted one: they are refused because it is missing."""
-    return _leave_out(OMISSION, environment, gold, rng)
-
-
-def _leave_out(leaving: Leaving, environment: Environment, gold: Sequence[str], rng: Random) -> Play:
     path, walk = list(gold), Walk(environment, rng)
     until_fork = rng.randint(*FORK_GAPS) - 1
     while path:
@@ -158,6 +150,7 @@ class Leaving:
 
 FORK = Leaving({"near": 6, "valid": 2, "look": 1}, range(1, LONGEST_CARELESS + 1), where=bool)
 OMISSION = Leaving({"look": 3, "valid": 2}, range(3, LONGEST_CARELESS + 1), where=_is_needed)
+"""Where the next steps need the one left out: they are refused because it is missing."""
 
 
 def _harmless(path: Sequence[str]) -> list[str]:
@@ -279,8 +272,8 @@ POLICIES = {
         Policy("gold", act_gold, needs_gold=True, repeatable=False),
         Policy("expert", act_gold, needs_gold=True, repeatable=False),
         Policy("noisy-expert", act_noisy, needs_gold=True, repeatable=True),
-        Policy("fork", act_fork, needs_gold=True, repeatable=True),
-        Policy("omission", act_omission, needs_gold=True, repeatable=True),
+        Policy("fork", partial(act_leaving_out, FORK), needs_gold=True, repeatable=True),
+        Policy("omission", partial(act_leaving_out, OMISSION), needs_gold=True, repeatable=True),
         Policy("random", act_random, needs_gold=False, repeatable=True),
     )
 }

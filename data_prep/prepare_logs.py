@@ -8,7 +8,6 @@ not prepared again.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from data_prep.tokenize import TOKENIZER_FILE, LineEncoder, RenamingPlan, encode
 from data_prep.windows import cut_any, cut_window, known_hidden_states, write_windows
 from loopwm.records.episodes import Episode, write_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files, read_json, write_json
+from loopwm.records.files import line_files, read_json, sha256, write_json
 from loopwm.records.shards import write_shards
 from loopwm.records.template import CONTEXT_KINDS
 
@@ -42,7 +41,7 @@ def ensure_dev(episodes: dict[str, list[Episode]]) -> None:
     groups = {group_of(episode) for episode in episodes["train"]}
     if len(groups) < 2:
         raise InputError("--logs: must have at least 2 goals (or seeds), one of them to hold out, got 1")
-    held_out = min(groups, key=lambda group: hashlib.sha256(group.encode()).digest())
+    held_out = min(groups, key=lambda group: sha256(group))
     episodes["dev"] = [replace(e, split="dev") for e in episodes["train"] if group_of(e) == held_out]
     episodes["train"] = [e for e in episodes["train"] if group_of(e) != held_out]
 
@@ -62,7 +61,7 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[Episode]]:
 def write_data(out: Path, episodes: Mapping[str, Sequence[Episode]]) -> dict[str, Any]:
     """Write episodes, shards and windows; return sizes by split."""
     encoder = LineEncoder(Tokenizer.from_file(str(TOKENIZER_FILE)))
-    tokenizer_hash, sizes = hashlib.sha256(TOKENIZER_FILE.read_bytes()).hexdigest(), {}
+    tokenizer_hash, sizes = sha256(TOKENIZER_FILE.read_bytes()), {}
     for split in SPLITS:
         if not (plays := episodes.get(split, [])):
             continue
@@ -96,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in line_files(args.logs)}
+    files = {str(path): sha256(path.read_bytes()) for path in line_files(args.logs)}
     source = {"logs": files, "environment": args.env, "dev": args.dev, "test": args.test, "seed": args.seed}
     record = args.out / "data.json"
     if record.exists():

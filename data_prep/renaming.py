@@ -38,6 +38,7 @@ from typing import Any
 from data_prep.environments import declared
 from data_prep.environments.alfworld.hidden import listed
 from loopwm.records.episodes import Episode
+from loopwm.records.names import names_pattern
 
 DRAWS = 20
 """Permutations tried for a kind in an episode."""
@@ -111,11 +112,7 @@ class Renaming:
         return Renaming({new: name for name, new in self.names.items()}, self.tidy)
 
 
-@lru_cache(maxsize=256)
-def _any_of(names: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern of whole names, the longest first; it matches nothing without names."""
-    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
+_any_of = lru_cache(maxsize=256)(names_pattern)  # episodes of an environment share kinds
 
 
 def rename_episode(episode: Episode, rng: Random, kinds: Sequence[Kind] | None = None) -> Episode:

@@ -9,7 +9,6 @@ the episode alone decide which episodes and names.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -35,7 +34,7 @@ from data_prep.renaming import RenamingError, rename_episode
 from loopwm.records import template as text_format
 from loopwm.records.episodes import Episode, Resets, format_episode, parse_episode, read_episodes
 from loopwm.records.errors import InputError
-from loopwm.records.files import line_files
+from loopwm.records.files import line_files, sha256
 from loopwm.records.shards import META_FIELDS, PARTS, EpisodeArrays, check_shards, write_shards
 from loopwm.records.token_episode import (
     ACTION,
@@ -311,12 +310,12 @@ def run(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')}: at least 1")
     if not 0 <= args.rename <= 1:
         raise InputError("--rename: must be 0 to 1")
-    tokenizer_hash, outcomes = _sha256(args.tokenizer), Counter[str]()
+    tokenizer_hash, outcomes = sha256(args.tokenizer.read_bytes()), Counter[str]()
     if args.check:
         index = check_shards(args.out, tokenizer_hash)
     else:
         files = line_files(args.episodes)
-        sources = [{"name": path.name, "sha256": _sha256(path)} for path in files]
+        sources = [{"name": path.name, "sha256": sha256(path.read_bytes())} for path in files]
         skipped: list[str] | None = [] if args.skip_contradictions else None
         renaming = RenamingPlan(args.rename, args.seed)
         encoded = tokenize_files(files, args.tokenizer, args.workers, renaming, outcomes, skipped)
@@ -326,8 +325,3 @@ def run(args: argparse.Namespace) -> None:
     totals = ", ".join(f"{index[name]:,} {name}" for name in ("episodes", "steps", "spans", "tokens"))
     renamings = f"; {describe_renamings(outcomes)}" if args.rename else ""
     print(f"{args.out}: {len(index['shards'])} shards, {totals}{renamings}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -103,8 +103,10 @@ def replayed_hidden_states(cuts: Sequence[Cut]) -> dict[str, str | None]:
     for cut in cuts:
         by_episode[id(cut.episode)].append(cut)
     by_window: dict[str, str | None] = {}
-    name = only_environment((cut.episode for cut in cuts), "--hidden-state")
-    with closing(make_environment(name)) as environment:
+    names = sorted({cut.episode.env for cut in cuts})
+    if len(names) != 1:
+        raise InputError(f"--hidden-state: must be of one environment, got {', '.join(names)}")
+    with closing(make_environment(names[0])) as environment:
         for group in tqdm(by_episode.values(), desc="hidden states", unit="episode"):
             states = replay_hidden_states(environment, group[0].episode, {cut.now for cut in group})
             by_window |= {cut.name: states[cut.now] for cut in group}
@@ -117,14 +119,6 @@ def read_sorted(paths: Iterable[Path]) -> list[Episode]:
     These stay in reading order: the noisy suites were drawn so, and any other tie-break would draw others.
     """
     return sorted(recorded_episodes(paths), key=lambda e: (e.env, e.task, e.split, str(e.variation).zfill(6), e.policy))
-
-
-def only_environment(episodes: Iterable[Episode], option: str) -> str:
-    """Return the environment of all episodes. Raises InputError for several, naming the option that needs one."""
-    environments = {episode.env for episode in episodes}
-    if len(environments) != 1:
-        raise InputError(f"{option}: must be of one environment, got {', '.join(sorted(environments))}")
-    return environments.pop()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

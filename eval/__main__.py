@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from loopwm.records.command import missing_package
+from loopwm.records.command import run_main
 
-
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        from eval.main import main as run
-    except ModuleNotFoundError as error:
-        return missing_package(error, "eval")
-    return run(arguments)
-
+main = partial(run_main, "eval.main", "eval")
 
 if __name__ == "__main__":
     sys.exit(main())

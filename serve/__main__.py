@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from loopwm.records.command import missing_package
+from loopwm.records.command import run_main
 
-
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        from serve.start import main as run
-    except ModuleNotFoundError as error:
-        return missing_package(error, "serve")
-    return run(arguments)
-
+main = partial(run_main, "serve.start", "serve")
 
 if __name__ == "__main__":
     sys.exit(main())

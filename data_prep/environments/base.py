@@ -65,6 +65,9 @@ class Declared:
         """
         return [TextFacts()] * len(texts)
 
+    def exhausted(self) -> bool:
+        return False
+
 
 class Environment(Protocol):
     """One simulator. Call `reset` before anything about the world."""

@@ -81,9 +81,6 @@ class TextWorld(Declared):
     def valid_actions(self) -> list[str]:
         return list(self._state.admissible_commands)
 
-    def exhausted(self) -> bool:
-        return False
-
     def close(self) -> None:
         if self._env is not None:
             self._env.close()

@@ -18,7 +18,7 @@ import numpy as np
 
 from eval.models.fewshot import Message
 from eval.models.train_episodes import EXPERTS
-from loopwm.records.episodes import TRAIN_SPLITS, Episode, succeeded
+from loopwm.records.episodes import FULL_SCORE, TRAIN_SPLITS, Episode
 from loopwm.records.errors import InputError
 from loopwm.records.files import sha256
 from loopwm.records.template import Context, Transition
@@ -111,7 +111,8 @@ def _of_train(episode: Episode) -> Episode:
 
 
 def _is_example(episode: Episode) -> bool:
-    return episode.policy in EXPERTS and succeeded(episode)
+    last = episode.steps[-1]
+    return episode.policy in EXPERTS and last.done and last.score >= FULL_SCORE
 
 
 def _places(episode: Episode) -> Iterator[tuple[list[str], str | None]]:

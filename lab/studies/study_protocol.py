@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from loopwm.pixel.training_config import PixelTrainingConfig
-from loopwm.records.config import load_typed
+from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
 from loopwm.text.training.config import TrainingConfig
 
@@ -86,7 +86,7 @@ def load_protocol(kind: type[P], path: Path, overrides: Sequence[str] = ()) -> P
     Raises:
         InputError: a key is invalid, or the training program would reject an arm
     """
-    protocol = load_typed(kind, path, overrides)
+    protocol = typed(kind, read_sections(path, overrides))
     for arm in protocol.trained_arms:
         try:
             protocol.check_arm(arm)

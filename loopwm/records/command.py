@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
@@ -81,6 +82,16 @@ def missing_package(error: ModuleNotFoundError, extra: str) -> int:
         raise error
     print(f"error: the package {package} is not installed: pip install 'loopwm[{extra}]'", file=sys.stderr)
     return 2
+
+
+def run_main(module: str, extra: str, arguments: Sequence[str] | None = None) -> int:
+    """Run `main` of a module; return 2 after one line if a package of the extra that it imports is missing."""
+    try:
+        main = import_module(module).main
+    except ModuleNotFoundError as error:
+        return missing_package(error, extra)
+    status: int = main(arguments)
+    return status
 
 
 def exit_status(work: Callable[[], object], *more: type[Exception]) -> int:

@@ -27,11 +27,6 @@ def require_positive(config: Any, sections: Mapping[str, Sequence[str]]) -> None
                 raise InputError(f"{section}.{key}: must be above 0, got {value}")
 
 
-def load_typed(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """Read a YAML file as the dataclass `cls` and apply `section.key=value` overrides. Raises InputError."""
-    return typed(cls, read_sections(path, overrides))
-
-
 def typed(cls: type[T], raw: dict[str, Any]) -> T:
     """Convert sections to the dataclass `cls`. Raises InputError."""
     config: T = _build(cls, raw, "")

@@ -158,10 +158,6 @@ def recorded_episodes(paths: Iterable[Path]) -> list[Episode]:
     return [episode for path in line_files(paths) for episode in read_episodes(path)]
 
 
-def succeeded(episode: Episode) -> bool:
-    return episode.steps[-1].done and episode.steps[-1].score >= FULL_SCORE
-
-
 TRAIN_SPLITS = ("train", "built")
 """Splits to train on: built games are ALFWorld's train games made from floor plans."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 TOKEN = re.compile(r"[a-z0-9]+(?:[-'][a-z0-9]+)*|[^\sa-z0-9]")
@@ -23,6 +23,12 @@ class Names:
     named: Extractor
     mentioned: Extractor
     split: Callable[[str], list[str]]
+
+
+def names_pattern(names: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern of whole names, the longest first; it matches nothing without names."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
 
 
 class NameList:

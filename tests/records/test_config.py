@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from loopwm.records.config import load_typed
+from loopwm.records.config import read_sections, typed
 from loopwm.records.errors import InputError
 
 
@@ -20,6 +20,6 @@ class Choice:
 def test_the_word_no_can_be_said_where_yaml_reads_a_truth_value(said, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("precision: bf16\n")
-    assert load_typed(Choice, path, [said]) == Choice("no")
+    assert typed(Choice, read_sections(path, [said])) == Choice("no")
     with pytest.raises(InputError, match=r"precision: must be one of no, bf16.*got 'yes'"):
-        load_typed(Choice, path, ["precision=yes"])
+        typed(Choice, read_sections(path, ["precision=yes"]))

@@ -156,9 +156,6 @@ class AlfWorld(Declared):
         """Return all commands but `help`, whose answer is the same in every game."""
         return [command for command in self._engine.call("commands") if command != "help"]
 
-    def exhausted(self) -> bool:
-        return False
-
     def close(self) -> None:
         self._engine.close()
 

@@ -22,12 +22,11 @@ _CONTENTS = re.compile(
 
 def contents_facts(texts: Sequence[str]) -> list[TextFacts]:
     """Return facts of each text: names of the places and vessels whose contents it lists."""
-    return [_of(text) for text in texts]
-
-
-def _of(text: str) -> TextFacts:
-    needs = tuple(
-        Need(*match.span("listed"), frozenset({match["surface"] or match["closable"] or match["vessel"]}))
-        for match in _CONTENTS.finditer(text)
-    )
-    return TextFacts(frozenset().union(*(need.facts for need in needs)), needs)
+    facts = []
+    for text in texts:
+        needs = tuple(
+            Need(*match.span("listed"), frozenset({match["surface"] or match["closable"] or match["vessel"]}))
+            for match in _CONTENTS.finditer(text)
+        )
+        facts.append(TextFacts(frozenset().union(*(need.facts for need in needs)), needs))
+    return facts

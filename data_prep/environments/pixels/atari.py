@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing, resize
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing, resize
 from loopwm.records.errors import InputError
 from loopwm.records.frames import LOST, FrameSpace
 
@@ -21,7 +21,7 @@ LIMIT = 108_000
 """Game frames after which an episode is truncated: half an hour of play."""
 
 
-class Atari:
+class Atari(Simulator):
     """One game. Infos: `lives` left, and `lost`, True if one was lost since the previous frame."""
 
     def __init__(self, game: str) -> None:
@@ -67,5 +67,3 @@ class Atari:
 
     def _info(self, lives_before: int) -> dict[str, Any]:
         return {"lives": self._ale.lives(), LOST: self._ale.lives() < lives_before}
-
-    def close(self) -> None: ...

@@ -42,7 +42,8 @@ class Simulator(Protocol):
 
     def act(self, action: int) -> Outcome: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the simulator; nothing to do by default."""
 
 
 class FrameEnvironment(gymnasium.Env[Frame, np.int64]):

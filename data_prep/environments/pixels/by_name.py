@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from loopwm.records.errors import InputError
@@ -15,66 +17,35 @@ if TYPE_CHECKING:
     from data_prep.environments.pixels.base import FrameEnvironment, Simulator
 
 
-def _crafter(pixels: str = "63") -> Simulator:
-    from data_prep.environments.pixels.crafter import Crafter
+@dataclass(frozen=True)
+class Maker:
+    """Creates a simulator of a class in this folder, named module:class, which is imported only then.
 
-    return Crafter(int(number("crafter", "pixels", pixels, (63, 64))))
+    arguments: of the class, after a game. settings: numbers that each setting may be.
+    """
 
+    place: str
+    arguments: tuple[object, ...] = ()
+    settings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-def _craftax(classic: bool) -> Simulator:
-    from data_prep.environments.pixels.craftax import Craftax
-
-    return Craftax(classic)
-
-
-def _catch() -> Simulator:
-    from data_prep.environments.pixels.catch import Catch
-
-    return Catch()
-
-
-def _catch_drift() -> Simulator:
-    from data_prep.environments.pixels.catch import DRIFT, Catch
-
-    return Catch("catch-drift", DRIFT)
-
-
-def _minatar(game: str, sticky: str = "0.1") -> Simulator:
-    from data_prep.environments.pixels.minatar import MinAtar
-
-    return MinAtar(game, number("minatar", "sticky", sticky, (0.0, 0.1)))
-
-
-def _atari(game: str) -> Simulator:
-    from data_prep.environments.pixels.atari import Atari
-
-    return Atari(game)
-
-
-def _minigrid(task: str, pixels: str = "64") -> Simulator:
-    from data_prep.environments.pixels.minigrid import MiniGrid
-
-    return MiniGrid(task, int(number("minigrid", "pixels", pixels, (32, 64))))
-
-
-def _vizdoom(scenario: str) -> Simulator:
-    from data_prep.environments.pixels.vizdoom import VizDoom
-
-    return VizDoom(scenario)
+    def __call__(self, *game: str, **settings: float) -> Simulator:
+        module, _, name = self.place.partition(":")
+        make: Callable[..., Simulator] = getattr(import_module(f"data_prep.environments.pixels.{module}"), name)
+        return make(*game, *self.arguments, **settings)
 
 
 SINGLE: dict[str, Callable[..., Simulator]] = {
-    "catch": _catch,
-    "catch-drift": _catch_drift,
-    "crafter": _crafter,
-    "craftax": partial(_craftax, False),
-    "craftax-classic": partial(_craftax, True),
+    "catch": Maker("catch:Catch"),
+    "catch-drift": Maker("catch:Catch", ("catch-drift", 0.3)),
+    "crafter": Maker("crafter:Crafter", settings={"pixels": (63, 64)}),
+    "craftax": Maker("craftax:Craftax", (False,)),
+    "craftax-classic": Maker("craftax:Craftax", (True,)),
 }
 FAMILIES: dict[str, Callable[..., Simulator]] = {
-    "atari": _atari,
-    "minatar": _minatar,
-    "minigrid": _minigrid,
-    "vizdoom": _vizdoom,
+    "atari": Maker("atari:Atari"),
+    "minatar": Maker("minatar:MinAtar", settings={"sticky": (0.0, 0.1)}),
+    "minigrid": Maker("minigrid:MiniGrid", settings={"pixels": (32, 64)}),
+    "vizdoom": Maker("vizdoom:VizDoom"),
 }
 """Environments named FAMILY/GAME or NAME, some with settings: minatar/GAME@sticky=0, crafter@pixels=64."""
 
@@ -97,32 +68,29 @@ def make_frame_environment(name: str) -> FrameEnvironment:
     except ModuleNotFoundError as error:
         raise InputError(f"{name}: the package {error.name} is not installed: pip install 'loopwm[pixel]'") from error
     plain, _, settings = name.partition("@")
-    if maker := SINGLE.get(plain):
-        return FrameEnvironment(maker(**_settings(signature(maker).parameters, name, settings)))
     family, _, game = plain.partition("/")
+    if plain in SINGLE:
+        return FrameEnvironment(SINGLE[plain](**_settings(SINGLE[plain], name, settings)))
     if family not in FAMILIES:
         expected = ", ".join((*SINGLE, *(f"{known}/GAME" for known in FAMILIES)))
         raise InputError(f"environment: must be one of {expected}, got {name!r}")
-    _, *known = signature(FAMILIES[family]).parameters
-    return FrameEnvironment(FAMILIES[family](game, **_settings(known, name, settings)))
+    return FrameEnvironment(FAMILIES[family](game, **_settings(FAMILIES[family], name, settings)))
 
 
-def _settings(known: Collection[str], name: str, text: str) -> dict[str, str]:
-    """Parse KEY=VALUE,KEY=VALUE of these keys."""
-    pairs = dict(part.partition("=")[::2] for part in text.split(",") if text)
-    for key in pairs:
+def _settings(maker: Callable[..., Simulator], name: str, text: str) -> dict[str, float]:
+    """Parse KEY=VALUE,KEY=VALUE of the maker's settings."""
+    known = maker.settings if isinstance(maker, Maker) else {}
+    values = {}
+    for key, _, value in (part.partition("=") for part in text.split(",") if part):
         if key not in known:
             what = f"expected one of {', '.join(known)}" if known else "it has none"
             raise InputError(f"environment: {name}: unknown setting {key!r}, {what}")
-    return pairs
-
-
-def number(family: str, key: str, text: str, choices: tuple[float, ...]) -> float:
-    """Parse a setting that is one of a few numbers."""
-    for choice in choices:
-        if text == f"{choice:g}":
-            return choice
-    raise InputError(f"{family}: {key}: must be one of {', '.join(f'{choice:g}' for choice in choices)}, got {text!r}")
+        choices = {f"{choice:g}": choice for choice in known[key]}
+        if value not in choices:
+            family = re.split("[/@]", name)[0]
+            raise InputError(f"{family}: {key}: must be one of {', '.join(choices)}, got {value!r}")
+        values[key] = choices[value]
+    return values
 
 
 def make_frame_vector(name: str, num_envs: int) -> SyncVectorEnv:

@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator
 from loopwm.records.frames import FrameSpace
 
 ROWS, COLUMNS = 10, 5
-DRIFT = 0.3
 RULES = "1"
 """Version of the rules, since no package has one."""
 
 
-class Catch:
+class Catch(Simulator):
     """Catch with actions 0, 1, 2: left, stay, right. The paddle begins in the middle."""
 
     def __init__(self, name: str = "catch", drift: float = 0.0) -> None:
@@ -46,5 +45,3 @@ class Catch:
         frame = np.zeros((ROWS, COLUMNS, 1), np.uint8)
         frame[self._row, self._ball] = frame[ROWS - 1, self._paddle] = 255
         return frame
-
-    def close(self) -> None: ...

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing
 from loopwm.records.frames import FrameSpace
 
 
-class Craftax:
+class Craftax(Simulator):
     """One world. Infos: `achievements` reached in the episode so far (bool)."""
 
     def __init__(self, classic: bool) -> None:
@@ -48,8 +48,6 @@ class Craftax:
 
     def _info(self) -> dict[str, Any]:
         return {"achievements": np.asarray(self._state.achievements)}
-
-    def close(self) -> None: ...
 
 
 def _frame(pixels: Any) -> Frame:

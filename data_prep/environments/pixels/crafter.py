@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing
 from loopwm.records.frames import FrameSpace
 
 PIXELS = 63
@@ -20,7 +20,7 @@ MAP_TILES = np.array((9, 7))
 """Columns and rows of the visible map; the player stands in the middle."""
 
 
-class Crafter:
+class Crafter(Simulator):
     """One world.
 
     Infos: `creature`, True with a cow, zombie or skeleton in sight; `achievements`, counts of each of the 22 in the
@@ -53,8 +53,6 @@ class Crafter:
         creatures = [thing.pos - corner for thing in self._env._world.objects if isinstance(thing, self._creatures)]
         in_view = any(((place >= 0) & (place < MAP_TILES)).all() for place in creatures)
         return {"creature": in_view, "achievements": np.array(list(player.achievements.values()), np.uint16)}
-
-    def close(self) -> None: ...
 
 
 def achievements() -> list[str]:

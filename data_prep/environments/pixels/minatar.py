@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -19,7 +19,7 @@ LIMIT = 1000
 """Steps after which an episode without sticky actions is truncated, as in gymnax."""
 
 
-class MinAtar:
+class MinAtar(Simulator):
     """One game."""
 
     def __init__(self, game: str, sticky: float = 0.1) -> None:
@@ -53,5 +53,3 @@ class MinAtar:
 
     def _frame(self) -> Frame:
         return np.where(self._env.state(), np.uint8(255), np.uint8(0))
-
-    def close(self) -> None: ...

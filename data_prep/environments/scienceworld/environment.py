@@ -187,7 +187,8 @@ class ScienceWorld(Declared):
         return [int(index) for index in self._call(getattr(self._server, SPLITS[split]))]
 
     def gold_actions(self, task: str, variation: int | str) -> list[str]:
-        self._call(self._searches().clear)
+        # The orders in which gold paths search rooms: drawn once, and reused for other variations.
+        self._call(self._gateway.jvm.scienceworld.goldagent.PathFinder.precomputedExhaustivePaths().clear)
         self._load(task, variation, gold_path=True)
         return list(self._call(self._server.getGoldActionSequence))
 
@@ -228,10 +229,6 @@ class ScienceWorld(Declared):
         self._gateway.shutdown()
         self._process.kill()
         self._process.wait()
-
-    def _searches(self) -> Any:
-        """Return the orders in which gold paths search rooms, a Scala map of the simulator."""
-        return self._gateway.jvm.scienceworld.goldagent.PathFinder.precomputedExhaustivePaths()
 
     def _load(self, task: str, variation: int | str, gold_path: bool = False) -> None:
         if task not in self._loaded:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from data_prep.environments.facts import Need, TextFacts, needs_of_characters
+from loopwm.records.names import names_pattern
 
 _ROOM = re.compile(r"This (?:room|outside location) is called the ([^.\n]+)\. (?:In it, you|Here you) see: ")
 _INSIDE = re.compile(r"Inside the ([^\n]+) is: ")
@@ -62,7 +63,7 @@ def listing_facts(texts: Sequence[str]) -> list[TextFacts]:
         texts: all observations, looks, inventories and actions.
     """
     listings = [_listing(text) for text in texts]
-    naming = _any_of({name for listing in listings if listing for *_, name in listing.things} - _EVERYWHERE)
+    naming = names_pattern({name for listing in listings if listing for *_, name in listing.things} - _EVERYWHERE)
     mentions = [
         frozenset() if listing else frozenset(_named(text, naming))
         for text, listing in zip(texts, listings, strict=True)
@@ -131,9 +132,3 @@ def _name(phrase: str) -> str:
 
 def _in(place: str) -> str:
     return f"in {place}"
-
-
-def _any_of(names: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern of whole names, the longest first; it matches nothing if there are none."""
-    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])(?:{'|'.join(longest_first) or '(?!)'})(?![\w-])")
