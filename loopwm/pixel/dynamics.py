@@ -52,7 +52,7 @@ class LoopedConfig:
     max_loops: int = 4
 
     def __post_init__(self) -> None:
-        require_positive_sizes(self, "dim", "heads", "default_depth", "max_loops")
+        require_at_least(1, self, "dim", "heads", "default_depth", "max_loops")
         if self.dim % self.heads:
             raise ValueError(f"dim: must be divisible by heads ({self.heads}), got {self.dim}")
         if self.default_depth > self.max_loops:
@@ -72,11 +72,11 @@ class LoopedConfig:
         )
 
 
-def require_positive_sizes(config: object, *names: str) -> None:
-    """Raise ValueError for the first of these fields that is below 1."""
+def require_at_least(least: int, config: object, *names: str) -> None:
+    """Raise ValueError for the first of these fields that is below `least`."""
     for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}: must be at least 1, got {getattr(config, name)}")
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")
 
 
 @dataclass(frozen=True)

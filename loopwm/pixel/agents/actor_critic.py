@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwm.core.twohot import BINS, two_hot_loss, two_hot_value
+from loopwm.pixel.dynamics import require_at_least
 from loopwm.pixel.imagined import LatentWorld
 
 S = TypeVar("S")
@@ -58,9 +59,7 @@ class ActorCriticConfig:
         for name in ("gamma", "td_lambda", "scale_decay", "slow_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: must be between 0 and 1, got {getattr(self, name)}")
-        for name in ("memory", "entropy_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must be at least 0, got {getattr(self, name)}")
+        require_at_least(0, self, "memory", "entropy_coef")
         low_high = self.percentiles
         if low_high and not (len(low_high) == 2 and 0 <= low_high[0] < low_high[1] <= 100):
             raise ValueError(f"percentiles: must be two rising numbers within 0 to 100, or none, got {low_high}")

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from loopwm.pixel.agents.ppo_policy import ActorCritic
+from loopwm.pixel.dynamics import require_at_least
 
 MIN_DEVIATION = 1e-6
 
@@ -41,9 +42,7 @@ class PPOConfig:
     clip_norm: float = 0.5
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name}: must be at least 0, got {getattr(self, field.name)}")
+        require_at_least(0, self, *(field.name for field in fields(self)))
 
 
 @dataclass(frozen=True)

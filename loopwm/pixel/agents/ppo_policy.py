@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from loopwm.pixel.dynamics import require_at_least
+
 
 @dataclass(frozen=True)
 class PolicyConfig:
@@ -30,9 +32,7 @@ class PolicyConfig:
     """Share all but the last layer of actor and critic."""
 
     def __post_init__(self) -> None:
-        for name in ("memory", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, self, "memory", "hidden")
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels: must be at least one number above zero, got {self.channels}")
 

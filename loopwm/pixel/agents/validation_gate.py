@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loopwm.pixel.dynamics import require_at_least
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.replay import Replay, as_learned
 
@@ -41,9 +42,7 @@ class ValidationGateConfig:
             raise ValueError(f"ends: must be at least 0, got {self.ends}")
         if not 0 <= self.objects <= 1:
             raise ValueError(f"objects: must be between 0 and 1, got {self.objects}")
-        for name in ("rollouts", "steps", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, self, "rollouts", "steps", "every")
 
     def passed(self, ends: float, objects: float) -> bool:
         return (not self.ends or ends <= self.ends) and objects >= self.objects

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from loopwm.pixel.dynamics import require_at_least
 from loopwm.pixel.edeline.memory import MemoryConfig
 from loopwm.pixel.edeline.unet import UNetConfig
 
@@ -28,9 +29,7 @@ class EdelineConfig:
     """Reward classes; a reward counts as the nearest."""
 
     def __post_init__(self) -> None:
-        for name in ("encoder_stem", "action_dim", "head_hidden", "frames"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        require_at_least(1, self, "encoder_stem", "action_dim", "head_hidden", "frames")
         if self.frames > self.burn_in:
             raise ValueError(f"frames: must be at most burn_in ({self.burn_in}), got {self.frames}")
         if len(set(self.rewards)) < 2:
@@ -78,9 +77,7 @@ class EdelineLoss:
     def __post_init__(self) -> None:
         if not 0 <= self.novelty <= 1:
             raise ValueError(f"novelty: must be between 0 and 1, got {self.novelty}")
-        for name in ("preview", "contrast"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must be at least 0, got {getattr(self, name)}")
+        require_at_least(0, self, "preview", "contrast")
 
 
 @dataclass(frozen=True)

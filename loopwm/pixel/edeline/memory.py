@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, require_positive_sizes
+from loopwm.pixel.dynamics import Depth, FrameCache, LoopedAttention, LoopedConfig, require_at_least
 from loopwm.pixel.positions import Rotary1D
 
 
@@ -26,7 +26,7 @@ class MemoryConfig(LoopedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive_sizes(self, "window")
+        require_at_least(1, self, "window")
         if self.dim // self.heads % 2:
             raise ValueError(f"dim: must give each of {self.heads} heads an even width, got {self.dim}")
 

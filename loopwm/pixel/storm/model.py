@@ -28,7 +28,7 @@ from loopwm.pixel.dynamics import (
     FrameCache,
     LoopedAttention,
     LoopedConfig,
-    require_positive_sizes,
+    require_at_least,
 )
 from loopwm.pixel.storm.images import IMAGES, as_pixels
 from loopwm.pixel.storm.prior import PRIORS
@@ -58,7 +58,7 @@ class StormConfig(LoopedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive_sizes(self, "groups", "classes", "stem", "halvings", "positions")
+        require_at_least(1, self, "groups", "classes", "stem", "halvings", "positions")
         if not 2 <= self.context <= self.positions:
             raise ValueError(f"context: must be between 2 and positions ({self.positions}), got {self.context}")
         if not 0 <= self.uniform_mix < 1:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from loopwm.core.twohot import two_hot_loss, two_hot_value
-from loopwm.pixel.dynamics import Depth, FrameCache
+from loopwm.pixel.dynamics import Depth, FrameCache, require_at_least
 from loopwm.pixel.imagined import Imagined
 from loopwm.pixel.storm.images import as_pixels
 from loopwm.pixel.storm.model import Storm, StormConfig, kl_divergence, mode, sample_latents
@@ -48,9 +48,7 @@ class StormObjective:
     """
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name}: must be at least 0, got {getattr(self, field.name)}")
+        require_at_least(0, self, *(field.name for field in fields(self)))
 
 
 LATENTS = {"sample": sample_latents, "mode": mode}

@@ -24,7 +24,7 @@ from loopwm.pixel.dynamics import (
     FrameCache,
     LoopedAttention,
     LoopedConfig,
-    require_positive_sizes,
+    require_at_least,
 )
 from loopwm.pixel.positions import Rotary3D
 
@@ -52,7 +52,7 @@ class TwistedConfig(LoopedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive_sizes(self, "codes", "window")
+        require_at_least(1, self, "codes", "window")
         if len(set(self.rewards)) < 2:
             raise ValueError(f"rewards: must contain two different values, got {self.rewards}")
         if len(self.patch) != 2:

@@ -62,7 +62,11 @@ def run_stages(
     if len(batch.stage_ends) != 1 + int(batch.stage.max()):
         raise ValueError("batch: must be laid out by_stage for propagate: latent, got the layout for one pass")
     cache = KVCache(0, batch.tokens.device)  # no rows: masks and positions are the batch's
-    first = _first_states(config, batch, depth)
+    # h^(0) of all columns, so that a stage starts from the noise from which one pass over them would.
+    if isinstance(depth, DepthPlan):
+        first = depth.initial_state(batch.tokens.shape[1], config.hidden_size, batch.tokens.device)
+    else:
+        first = torch.zeros(*batch.tokens.shape, config.hidden_size, device=batch.tokens.device)
     outs: list[Output] = []
     start = 0
     for stage, end in enumerate(batch.stage_ends):
@@ -93,12 +97,3 @@ def _carried(batch: TreeBatch, stage: int, outs: Sequence[ModelOutput], first_BL
     # Out of place, so that gradients flow from this stage to the last one.
     latent = latent.index_put((row, column), outs[-1]["latent"][row, source].float())
     return Carried(latent, first_BLD)
-
-
-def _first_states(config: LoopWMConfig, batch: TreeBatch, depth: DepthPlan | int) -> Tensor:
-    """Return h^(0) of all columns (B, L, D): the noise from which one pass over them would start."""
-    rows, length = batch.tokens.shape
-    dim, device = config.hidden_size, batch.tokens.device
-    if isinstance(depth, DepthPlan):
-        return depth.initial_state(length, dim, device)
-    return torch.zeros(rows, length, dim, device=device)

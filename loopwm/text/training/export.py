@@ -20,7 +20,7 @@ from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer
 from loopwm.text.training.config import load_config
 from loopwm.text.training.loss import TextObjective
-from loopwm.text.training.program import coefficients, export_model, model_config
+from loopwm.text.training.program import export_model, model_config
 
 WEIGHTS, AVERAGE = "model.safetensors", "custom_checkpoint_0.pkl"
 """File names that accelerate uses in a checkpoint."""
@@ -44,7 +44,7 @@ def export_checkpoint(checkpoint: Path, out: Path) -> None:
     config = load_config(checkpoint.parent.parent / "config.yaml")
     tokenizer = load_tokenizer()
     model = LoopWMForCausalLM(model_config(config.model, len(tokenizer)))
-    objective = TextObjective(model, coefficients(config.objective))
+    objective = TextObjective(model, config.objective)
     load_weights(objective, checkpoint, averaged=config.optimizer.average > 0)
     state = read_json(checkpoint / "progress.json")["program"]
     out.parent.mkdir(parents=True, exist_ok=True)

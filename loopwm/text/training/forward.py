@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,8 @@ from loopwm.text.model.configuration import LoopWMConfig
 from loopwm.text.model.modeling import LoopWMModel, LoopWMOutput
 from loopwm.text.model.propagation import run_stages
 
-COLUMNS = ("last_hidden_state", "latent", "state", "previous_state")
 
-
-@dataclass(frozen=True)
-class RowOutput:
+class RowOutput(NamedTuple):
     """Per-column parts of a `LoopWMOutput`, (B, L, D) each."""
 
     last_hidden_state: Tensor
@@ -29,11 +26,11 @@ class RowOutput:
 
     @classmethod
     def of(cls, out: LoopWMOutput) -> RowOutput:
-        return cls(**{name: out[name] for name in COLUMNS})
+        return cls(*(out[name] for name in cls._fields))
 
     @classmethod
     def join(cls, outs: Sequence[RowOutput]) -> RowOutput:
-        return cls(**{name: torch.cat([getattr(out, name) for out in outs], dim=1) for name in COLUMNS})
+        return cls(*(torch.cat(parts, dim=1) for parts in zip(*outs, strict=True)))
 
 
 def row_mask(config: LoopWMConfig, batch: TreeBatch) -> TreeMask:

@@ -23,6 +23,7 @@ from loopwm.text.data.collate import BranchSteps, TreeBatch
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON
 from loopwm.text.model.heads import POINTS, BagHead, StateHead
 from loopwm.text.model.modeling import LoopWMForCausalLM
+from loopwm.text.training.config import ObjectiveConfig
 from loopwm.text.training.forward import RowOutput, run_rows
 
 Term = tuple[Tensor, dict[str, Tensor]]
@@ -219,16 +220,9 @@ def _pair(values: Tensor) -> Tensor:
     return torch.stack((values.detach().sum(), torch.tensor(float(len(values)), device=values.device)))
 
 
-@dataclass(frozen=True)
-class Coefficients:
-    """Weights of the terms beside the observation loss: lambda_r, lambda_c, alpha, beta, gamma, delta."""
-
-    reward: float = 0.0
-    continuation: float = 0.0
-    consistency: float = 0.0
-    contraction: float = 0.0
-    bag_of_words: float = 0.0
-    state: float = 0.0
+def _added(one: Term, other: Term) -> Term:
+    """Add two terms with the same diagnostics."""
+    return one[0] + other[0], {name: number + other[1][name] for name, number in one[1].items()}
 
 
 class TextObjective(nn.Module):
@@ -240,13 +234,13 @@ class TextObjective(nn.Module):
 
     first_steps: Tensor
 
-    def __init__(self, model: LoopWMForCausalLM, coefficients: Coefficients = Coefficients()) -> None:
+    def __init__(self, model: LoopWMForCausalLM, objective: ObjectiveConfig | None = None) -> None:
         super().__init__()
         self.model = model
-        self.coefficients = coefficients
-        self.bag = BagHead(model.config.hidden_size) if coefficients.bag_of_words else None
+        self.objective = c = objective or ObjectiveConfig()
+        self.bag = BagHead(model.config.hidden_size) if c.bag_coef else None
         config = model.config
-        self.state_head = StateHead(config.hidden_size, config.vocab_size) if coefficients.state else None
+        self.state_head = StateHead(config.hidden_size, config.vocab_size) if c.state_coef else None
         self.register_buffer("first_steps", torch.full((MEDIAN_STEPS,), torch.nan))  # NaN: not filled yet
 
     def forward(self, batch: TreeBatch, depth: DepthPlan | int, normaliser: float) -> Term:
@@ -278,44 +272,30 @@ class TextObjective(nn.Module):
 
     def _branch_terms(self, batch: TreeBatch, out: RowOutput) -> Iterator[tuple[float, Term]]:
         """Yield the terms on the latents of the branches, each with its coefficient (LoopWM, equation 22)."""
-        model, weights, steps = self.model.model, self.coefficients, batch.steps
+        model, c, steps = self.model.model, self.objective, batch.steps
+        groups = (steps, batch.trunk_steps)
         h_NMD = steps.at_slots(out.latent)
-        measured = h_NMD if weights.contraction else h_NMD.detach()  # always logged; detached, it costs nothing
-        yield weights.contraction, contraction_loss(measured, steps, self.c_max())
+        measured = h_NMD if c.contraction_coef else h_NMD.detach()  # always logged; detached, it costs nothing
+        yield c.contraction_coef, contraction_loss(measured, steps, self.c_max())
         if model.heads is not None:
-            charged = (steps, batch.trunk_steps)
-            reward, continuation = model.heads(torch.cat([s.at_slots(out.latent) for s in charged]))
-            outcomes = Outcomes.of(charged)
-            yield weights.reward, reward_loss(reward, outcomes)
-            yield weights.continuation, continuation_loss(continuation, outcomes)
+            reward, continuation = model.heads(torch.cat([s.at_slots(out.latent) for s in groups]))
+            outcomes = Outcomes.of(groups)
+            yield c.reward_coef, reward_loss(reward, outcomes)
+            yield c.continue_coef, continuation_loss(continuation, outcomes)
         if model.monitor is not None:
             at = steps.between
             reference = model.embed_observations(steps.observation[at], steps.observation_length[at])
-            yield weights.consistency, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
+            yield c.consistency_coef, consistency_loss(model.monitor(h_NMD[at]), reference, steps.deepest[at])
+        # The last two read the state, before the coda: later columns attend to the coda's input, not to its output.
         if self.bag is not None:
-            yield weights.bag_of_words, self._bag_of_words(self.bag, out.state, (steps, batch.trunk_steps))
+            words = [self.model.lm_head(self.bag(s.at_slots(out.state))) for s in groups]
+            pairs = zip(words, groups, strict=True)
+            yield c.bag_coef, _added(*(bag_of_words_loss(x, s.observation, s.observation_weight) for x, s in pairs))
         if self.state_head is not None:
-            yield weights.state, self._state(self.state_head, out.state, (steps, batch.trunk_steps))
-
-    def _bag_of_words(self, bag: BagHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
-        """Compute the bag-of-words term of all steps.
-
-        Read before the coda: later columns attend to the coda's input, not to its output.
-        """
-        terms = [
-            bag_of_words_loss(self.model.lm_head(bag(s.at_slots(state))), s.observation, s.observation_weight)
-            for s in groups
-        ]
-        loss, total = (sum(parts[1:], parts[0]) for parts in zip(*((t, n["bag_loss"]) for t, n in terms), strict=True))
-        return loss, {"bag_loss": total}
-
-    def _state(self, head: StateHead, state: Tensor, groups: Sequence[BranchSteps]) -> Term:
-        """Compute the state term of all steps, read before the coda as the bag of words is."""
-        embedding_VD, pad_id = self.model.lm_head.weight, self.model.config.pad_token_id
-        assert pad_id is not None
-        terms = [state_loss(head(s.at_slots(state), embedding_VD), s, pad_id) for s in groups]
-        loss, total = (sum(p[1:], p[0]) for p in zip(*((t, n["state_loss"]) for t, n in terms), strict=True))
-        return loss, {"state_loss": total}
+            pad_id, embedding_VD = self.model.config.pad_token_id, self.model.lm_head.weight
+            assert pad_id is not None
+            logits = [self.state_head(s.at_slots(out.state), embedding_VD) for s in groups]
+            yield c.state_coef, _added(*(state_loss(x, s, pad_id) for x, s in zip(logits, groups, strict=True)))
 
     def c_max(self) -> Tensor:
         """Return C_max (LoopWM, equation 21): twice the running median of a step's rms; infinite at first."""

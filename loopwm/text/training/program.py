@@ -43,8 +43,8 @@ from loopwm.text.model.flops import row_flops, training_flops
 from loopwm.text.model.integer_embedding import integer_tokens, start_with_fourier
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from loopwm.text.model.tokenizer import load_tokenizer, special_ids, tokenizer_hash
-from loopwm.text.training.config import ModelConfig, ObjectiveConfig, TrainingConfig
-from loopwm.text.training.loss import Coefficients, TextObjective
+from loopwm.text.training.config import ModelConfig, TrainingConfig
+from loopwm.text.training.loss import TextObjective
 from loopwm.text.training.measurements import EXACT, counts, flops, record
 
 HEAD_OF = {
@@ -116,13 +116,6 @@ def new_model(
     return model
 
 
-def coefficients(c: ObjectiveConfig) -> Coefficients:
-    """Collect the weights of the loss's terms."""
-    return Coefficients(
-        c.reward_coef, c.continue_coef, c.consistency_coef, c.contraction_coef, c.bag_coef, c.state_coef
-    )
-
-
 class TextProgram:
     """Text worlds as a `Program`."""
 
@@ -139,7 +132,8 @@ class TextProgram:
         if self.model_config.exit_gate:
             # Nothing in the objective reaches the gate: it would only decay.
             raise InputError("model.overrides.exit_gate: must be false, got true (use python -m lab fit-gate)")
-        self.objective = TextObjective(new_model(self.model_config, config, self.tokenizer), self._coefficients())
+        self._check_heads()
+        self.objective = TextObjective(new_model(self.model_config, config, self.tokenizer), config.objective)
         episodes = _episodes(config.data.train, config.data.folder_weights)
         self.training_episodes = self._training_episodes()
         self._check_names(episodes)
@@ -168,11 +162,11 @@ class TextProgram:
             if env not in {world for world, _ in tasks_of_data}:
                 raise InputError(f"{key}.{env}: must have an episode in data.train, got none")
 
-    def _coefficients(self) -> Coefficients:
+    def _check_heads(self) -> None:
+        """Raise InputError for a coefficient whose head the model lacks."""
         for key, head in HEAD_OF.items():
             if getattr(self.config.objective, key) > 0 and not getattr(self.model_config, head):
                 raise InputError(f"objective.{key}: must be 0 without model.overrides.{head}")
-        return coefficients(self.config.objective)
 
     def _stream(self, episodes: Sequence[TokenEpisode], seed: int) -> BatchStream:
         integers = integer_tokens(self.tokenizer)

@@ -11,8 +11,9 @@ from loopwm.records import template as template
 from loopwm.records.template import Context, StateSlots, Transition
 from loopwm.text.data.collate import TreeBatch, branch_mask
 from loopwm.text.data.tree import IGNORED, QUERY_HORIZON, Branch, RowPlan, by_stage, trunk_and_branches
+from loopwm.text.training.config import ObjectiveConfig
 from loopwm.text.training.forward import row_mask
-from loopwm.text.training.loss import Coefficients, TextObjective
+from loopwm.text.training.loss import TextObjective
 from tests.fixtures.models import random_model
 from tests.fixtures.rows import ACTIONS, OBSERVATIONS, episode_of_texts, every, row_builder
 
@@ -183,7 +184,7 @@ def test_branches_attended_one_by_one_are_the_dense_mask(tokenizer, episode, ove
         )
 
 
-ALL_TERMS = Coefficients(reward=1.0, continuation=1.0, consistency=10.0, contraction=10.0)
+ALL_TERMS = ObjectiveConfig(reward_coef=1, continue_coef=1, consistency_coef=10, contraction_coef=10)
 HEADS = {"prediction_heads": True, "monitor_head": True}
 
 

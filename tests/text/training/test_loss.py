@@ -14,9 +14,9 @@ from loopwm.core.twohot import BINS, two_hot
 from loopwm.records.token_episode import LOOK
 from loopwm.text.data.collate import TreeBatch
 from loopwm.text.data.tree import Branch, RowBuilder, RowPlan, TargetWeights
+from loopwm.text.training.config import ObjectiveConfig
 from loopwm.text.training.loss import (
     MEDIAN_STEPS,
-    Coefficients,
     Outcomes,
     TextObjective,
     bag_of_words_loss,
@@ -157,7 +157,7 @@ def test_state_loss_equals_sum_over_tokens(builder, episode):
 
 
 def test_state_loss_reaches_the_deferred_slots(builder, episode):
-    objective = TextObjective(random_model(), Coefficients(state=1.0)).train()
+    objective = TextObjective(random_model(), ObjectiveConfig(state_coef=1.0)).train()
     plan = RowPlan(0, "observed", 1, 2, (every(0, 3),), 1)
     batch = TreeBatch.collate([builder.build(episode, plan)], [0], 0)
     loss, diagnostics = objective(batch, 2, 1.0)
@@ -170,7 +170,7 @@ def test_a_bag_is_read_before_the_coda_where_later_columns_see_it(builder, episo
     batch = batch_of(builder, episode)
 
     def gradients(coefficient: float) -> dict[str, torch.Tensor]:
-        objective = TextObjective(random_model(), Coefficients(bag_of_words=coefficient)).train()
+        objective = TextObjective(random_model(), ObjectiveConfig(bag_coef=coefficient)).train()
         objective(batch, DepthPlan.constant(0, 0, batch.row_ids, 2.0, 6, batch.place), 1.0)[0].backward()
         return {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
 
@@ -236,7 +236,7 @@ def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builde
     batch = batch_of(builder, episode)
 
     def loss(**coefficients: float) -> float:
-        objective = TextObjective(model, Coefficients(**coefficients))
+        objective = TextObjective(model, ObjectiveConfig(**coefficients))
         objective.remember_first_step(1e-3)
         with torch.no_grad():
             return objective(batch, 2, batch.targets)[0].item()
@@ -246,10 +246,10 @@ def test_every_term_enters_the_loss_with_its_coefficient_over_the_targets(builde
     with torch.no_grad():
         _, numbers = objective(batch, 2, batch.targets)
     terms = {
-        "reward": "reward_loss",
-        "continuation": "continue_loss",
-        "consistency": "consistency_loss",
-        "contraction": "contraction_loss",
+        "reward_coef": "reward_loss",
+        "continue_coef": "continue_loss",
+        "consistency_coef": "consistency_loss",
+        "contraction_coef": "contraction_loss",
     }
     plain = loss()
     for coefficient, name in terms.items():
@@ -310,7 +310,9 @@ def test_loss_gradient_and_what_is_logged_do_not_depend_on_how_the_global_batch_
     found = []
     for groups in ([[0, 1, 2]], [[0], [1, 2]], [[2], [0], [1]]):
         model = random_model(prediction_heads=True, monitor_head=True)
-        objective = TextObjective(model, Coefficients(1.0, 1.0, 1.0, 1.0))
+        objective = TextObjective(
+            model, ObjectiveConfig(reward_coef=1, continue_coef=1, consistency_coef=1, contraction_coef=1)
+        )
         objective.remember_first_step(1e-3)
         total, logged = 0.0, {}
         for batch, plan in cut(rows, depths, groups):
