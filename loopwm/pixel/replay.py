@@ -116,10 +116,6 @@ class _Stream:
         self.end += len(piece.episode)
         self.open_at = piece.episode.obs[-1] if piece.episode.open else None
 
-    def drop_oldest(self) -> None:
-        self.pieces.popleft()
-        self.starts.popleft()
-
     def ages(self) -> NDArray[np.int64]:
         """Return the insertion number of each step."""
         return np.repeat([piece.number for piece in self.pieces], [len(piece.episode) for piece in self.pieces])
@@ -199,7 +195,9 @@ class Replay:
         self._append(_Piece(episode, stream, self._added, fresh=open_at is None))
         while self._steps > self.capacity:
             oldest = self._pieces.popleft()
-            self._streams[oldest.stream].drop_oldest()  # pieces of a stream are in order, too
+            stream_of_oldest = self._streams[oldest.stream]  # its pieces are in order, too
+            stream_of_oldest.pieces.popleft()
+            stream_of_oldest.starts.popleft()
             self._steps -= len(oldest.episode)
 
     def add_segments(self, segments: Segments, policy: str, seed: int) -> None:
@@ -255,7 +253,8 @@ class Replay:
         # side="right": an index equal to the end of a stream is the first start of the next one.
         owners = np.searchsorted(ends, index, side="right")
         starts = index - np.concatenate(([0], ends))[owners]
-        rows = [_row(streams[owner], int(start), length) for owner, start in zip(owners, starts, strict=True)]
+        cuts = [streams[owner].cuts(int(start), length) for owner, start in zip(owners, starts, strict=True)]
+        rows = [map(np.concatenate, zip(*pieces, strict=True)) for pieces in cuts]
         return Segments(*map(np.stack, zip(*rows, strict=True)))
 
     def _by_age(self, streams: Sequence[_Stream], length: int) -> NDArray[np.int64]:
@@ -329,7 +328,3 @@ def _in_parts(
     """Choose a part by `shares`, then the element of `count` at `position` in it, 0 to 1."""
     part = generator.choice(len(shares), size=len(position), p=shares)
     return ((part + position) / len(shares) * count).astype(np.int64)
-
-
-def _row(stream: _Stream, start: int, length: int) -> tuple[NDArray[Any], ...]:
-    return tuple(map(np.concatenate, zip(*stream.cuts(start, length), strict=True)))

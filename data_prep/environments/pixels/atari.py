@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing, resize
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, resize
 from loopwm.records.errors import InputError
 from loopwm.records.frames import LOST, FrameSpace
 
@@ -26,10 +26,8 @@ class Atari(Simulator):
 
     def __init__(self, game: str) -> None:
         """Start a game, such as Breakout or MsPacman. Raises InputError for an unknown one."""
-        try:
-            from ale_py import ALEInterface, LoggerMode, roms
-        except ModuleNotFoundError as error:
-            raise missing("atari", error) from error
+        from ale_py import ALEInterface, LoggerMode, roms
+
         rom_ids = {"".join(word.title() for word in name.split("_")): name for name in roms.get_all_rom_ids()}
         if game not in rom_ids:
             raise InputError(f"atari: game: must be one of {', '.join(sorted(rom_ids))}, got {game!r}")

@@ -73,10 +73,6 @@ class FrameEnvironment(gymnasium.Env[Frame, np.int64]):
         self._simulator.close()
 
 
-def missing(extra: str, error: ModuleNotFoundError) -> InputError:
-    return InputError(f"{extra}: the package {error.name} is not installed: pip install 'loopwm[{extra}]'")
-
-
 def installed(package: str, *settings: str) -> str:
     """Return the version of a package and the settings that change the rules, as FrameSpace needs them."""
     return " ".join((package, version(package), *settings))

@@ -31,7 +31,11 @@ class Maker:
     def __call__(self, *game: str, **settings: float) -> Simulator:
         module, _, name = self.place.partition(":")
         make: Callable[..., Simulator] = getattr(import_module(f"data_prep.environments.pixels.{module}"), name)
-        return make(*game, *self.arguments, **settings)
+        try:
+            return make(*game, *self.arguments, **settings)
+        except ModuleNotFoundError as error:  # modules are named as the extras that they need
+            cure = f"pip install 'loopwm[{module}]'"
+            raise InputError(f"{module}: the package {error.name} is not installed: {cure}") from error
 
 
 SINGLE: dict[str, Callable[..., Simulator]] = {

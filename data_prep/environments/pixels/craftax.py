@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed
 from loopwm.records.frames import FrameSpace
 
 
@@ -17,11 +17,9 @@ class Craftax(Simulator):
     """One world. Infos: `achievements` reached in the episode so far (bool)."""
 
     def __init__(self, classic: bool) -> None:
-        try:
-            import jax
-            from craftax.craftax_env import make_craftax_env_from_name
-        except ModuleNotFoundError as error:
-            raise missing("craftax", error) from error
+        import jax
+        from craftax.craftax_env import make_craftax_env_from_name
+
         name = "Craftax-Classic-Pixels-v1" if classic else "Craftax-Pixels-v1"
         env = make_craftax_env_from_name(name, auto_reset=False)
         self._jax, self._params = jax, env.default_params

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed
 from loopwm.records.frames import FrameSpace
 
 PIXELS = 63
@@ -28,10 +28,8 @@ class Crafter(Simulator):
     """
 
     def __init__(self, pixels: int = PIXELS) -> None:
-        try:
-            from crafter import constants, objects
-        except ModuleNotFoundError as error:
-            raise missing("crafter", error) from error
+        from crafter import constants, objects
+
         self._creatures = (objects.Cow, objects.Zombie, objects.Skeleton)
         self._env = _make(pixels)
         name = "crafter" if pixels == PIXELS else f"crafter@pixels={pixels}"
@@ -53,15 +51,6 @@ class Crafter(Simulator):
         creatures = [thing.pos - corner for thing in self._env._world.objects if isinstance(thing, self._creatures)]
         in_view = any(((place >= 0) & (place < MAP_TILES)).all() for place in creatures)
         return {"creature": in_view, "achievements": np.array(list(player.achievements.values()), np.uint16)}
-
-
-def achievements() -> list[str]:
-    """Return the names of Crafter's achievements in order. Raises InputError without Crafter."""
-    try:
-        from crafter import constants
-    except ModuleNotFoundError as error:
-        raise missing("crafter", error) from error
-    return list(constants.achievements)
 
 
 def _make(pixels: int) -> Any:

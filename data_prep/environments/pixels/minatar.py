@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, Simulator, installed
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -24,10 +24,8 @@ class MinAtar(Simulator):
 
     def __init__(self, game: str, sticky: float = 0.1) -> None:
         """Create a game. sticky: probability of repeating the last action. Raises InputError for an unknown game."""
-        try:
-            from minatar import Environment
-        except ModuleNotFoundError as error:
-            raise missing("minatar", error) from error
+        from minatar import Environment
+
         if game not in GAMES:
             raise InputError(f"minatar: game: must be one of {', '.join(GAMES)}, got {game!r}")
         self._env = Environment(game, sticky_action_prob=sticky, difficulty_ramping=True)

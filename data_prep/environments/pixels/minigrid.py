@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing
+from data_prep.environments.pixels.base import Frame, Outcome, installed
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -32,10 +32,8 @@ class MiniGrid:
 
         Raises InputError for an unknown task.
         """
-        try:
-            from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
-        except ModuleNotFoundError as error:
-            raise missing("minigrid", error) from error
+        from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+
         known = [name.removeprefix("MiniGrid-").removesuffix("-v0") for name in gymnasium.registry if "Grid-" in name]
         tasks = task.split("+")
         for unknown in sorted(set(tasks) - set(known)):

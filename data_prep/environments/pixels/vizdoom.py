@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from data_prep.environments.pixels.base import Frame, Outcome, installed, missing, resize
+from data_prep.environments.pixels.base import Frame, Outcome, installed, resize
 from loopwm.records.errors import InputError
 from loopwm.records.frames import FrameSpace
 
@@ -73,11 +73,9 @@ class VizDoom:
 
     def __init__(self, name: str) -> None:
         """Start a scenario. Raises InputError for an unknown one."""
-        try:
-            import vizdoom.gymnasium_wrapper  # noqa: F401 - registers the environments
-            from vizdoom import GameVariable, doom_fixed_to_double
-        except ModuleNotFoundError as error:
-            raise missing("vizdoom", error) from error
+        import vizdoom.gymnasium_wrapper  # noqa: F401 - registers the environments
+        from vizdoom import GameVariable, doom_fixed_to_double
+
         if name not in SCENARIOS:
             raise InputError(f"vizdoom: scenario: must be one of {', '.join(SCENARIOS)}, got {name!r}")
         self._variables, self._from_fixed = GameVariable, doom_fixed_to_double

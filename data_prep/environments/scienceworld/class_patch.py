@@ -32,6 +32,7 @@ def add_hash_code(class_file: bytes) -> bytes:
     constants = [_utf8("hashCode"), _utf8("()I"), _utf8("Code"), _utf8("uuid"), _utf8("()J")]
     constants.append(pack(">BHH", 12, count + 3, count + 4))  # NameAndType uuid ()J
     constants.append(pack(">BHH", 10, this_class, count + 5))  # Methodref of this class
+    body = pack(">BBHBB", 0x2A, 0xB6, count + 6, 0x88, 0xAC)  # aload_0, invokevirtual uuid, l2i, ireturn
     return b"".join(
         (
             class_file[:8],
@@ -40,7 +41,8 @@ def add_hash_code(class_file: bytes) -> bytes:
             *constants,
             class_file[pool_end:methods],
             pack(">H", method_count + 1),
-            _method(name=count, descriptor=count + 1, code=count + 2, uuid=count + 6),
+            pack(">HHHH", _PUBLIC, count, count + 1, 1),
+            _code(count + 2, 2, 1, body),
             class_file[methods + 2 :],
         )
     )
@@ -77,11 +79,6 @@ def redirect(class_file: bytes, method: str, descriptor: str, target: str) -> by
             class_file[end:],
         )
     )
-
-
-def _method(name: int, descriptor: int, code: int, uuid: int) -> bytes:
-    body = pack(">BBHBB", 0x2A, 0xB6, uuid, 0x88, 0xAC)  # aload_0, invokevirtual uuid, l2i, ireturn
-    return pack(">HHHH", _PUBLIC, name, descriptor, 1) + _code(code, 2, 1, body)
 
 
 def _code(name: int, stack: int, variables: int, body: bytes) -> bytes:

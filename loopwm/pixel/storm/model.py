@@ -30,6 +30,7 @@ from loopwm.pixel.dynamics import (
     LoopedConfig,
     require_at_least,
 )
+from loopwm.pixel.positions import Rotary1D
 from loopwm.pixel.storm.images import IMAGES, as_pixels
 from loopwm.pixel.storm.prior import PRIORS
 from loopwm.records.frames import FrameSpace
@@ -95,17 +96,6 @@ def kl_divergence(log_q: Tensor, log_p: Tensor) -> Tensor:
     return (log_q.exp() * (log_q - log_p)).sum((-2, -1))
 
 
-class NoRotary:
-    """`Rotary` without rotation: positions are learned."""
-
-    def __init__(self, head_dim: int) -> None:
-        self.head_dim = head_dim
-
-    def angles(self, positions_BSP: Tensor) -> tuple[Tensor, Tensor]:
-        ones = torch.ones(1, 1, positions_BSP.shape[1], self.head_dim, device=positions_BSP.device)
-        return ones, torch.zeros_like(ones)  # rotates by 0
-
-
 class Prediction(NamedTuple):
     """Reward logits (..., BINS) and end logits (...)."""
 
@@ -132,7 +122,7 @@ class Storm(nn.Module):
         )
         self.places = nn.Parameter(torch.randn(config.positions, dim) * dim**-0.5)
         self.place_norm = nn.LayerNorm(dim)
-        self.dynamics = LoopedAttention(config.core(), NoRotary(dim // config.heads), config.positions)
+        self.dynamics = LoopedAttention(config.core(), Rotary1D(dim // config.heads), config.positions)
         self.norm = nn.LayerNorm(dim)
         self.prior_head = PRIORS[config.prior](dim, config.groups, config.classes)
         self.reward_head, self.end_head = mlp(dim, dim, 2, BINS), mlp(dim, dim, 2, 1)
@@ -159,7 +149,8 @@ class Storm(nn.Module):
         places: (B, T), counted from the sequence's first step
         """
         x = self.place_norm(e + self.places[places])
-        out = self.dynamics(x[:, :, None], places[..., None, None], first, depth, cache)
+        # Positions are learned: at 0 for all, the rotary embedding changes nothing.
+        out = self.dynamics(x[:, :, None], torch.zeros_like(places)[..., None, None], first, depth, cache)
         return replace(out, h=self.norm(out.h[:, :, 0]))
 
     def predict(self, h: Tensor) -> Prediction:

@@ -42,14 +42,6 @@ class Solver(Protocol):
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Sample every token from its probabilities, independently."""
-
-    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
-        return sample(p, generator)
-
-
-@dataclass(frozen=True)
 class ExactAssignment:
     """Optimal assignment (TWISTED, equation 3) by scipy, row by row on the CPU; copies win ties with samples.
 
@@ -320,7 +312,7 @@ class DecoderConfig:
     def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
         """Create the decoder. region: bool (L,), True where transport applies."""
         if self.kind == "sample":
-            return Sample()
+            return lambda p, previous, generator: sample(p, generator)
         return NoisedTransport(grid, self.c_d, self.c_w, self.assignment(), region)
 
     def assignment(self) -> Solver:

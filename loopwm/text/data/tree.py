@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from loopwm.records.template import ContextKind, StateSlots
-from loopwm.records.token_episode import ANSWER, OBSERVATION, TokenEpisode, Tokens
+from loopwm.records.token_episode import ANSWER, OBSERVATION, TokenEpisode
 from loopwm.text.answerable import RowFacts
 
 IGNORED = -100
@@ -265,9 +265,10 @@ class RowBuilder:
         position = end if self.slots.in_trunk else position
         for k in range(1, branch.deepest + 1):
             step, is_query = branch.step + k, branch.query is not None and k == branch.deepest
-            action, text = (
-                self._query(episode, branch) if is_query else (episode.actions[step], episode.observations[step])
-            )
+            if is_query:
+                action, text = episode.queries_at(step - 1)[branch.query or 0]
+            else:
+                action, text = episode.actions[step], episode.observations[step]
             position = row.append([self.ids.act, *action, *self._state], position, end, number, 0, k)
             observation = [self.ids.obs, *text, self.ids.end]
             outcome = (math.nan, False) if is_query else self._outcome(episode, step)  # no reward is known of answers
@@ -283,11 +284,6 @@ class RowBuilder:
                 # `position` is not advanced: the next action continues the spine as if nothing were decoded.
                 row.append(observation, position, end, number, k, k)
                 row.supervise_last(undetermined, QUERY_HORIZON if is_query else k)
-
-    @staticmethod
-    def _query(episode: TokenEpisode, branch: Branch) -> tuple[Tokens, Tokens]:
-        assert branch.query is not None
-        return episode.queries_at(branch.step + branch.deepest - 1)[branch.query]
 
     def _latent(self, episode: TokenEpisode, step: int, places: range, undetermined: Sequence[bool]) -> BranchStep:
         """Return a step of the trunk as a branch of one action."""
