@@ -53,7 +53,9 @@ class Recurrence(nn.Module):
         core, attend, rows = self.core, causal_attention, x.flatten(0, 1)[:, None]
         at = AttentionInputs(*self.rotary.angles(torch.zeros(len(rows), 1, 1, device=x.device)))
         p = core.run_prelude(rows, at, attend).unflatten(0, x.shape[:2])
-        retention, matrix = core.injection.retention(), core.injection.matrix().to(p.dtype)
+        # B_bar once for all steps, not B_bar e of each.
+        step_size = F.softplus(core.injection.b.float())[:, None]
+        retention, matrix = core.injection.retention(), (step_size * core.injection.B.weight).to(p.dtype)
         noise = depth.initial_state(1, x.shape[-1], x.device) if isinstance(depth, DepthPlan) else None
         states: list[Tensor] = []
         for t in range(x.shape[1]):

@@ -66,10 +66,6 @@ class StateInjection(nn.Module):
         # dt in float32: bfloat16 keeps 8 bits of a value that scales every loop.
         return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
 
-    def matrix(self) -> Tensor:
-        """Return B_bar, (D, D), for callers that drive many passes with the same parameters."""
-        return F.softplus(self.b.float())[:, None] * self.B.weight
-
 
 class FreeInjection(nn.Module):
     """Inject without the spectral constraint, for comparison: A_bar is a free diagonal and may leave (0, 1).
@@ -97,10 +93,6 @@ class FreeInjection(nn.Module):
     def drive(self, e_BLD: Tensor) -> Tensor:
         """Return B_bar e, (B, L, D), with B_bar = dt * B."""
         return F.softplus(self.b.float()).to(e_BLD.dtype) * self.B(e_BLD)
-
-    def matrix(self) -> Tensor:
-        """Return B_bar, (D, D)."""
-        return F.softplus(self.b.float())[:, None] * self.B.weight
 
 
 @torch.no_grad()

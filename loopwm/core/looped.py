@@ -49,9 +49,6 @@ class CoreConfig:
     kv_heads: int = 0
     """Heads of keys and values, a divisor of `heads`; 0 for the same number."""
 
-    def prelude_slot(self, layer: int) -> int:
-        return layer
-
     def coda_slot(self, layer: int) -> int:
         return self.prelude_layers + layer
 
@@ -263,7 +260,7 @@ class LoopedCore(nn.Module):
     def run_prelude(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> Tensor:
         """Return prelude(x), (B, L, D)."""
         for index, layer in enumerate(self.prelude):
-            x_BLD = layer(x_BLD, shared, attend, self.config.prelude_slot(index))
+            x_BLD = layer(x_BLD, shared, attend, index)  # the prelude has the first slots
         return x_BLD
 
     def _drive(self, x_BLD: Tensor, shared: AttentionInputs, attend: Attend) -> tuple[Tensor, Tensor]:
