@@ -219,7 +219,7 @@ def write_manifest(plan: CollectionPlan, out: Path) -> None:
         **checkout(),
         "chunks": {"asked": len(chunks), "done": len(done)},
         "episodes": sum(text.count(b"\n") for text in texts),
-        "transitions": sum(text.count(b'{"action":"') for text in texts),
+        "transitions": sum(text.count(b'{"action":"') for text in texts),  # first steps have null
         "failed": failed,
     }
     write_json(out / MANIFEST, manifest)

@@ -95,7 +95,7 @@ POLICIES = {"random": at_random, "choose": choose}
 
 def play_episode(env: FrameEnvironment, seed: int, max_steps: int | None, policy: str = "random") -> FrameEpisode:
     """Play one episode, decided by the seed."""
-    rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng([seed, 1])  # not the stream of the environment
     chosen = POLICIES[policy](env.space.actions, rng)
     frame, info = env.reset(seed=seed)
     frames, extras, actions, results = [frame], [info], [], []
@@ -155,7 +155,7 @@ def _begin(plan: FramePlan, space: FrameSpace, out: Path) -> None:
     path = out / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps({**asdict(plan), "space": asdict(space)}))
     if path.is_file():
-        saved = {"policy": "random"} | json.loads(path.read_bytes())
+        saved = {"policy": "random"} | json.loads(path.read_bytes())  # older plans name no policy
         for name, value in wanted.items():
             if saved.get(name) != value:
                 raise InputError(f"{path}: {name}: must be {saved.get(name)!r} as in the folder, got {value!r}")

@@ -64,6 +64,7 @@ def is_episode(record: Mapping[str, Any]) -> bool:
 
 def _of_log(record: Mapping[str, Any], env: str) -> Episode:
     goal, steps = _of_messages(record) if "messages" in record else _of_steps(record)
+    # Lone surrogates pass here: `read_log` drops such episodes.
     beginning = f"{goal}\0{steps[0].observation if steps else ''}".encode(errors="surrogatepass")
     seed = _field(record, "seed", int) if "seed" in record else hashlib.sha256(beginning).hexdigest()[:16]
     return Episode(env, _field(record, "task", str, env), seed, SPLITS[0], POLICY, goal, tuple(steps))
@@ -118,7 +119,7 @@ def _of_messages(record: Mapping[str, Any]) -> tuple[str, list[Step]]:
 def _field(record: Mapping[str, Any], name: str, types: Any, default: Any = None, prefix: str = "") -> Any:
     """Return a field. Raises InputError for one of another type, or a missing one without a default."""
     value = record.get(name, default)
-    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):  # bool is an int
         expected = " or ".join(kind.__name__ for kind in (types if isinstance(types, tuple) else (types,)))
         actual = type(value).__name__ if name in record else "nothing"
         raise InputError(f"{prefix}{name}: must be {expected}, got {actual}")

@@ -128,7 +128,7 @@ def encode_episode(encoder: LineEncoder, episode: Episode, original: Episode | N
     place = {text: (int(starts[i]), len(encoded[i])) for i, text in enumerate(distinct)}
     factual = list(dict.fromkeys(text for kind, _, text in texts if kind not in (GOAL, HIDDEN)))
     scores = [step.score for step in episode.steps]
-    rewards = np.diff(scores, prepend=scores[0])
+    rewards = np.diff(scores, prepend=scores[0])  # the first step brings none
     return EpisodeArrays(
         tokens=np.array([token for ids in encoded for token in ids], dtype=np.uint16),
         spans=np.array([(*place[text], step, kind) for kind, step, text in texts], dtype=SPAN_DTYPE),
@@ -249,7 +249,7 @@ def tokenize_files(
 
     skipped: as in `consistent_episodes`.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # workers are processes, one thread each
     from datasets import Dataset  # imported late: slow, and only this command needs it
     from datasets.arrow_writer import SchemaInferenceError
     from datasets.exceptions import DatasetGenerationError

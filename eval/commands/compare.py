@@ -41,8 +41,8 @@ def compare_runs(folder_a: Path, folder_b: Path) -> list[PairedDifference]:
         if at_a.keys() != at_b.keys():
             raise InputError(f"{folder_b}: windows: must be the same at horizon {k}, got {len(at_b)} and {len(at_a)}")
         differences += [_difference(metric, k, at_a, at_b, games) for metric in METRICS]
-    defined = [difference for difference in differences if not np.isnan(difference.difference)]
-    return sorted(defined, key=lambda d: list(METRICS).index(d.metric))
+    defined = [difference for difference in differences if not np.isnan(difference.difference)]  # NaN: names unknown
+    return sorted(defined, key=lambda d: list(METRICS).index(d.metric))  # stable: horizons in order
 
 
 def _difference(

@@ -146,7 +146,7 @@ def predict_batch(
     try:
         predictions = predictor.predict(batch, settings.context, settings.horizons)
     except InputError as error:
-        if not isinstance(error.__cause__, FormatError):
+        if not isinstance(error.__cause__, FormatError):  # not about one window
             raise
         if len(batch) == 1:
             return {}, {batch[0]["id"]: str(error.__cause__)}

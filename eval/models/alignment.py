@@ -73,6 +73,7 @@ def _spans(parts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, i
     if len(parts) == len(others):
         yield from ((i, i + 1, i, i + 1) for i in range(len(parts)))
         return
+    # autojunk would ignore the frequent words of long texts.
     for kind, i, end_i, j, end_j in SequenceMatcher(None, parts, others, autojunk=False).get_opcodes():
         if kind == "equal":
             yield from ((i + n, i + n + 1, j + n, j + n + 1) for n in range(end_i - i))

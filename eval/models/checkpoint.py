@@ -63,7 +63,7 @@ class CheckpointPredictor:
     ) -> list[Prediction]:
         worlds = self.begin(windows, context_kind)
         predictions = [Prediction({}, cut) for cut in worlds.steps_cut]
-        for k in range(1, max(horizons) + 1):
+        for k in range(1, max(horizons) + 1):  # all steps are imagined, few decoded
             steps = worlds.step([window["actions"][k - 1] for window in windows], decode=k in horizons)
             if k in horizons:
                 for prediction, step in zip(predictions, steps, strict=True):

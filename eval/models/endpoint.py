@@ -81,6 +81,7 @@ class ReplyCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._lock = threading.Lock()
+        # No transactions: a reply is stored at once. Other runs may write to the file, hence the timeout.
         self._connection = sqlite3.connect(path, check_same_thread=False, timeout=60, isolation_level=None)
         self._execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, request TEXT, reply TEXT)")
         self._execute("CREATE TABLE IF NOT EXISTS cut (key TEXT, reply TEXT)")
@@ -214,7 +215,7 @@ class Endpoint:
                 raise InputError(f"{request['url']}: no answer in {ATTEMPTS} attempts: {error}") from error
             try:
                 body: dict[str, Any] = json.loads(text)
-                read_reply(body)
+                read_reply(body)  # raises for anything but a completion
             except (ValueError, LookupError, TypeError):
                 continue
             return body
@@ -239,7 +240,7 @@ def read_reply(body: dict[str, Any]) -> Reply:
         raise TypeError(f"content is a {type(text).__name__}")
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
-    answer = (text or "").rpartition(THINKING_ENDS)[2]
+    answer = (text or "").rpartition(THINKING_ENDS)[2]  # the whole text without one
     return Reply(answer, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), cut)
 
 

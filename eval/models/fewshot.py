@@ -70,6 +70,7 @@ def load_shots(
     """
     envs = sorted({window["env"] for window in windows})
     files = [examples] if examples is not None else [examples_path(env) for env in envs]
+    # A file of --examples must exist; an environment may lack committed ones with --shots 0.
     suites = [load_suite(str(path)) for path in files if (shots and path.is_file()) or path == examples]
     by_env = {env: tuple(w for s in suites for w in s.windows if w["env"] == env)[:shots] for env in envs}
     for env, chosen in by_env.items():

@@ -143,7 +143,7 @@ def _continue_readings(steps: Sequence[int], texts: Sequence[str], target: int) 
         return texts[-1]
     values = np.array([_NUMBER.findall(text) for text in texts], dtype=np.float64)
     offsets = np.array(steps, dtype=np.float64) - np.mean(steps)
-    slopes = offsets @ values / (offsets @ offsets)
+    slopes = offsets @ values / (offsets @ offsets)  # least squares; the times differ
     continued = values.mean(axis=0) + slopes * (target - np.mean(steps))
     numbers = iter(_print_like(value, like) for value, like in zip(continued, printed, strict=True))
     return _NUMBER.sub(lambda _: next(numbers), texts[-1])
@@ -153,4 +153,4 @@ def _print_like(value: float, like: str) -> str:
     """Round (halves up) to the number of decimals that `like` has."""
     decimals = len(like.partition(".")[2])
     scale = 10**decimals
-    return f"{math.floor(value * scale + 0.5) / scale:.{decimals}f}"
+    return f"{math.floor(value * scale + 0.5) / scale:.{decimals}f}"  # `round` takes halves to even

@@ -41,6 +41,7 @@ class RetrieveNames(Retrieval):
             return continue_in_view(question, in_view.readings)
         of_verb = self._by_verb(index).get(verb(question.actions[-1]), np.arange(len(index.places)))
         fitting = np.asarray(in_view.agreeing) if in_view.agreed else of_verb
+        # Scores are of all places; `fitting` maps the best of those that fit back.
         return retell(index.places[fitting[index.scores(question)[fitting].argmax()]], question)
 
 

@@ -110,7 +110,7 @@ class Known:
                 self.contents[place] = set(_NAME.findall(listed))
         for facing in _FACING.finditer(text):
             together = set(_NAME.findall(facing[1]))
-            self.at = self.at if self.at in together else min(together, default=self.at)
+            self.at = self.at if self.at in together else min(together, default=self.at)  # one spot
             for place in together:
                 self.beside[place] |= together
         for carrying in _CARRYING.finditer(text):

@@ -85,7 +85,7 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
                         reached[number] = np.asarray(infos[row, step][ACHIEVEMENTS]) > 0
                     if METRIC in infos[row, step]:
                         judged[number] = float(infos[row, step][METRIC])
-                    running[row], order[row], started = 0, started, started + 1
+                    running[row], order[row], started = 0, started, started + 1  # the next episode begins here
                     bar.update(number < episodes)
     values = np.array([returns[number] for number in range(episodes)])
     low, high = interval95(values[:, None])[:, 0].tolist()

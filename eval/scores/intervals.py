@@ -56,7 +56,7 @@ def by_game(values: Values, games: Games) -> tuple[Values, Values]:
     """
     _, index, sizes = np.unique(np.array(games), return_inverse=True, return_counts=True)
     sums = np.zeros((len(sizes), values.shape[1]))
-    np.add.at(sums, index, values)
+    np.add.at(sums, index, values)  # `+=` would count repeated games once
     return sums, sizes.astype(np.float64)
 
 

@@ -62,7 +62,7 @@ def _bleu() -> BLEU:
 def sentence_bleu4(prediction: str, reference: str) -> float:
     if not prediction.strip() and not reference.strip():
         return 1.0
-    return min(1.0, _bleu().sentence_score(prediction, [reference]).score / 100)
+    return min(1.0, _bleu().sentence_score(prediction, [reference]).score / 100)  # rounding may exceed 100
 
 
 def corpus_bleu4(predictions: Sequence[str], references: Sequence[str]) -> float:

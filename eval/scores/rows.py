@@ -139,7 +139,7 @@ def estimates(values: Values, games: Sequence[str], names: Sequence[str]) -> dic
     One game has no standard error, and no interval unless all its values are 0 or all are 1.
     """
     bounds, errors = fraction_interval95(values, games), game_standard_errors(values, games)
-    known = ~np.isnan(bounds[0])
+    known = ~np.isnan(bounds[0])  # one game has no bounds
     return {
         **dict(zip(names, values.mean(axis=0).tolist(), strict=True)),
         "ci95": {name: bounds[:, i].tolist() for i, name in enumerate(names) if known[i]},

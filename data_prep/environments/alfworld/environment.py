@@ -207,7 +207,7 @@ def _original_games(root: Path, split: str) -> tuple[str, ...]:
 
 def held_out(name: str) -> bool:
     """Return True for a dev game; the same for its copies in other folders of the download."""
-    return crc32(f"valid_train/{name.partition('/')[2]}".encode()) % HELD_OUT == 0
+    return crc32(f"valid_train/{name.partition('/')[2]}".encode()) % HELD_OUT == 0  # unlike `hash`, stable
 
 
 def _fault(name: str, content: bytes) -> str | None:
@@ -281,6 +281,7 @@ def _start_engine() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "data_prep.environments.alfworld.simulator"],
         # the package creates the folder in ALFWORLD_DATA, which the engine does not need
+        # The hash seed fixes the order of the engine's sets.
         env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "ALFWORLD_DATA": gettempdir()},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -150,7 +150,7 @@ class _Player:
         places = [place for place in self.world.contents if place != barred]
         unseen = [place for place in places if place not in self.seen]
         self.rng.shuffle(unseen)
-        unseen.sort(key=lambda place: not self.world.fits(kind, place))
+        unseen.sort(key=lambda place: not self.world.fits(kind, place))  # stable: random order among equals
         for place in [*(place for place in places if place in self.seen), *unseen]:
             if place not in self.seen:
                 self._search(place)

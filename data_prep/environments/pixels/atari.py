@@ -56,7 +56,7 @@ class Atari(Simulator):
         reward, last, lives = 0.0, [self._ale.getScreenRGB()], self._ale.lives()
         for _ in range(SKIP):
             reward += self._ale.act(self._actions[action])
-            last = [*last[-1:], self._ale.getScreenRGB()]
+            last = [*last[-1:], self._ale.getScreenRGB()]  # two frames: sprites may flicker
             if self._ale.game_over():
                 break
         frame = resize(np.maximum(*last), PIXELS, PIXELS)
