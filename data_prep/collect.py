@@ -29,7 +29,7 @@ from data_prep.collect_frames import FramePlan, run_frames
 from data_prep.environments import ENVIRONMENTS, make_environment
 from data_prep.environments.base import Environment, SimulatorError
 from data_prep.environments.pixels.by_name import FRAME_ENVIRONMENTS, is_frame_environment
-from data_prep.plan import Chunk, CollectionPlan, Shard, load_or_make_chunks
+from data_prep.plan import Chunk, CollectionPlan, load_or_make_chunks, parse_shard
 from data_prep.policies import POLICIES, Play
 from data_prep.solutions import solve
 from loopwm.records.episodes import Episode, Step, write_episodes
@@ -133,12 +133,12 @@ def failures_file(out: Path, chunk: Chunk) -> Path:
     return out / FAILED / f"{chunk.task}-{chunk.first:05d}.txt"
 
 
-def collect(plan: CollectionPlan, out: Path, executor: Executor, shard: Shard, solutions: Path | None = None) -> Tally:
+def collect(plan: CollectionPlan, out: Path, executor: Executor, shard: slice, solutions: Path | None = None) -> Tally:
     """Play all chunks of the shard that have no file yet, or had failures. `executor`'s workers must see the folders.
 
     Raises InputError if a worker process dies; collected files stay.
     """
-    chunks = shard.of(load_or_make_chunks(plan, out))
+    chunks = load_or_make_chunks(plan, out)[shard]
     todo = [c for c in chunks if not (out / c.file_name).exists() or failures_file(out, c).exists()]
     total = Tally()
     started = time.monotonic()
@@ -303,7 +303,7 @@ def _run_text(args: argparse.Namespace, initializer: Callable[[], None] | None) 
         max_steps=args.max_steps or 160, seed=args.seed, tasks=tuple(sorted(args.tasks)),
         hidden_every=args.hidden_every or 4, plays=args.plays or 1,
     )  # fmt: skip
-    shard = Shard.parse(args.shard)
+    shard = parse_shard(args.shard)
     workers: AbstractContextManager[Executor] = (
         dask_executor(args.dask) if args.dask else local_executor(args.workers, initializer)
     )

@@ -58,23 +58,12 @@ class Chunk:
         return f"{self.task}-{self.first:05d}.jsonl.xz"
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` of `count`, counted from 0: one machine's share of the chunks."""
-
-    index: int = 0
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Parse "i/n", 1 <= i <= n. Raises InputError."""
-        index, _, count = text.partition("/")
-        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            raise InputError(f"--shard: must be i/n with 1 <= i <= n, got {text!r}")
-        return cls(int(index) - 1, int(count))
-
-    def of(self, chunks: list[Chunk]) -> list[Chunk]:
-        return chunks[self.index :: self.count]
+def parse_shard(text: str) -> slice:
+    """Parse "i/n", 1 <= i <= n, as one machine's share of the chunks. Raises InputError."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise InputError(f"--shard: must be i/n with 1 <= i <= n, got {text!r}")
+    return slice(int(index) - 1, None, int(count))
 
 
 def plan_chunks(plan: CollectionPlan, environment: Environment) -> list[Chunk]:

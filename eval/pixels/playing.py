@@ -73,7 +73,6 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
         while any(number not in returns for number in range(episodes)):
             result = rollout(env, policy, STEPS, env_state)
             env_state, s = result.env_state, result.segments
-            infos = {(ending.env, ending.step): ending.info for ending in result.endings}
             rewards, count = rewards + float(s.reward.sum()), count + s.reward.size
             ends += int(as_learned(s).terminated.sum())
             for step in range(STEPS):
@@ -81,10 +80,10 @@ def play_real(env: VectorEnv[Any, Any, Any], policy: Policy, episodes: int, seed
                 for row in np.flatnonzero(s.terminated[:, step] | s.truncated[:, step]).tolist():
                     number = int(order[row])
                     returns[number] = float(running[row])
-                    if ACHIEVEMENTS in infos[row, step]:
-                        reached[number] = np.asarray(infos[row, step][ACHIEVEMENTS]) > 0
-                    if METRIC in infos[row, step]:
-                        judged[number] = float(infos[row, step][METRIC])
+                    if ACHIEVEMENTS in (info := result.endings[row, step]):
+                        reached[number] = np.asarray(info[ACHIEVEMENTS]) > 0
+                    if METRIC in info:
+                        judged[number] = float(info[METRIC])
                     running[row], order[row], started = 0, started, started + 1  # the next episode begins here
                     bar.update(number < episodes)
     values = np.array([returns[number] for number in range(episodes)])

@@ -232,21 +232,17 @@ class EnvState:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """End of an episode: environment index, step of the rollout, and the environment's info."""
-
-    env: int
-    step: int
-    info: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Rollout:
-    """Steps of play. segments: T steps of B environments; env_state: their state after the last step."""
+    """Steps of play.
+
+    segments: T steps of B environments
+    env_state: their state after the last step
+    endings: the environment's info at each episode's end, by environment and step
+    """
 
     segments: Segments
     env_state: EnvState
-    endings: list[Ending] = field(default_factory=list)
+    endings: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
 
 
 def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state: EnvState) -> Rollout:
@@ -257,7 +253,7 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state
     """
     if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
         raise ValueError(f"env: autoreset mode must be SAME_STEP, got {env.metadata.get('autoreset_mode')}")
-    rows, endings = [], []
+    rows, endings = [], {}
     for step in range(steps):
         action = policy(env_state.obs, env_state.first, env_state.info)
         obs, reward, terminated, truncated, info = env.step(action)
@@ -266,7 +262,7 @@ def rollout(env: VectorEnv[Any, Any, Any], policy: Policy, steps: int, env_state
         next_obs = obs.copy()
         for i in np.flatnonzero(over):
             next_obs[i] = info["final_obs"][i]
-            endings.append(Ending(int(i), step, _of_row(info["final_info"], int(i))))
+            endings[int(i), step] = _of_row(info["final_info"], int(i))
         results = reward.astype(np.float32), terminated, truncated
         lost = info[LOST].astype(bool) & ~over if LOST in info else np.zeros_like(over)  # an end counts as such
         rows.append((env_state.obs, next_obs, np.asarray(action, np.int64), *results, env_state.first, lost))

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep import collect, environments, plan
 from data_prep.__main__ import main
-from data_prep.plan import CollectionPlan, Shard
+from data_prep.plan import CollectionPlan
 from loopwm.records.episodes import Step, read_episodes
 from loopwm.records.files import line_files
 from tests.fixtures.episodes import check_that_kills_change_nothing, contents
@@ -157,7 +157,7 @@ def test_threads_play_worlds_of_their_own(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(environments.ENVIRONMENTS, "toy", Slow)
     for threads in (1, 2):
         with ThreadPoolExecutor(threads) as executor:
-            collect.collect(plan, tmp_path / str(threads), executor, Shard())
+            collect.collect(plan, tmp_path / str(threads), executor, slice(None))
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 

@@ -213,7 +213,7 @@ def test_a_rollout_tells_each_step_whole_whoever_plays_whatever(make: Any) -> No
     assert np.array_equal(steps.first[:, 1:], over[:, :-1])
     assert steps.first[:, 0].all()
     assert np.array_equal(numbers[:, 1:][~over[:, :-1]], after[:, :-1][~over[:, :-1]])
-    assert sorted([end.env, end.step] for end in found.endings) == np.argwhere(over).tolist()
+    assert sorted(map(list, found.endings)) == np.argwhere(over).tolist()
     assert steps.reward.dtype == np.float32
     assert steps.action.dtype == np.int64
 

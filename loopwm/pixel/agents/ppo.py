@@ -13,7 +13,6 @@ Shape suffixes: B environments, T steps, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -188,7 +187,8 @@ class PPO:
         self.scale.update(target)
         target = self.scale.standardise(target)
         totals: dict[str, float] = {"advantage_deviation": own}
-        for rows in _parts(len(data.obs), epochs, minibatches, generator):
+        orders = (torch.randperm(len(data.obs), generator=generator) for _ in range(epochs))
+        for rows in (part for order in orders for part in order.tensor_split(minibatches)):
             part = data.select(rows)
             loss, diagnostics = ppo_loss(self.policy, part, advantage[rows], target[rows], self.config)
             self.optimizer.zero_grad()
@@ -198,8 +198,3 @@ class PPO:
             for name, number in {"loss": loss.detach(), "grad_norm": norm, **diagnostics}.items():
                 totals[name] = totals.get(name, 0.0) + number.item() / (epochs * minibatches)
         return totals
-
-
-def _parts(count: int, epochs: int, minibatches: int, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(epochs):
-        yield from torch.randperm(count, generator=generator).tensor_split(minibatches)

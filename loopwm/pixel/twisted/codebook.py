@@ -10,21 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 BLOCK = 8192
 """Patches per distance matrix: 128 MiB at 4,096 codes."""
-
-
-@dataclass(frozen=True)
-class Growth:
-    """Result of `grow`: codes added, and patches left without one because the codebook was full."""
-
-    added: int
-    refused: int
 
 
 class PatchTokenizer:
@@ -73,10 +64,11 @@ class PatchTokenizer:
     def full(self) -> bool:
         return self.size >= self.capacity
 
-    def grow(self, frames: Tensor) -> Growth:
+    def grow(self, frames: Tensor) -> int:
         """Add patches that are further than the threshold from every code, in order.
 
-        Each patch is compared with all codes added before it.
+        Each patch is compared with all codes added before it. Returns the patches left without a code because the
+        codebook was full.
 
         Args:
             frames: uint8 (..., H, W, C)
@@ -85,7 +77,7 @@ class PatchTokenizer:
             ValueError: the frames have another shape
         """
         self._check_frames(frames)
-        before, refused = self.size, 0
+        refused = 0
         for patches in self._blocks(frames):
             distinct, inverse = first_occurrences(patches)
             count = torch.bincount(inverse, minlength=len(distinct))
@@ -97,7 +89,7 @@ class PatchTokenizer:
                 far = self._far(distinct, code)
                 distinct, count = distinct[far], count[far]
             refused += int(count.sum())
-        return Growth(self.size - before, refused)
+        return refused
 
     def encode(self, frames: Tensor) -> Tensor:
         """Return the nearest codes, the lowest of ties: int64 (..., L).

@@ -52,7 +52,7 @@ class TwistedSystem(PixelSystem):
 
     def prepare(self, frames: Iterable[Tensor]) -> dict[str, float]:
         """Add patches of the frames to the codebook, in order (TWISTED, section 2.4)."""
-        refused = sum(self.tokenizer.grow(some).refused for some in frames)
+        refused = sum(map(self.tokenizer.grow, frames))
         return {"patches_refused": refused, "codes": self.tokenizer.size}
 
     def prepared(self) -> Prepared:
