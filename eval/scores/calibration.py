@@ -1,4 +1,4 @@
-"""How well a probability says which predictions are right."""
+"""Calibration of a probability that predictions are right."""
 
 from __future__ import annotations
 
