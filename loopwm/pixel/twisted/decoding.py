@@ -42,6 +42,14 @@ class Solver(Protocol):
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Sample every token from its probabilities, independently."""
+
+    def __call__(self, p: Tensor, previous: Tensor, generator: torch.Generator) -> Tensor:
+        return sample(p, generator)
+
+
+@dataclass(frozen=True)
 class ExactAssignment:
     """Optimal assignment (TWISTED, equation 3) by scipy, row by row on the CPU; copies win ties with samples.
 
@@ -312,7 +320,7 @@ class DecoderConfig:
     def decoder(self, grid: tuple[int, int], region: Tensor) -> Decoder:
         """Create the decoder. region: bool (L,), True where transport applies."""
         if self.kind == "sample":
-            return lambda p, previous, generator: sample(p, generator)
+            return Sample()
         return NoisedTransport(grid, self.c_d, self.c_w, self.assignment(), region)
 
     def assignment(self) -> Solver:
