@@ -20,8 +20,8 @@ from eval.scores.metrics import (
     score_item,
 )
 from eval.scores.predictions import Prediction
-from eval.scores.refusals import is_refused
 from eval.scores.seen import Seen
+from loopwm.records.refusals import is_refused
 from loopwm.records.template import ContextKind, window_context
 from loopwm.records.windows import COUNTERFACT, FACT, Window, game_of, pair_of
 

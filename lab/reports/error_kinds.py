@@ -7,7 +7,7 @@ from typing import Literal
 
 from eval.scores.entities import names_of
 from eval.scores.metrics import normalize
-from eval.scores.refusals import is_refused, squeezed_lines
+from loopwm.records.refusals import is_refused, squeezed_lines
 
 ErrorKind = Literal["refusal", "reading", "state", "repetition", "name", "list", "other"]
 ERROR_KINDS: tuple[ErrorKind, ...] = ("refusal", "reading", "state", "repetition", "name", "list", "other")

@@ -1,10 +1,11 @@
 """Look-ahead in ScienceWorld: an agent that imagines candidate plans before it acts, against itself without a model.
 
 The agent retrieves places of train episodes that resemble its own (BM25) and the actions after them. Each different
-action starts a candidate plan: the next K actions of the train episode. Four arms choose among the same candidates:
+action starts a candidate plan: the next K actions of the train episode. Five arms choose among the same candidates:
 
     retrieval     the plan of the most similar place; no model
     random        any of the plans; no model
+    ordered       the most similar place whose first action is not imagined to be refused (`loopwm.worlds.planning`)
     look-ahead-1  imagines the first action of every plan
     look-ahead-K  imagines all K actions of every plan
 
@@ -44,8 +45,12 @@ from loopwm.records.files import write_atomic, write_json
 from loopwm.records.provenance import provenance
 from loopwm.records.template import Context, Transition
 from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.planning import order_actions
 
 Plans = Sequence[Recalled]
+
+MOST_DECODED = 32
+"""Tokens of an imagined observation: refusals are shorter, and a text that is cut counts as none."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,40 @@ class AnyPlan:
         return self._random.randrange(len(plans))
 
 
-class LookAhead:
-    """Chooser that imagines the first `horizon` actions of each plan, in one play; real steps extend its world."""
+class Imagining:
+    """Chooser with a world of one play; real steps extend it."""
+
+    def __init__(self, worlds: LocalWorlds) -> None:
+        self._worlds = worlds
+        self._history: tuple[Transition, ...] | None = None
+
+    def _see(self, context: Context) -> None:
+        """Append the last real step to the world, or encode the context if more than one step is new."""
+        last = context.history[-1:]
+        if last and self._history == context.history[:-1]:
+            self._worlds.observe([last[0].action], [last[0].observation])
+        else:
+            self._worlds.begin([context])
+        self._history = context.history
+
+
+class Ordered(Imagining):
+    """Chooser that imagines each plan's first action and decodes what follows."""
+
+    def choose(self, context: Context, plans: Plans, work: Work) -> int:
+        self._see(context)
+        work.advances += 1
+        work.imagined_steps += len(plans)
+        work.plans += len(plans)
+        return order_actions(self._worlds, [plan.after[0].action for plan in plans])[0]
+
+
+class LookAhead(Imagining):
+    """Chooser that imagines the first `horizon` actions of each plan."""
 
     def __init__(self, worlds: LocalWorlds, horizon: int, weight: float) -> None:
-        self._worlds, self._horizon, self._weight = worlds, horizon, weight
-        self._history: tuple[Transition, ...] | None = None
+        super().__init__(worlds)
+        self._horizon, self._weight = horizon, weight
 
     def choose(self, context: Context, plans: Plans, work: Work) -> int:
         agreements = self.agreements(context, plans, work)
@@ -124,15 +157,6 @@ class LookAhead:
                     scores[rows[i]] = value
         work.plans += len(ahead)
         return scores
-
-    def _see(self, context: Context) -> None:
-        """Append the last real step to the world, or encode the context if more than one step is new."""
-        last = context.history[-1:]
-        if last and self._history == context.history[:-1]:
-            self._worlds.observe([last[0].action], [last[0].observation])
-        else:
-            self._worlds.begin([context])
-        self._history = context.history
 
 
 def _agreements(worlds: LocalWorlds, observations: Sequence[str]) -> list[float]:
@@ -195,6 +219,7 @@ def make_arms(make_worlds: Callable[[], LocalWorlds], settings: PlanSettings) ->
     return {
         "retrieval": lambda game: MostSimilar(),
         "random": lambda game: AnyPlan(f"{settings.seed}/{game.name}"),
+        "ordered": lambda game: Ordered(make_worlds()),
         "look-ahead-1": lambda game: look_ahead(1),
         f"look-ahead-{settings.horizon}": lambda game: look_ahead(settings.horizon),
     }
@@ -309,6 +334,6 @@ def run_planner(model: Path, train_episodes: Sequence[Path], settings: PlanSetti
     torch.set_num_threads(1)  # seconds are those of one core
     predictor = CheckpointPredictor(model)
     episodes = [episode for episode in recorded_episodes(train_episodes) if episode.env == "scienceworld"]
-    arms = make_arms(predictor.worlds, settings)
+    arms = make_arms(lambda: LocalWorlds(predictor.world_model, predictor.depth, MOST_DECODED), settings)
     with RealWorld("scienceworld") as world:
         measure(RetrievalAgent(episodes), arms, world, settings, predictor.identity, out)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.scores.refusals import is_refused
 from lab.reports.error_kinds import error_kind
+from loopwm.records.refusals import is_refused
 
 ITEMS = Path(__file__).parent / "data" / "error_kinds.jsonl"
 MISSED = {"a ceramic cup (containing flour, a substance called water)"}

@@ -148,8 +148,8 @@ def test_arms_are_compared_over_the_same_games_and_a_kill_loses_one(
     arms = make_arms(lambda: LocalWorlds(model, 2), SETTINGS)
     results = measure(agent, arms, world, SETTINGS, {"model_sha256": "m"}, tmp_path)
     assert results["n"] == 3
-    assert list(results["arms"]) == ["retrieval", "random", "look-ahead-1", "look-ahead-3"]
-    assert [d["b"] for d in results["differences"]] == ["retrieval", "random", "look-ahead-1"]
+    assert list(results["arms"]) == ["retrieval", "random", "ordered", "look-ahead-1", "look-ahead-3"]
+    assert [d["b"] for d in results["differences"]] == ["retrieval", "random", "ordered", "look-ahead-1"]
     for difference in results["differences"]:
         a, b = (results["arms"][difference[arm]]["score"]["mean"] for arm in "ab")
         assert difference["score"]["mean"] == pytest.approx(a - b)

@@ -1,0 +1,40 @@
+"""Planning with imagined worlds: which of an agent's candidate actions to try first.
+
+Only a refusal that the model trusts changes the agent's own order, and nothing is dropped: an agent that is asked too
+often by an unsure model loses more than it gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loopwm.records.refusals import is_refused
+from loopwm.worlds.protocol import Imagined, Worlds
+
+
+def imagine(worlds: Worlds, actions: Sequence[str]) -> list[Imagined]:
+    """Imagine each action alone after the first row of `worlds`, which stays as it is. actions: at least one."""
+    forks = worlds.fork([0] * len(actions))
+    try:
+        return forks.step(actions)
+    finally:
+        forks.close()
+
+
+def refusal_risk(imagined: Imagined) -> float:
+    """Return the trust in an imagined refusal, 0 for an action that is not imagined to be refused."""
+    return (imagined.trust or 0.0) if is_refused(imagined.observation) else 0.0
+
+
+def order_actions(worlds: Worlds, actions: Sequence[str], bound: float = 0.5) -> list[int]:
+    """Return the indices of candidate actions in the order to try them.
+
+    Args:
+        worlds: worlds whose first row is the agent's state.
+        actions: candidates, the one that the agent prefers first.
+        bound: actions whose risk of refusal reaches it come last, those of less risk first among them.
+    """
+    if len(actions) < 2:
+        return list(range(len(actions)))
+    risks = [refusal_risk(step) for step in imagine(worlds, actions)]
+    return sorted(range(len(actions)), key=lambda place: risks[place] if risks[place] >= bound else 0.0)

@@ -1,0 +1,61 @@
+"""Candidate actions are ordered by trusted refusals alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loopwm.records.files import PACKAGED
+from loopwm.records.template import Context
+from loopwm.worlds.local import LocalWorlds
+from loopwm.worlds.planning import imagine, order_actions, refusal_risk
+from loopwm.worlds.protocol import Imagined
+
+REFUSED, DONE = "No known action matches that input.", "You move to the kitchen."
+
+
+class Scripted:
+    """Worlds whose forks answer each action by a table."""
+
+    def __init__(self, answers: dict[str, Imagined]) -> None:
+        self.answers, self.closed = answers, 0
+
+    def fork(self, rows: Sequence[int]) -> Scripted:
+        assert set(rows) == {0}
+        return self
+
+    def step(self, actions: Sequence[str]) -> list[Imagined]:
+        return [self.answers[action] for action in actions]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_order_puts_trusted_refusals_last_and_keeps_the_rest() -> None:
+    answers = {
+        "a": Imagined(REFUSED, trust=0.9),
+        "b": Imagined(REFUSED, trust=0.4),  # below the bound
+        "c": Imagined(DONE, trust=0.99),
+        "d": Imagined(REFUSED, trust=0.6),
+        "e": Imagined(REFUSED),  # cut: no trust
+    }
+    worlds = Scripted(answers)
+    assert order_actions(worlds, list("abcde")) == [1, 2, 4, 3, 0]
+    assert order_actions(worlds, list("abcde"), bound=0.3) == [2, 4, 1, 3, 0]
+    assert worlds.closed == 2
+
+
+def test_order_of_one_action_imagines_nothing() -> None:
+    assert order_actions(Scripted({}), ["go to kitchen"]) == [0]
+    assert order_actions(Scripted({}), []) == []
+
+
+def test_imagine_leaves_the_worlds_as_they_are() -> None:
+    worlds = LocalWorlds.from_pretrained(PACKAGED)
+    hall = "This room is called the hallway. In it, you see: \n\tthe agent\n"
+    hall += "You also see:\n\tA door to the kitchen (that is closed)"
+    worlds.begin([Context("Your task is to boil water.", hall)])
+    before = worlds.world
+    first, second = imagine(worlds, ["open door to kitchen", "frobnicate the dax"])
+    assert worlds.world is before
+    assert first.observation == worlds.step(["open door to kitchen"])[0].observation
+    assert refusal_risk(first) == 0 < refusal_risk(second)
