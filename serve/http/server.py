@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serve.generation.service import Service
+from serve.http.errors import Problem
 
 FLUSH_SECONDS = 2
 """Time to send responses after the engine has stopped."""
@@ -26,12 +27,18 @@ READ_SECONDS = 30.0
 WRITE_SECONDS = 30.0
 """Time that a client may stop reading."""
 
+HEAD_BYTES, HEAD_LINES = 32 << 10, 100
+"""Most bytes and lines of a request's head, trailers included."""
+
+PIECE_BYTES = 4 << 10
+"""Bytes that the parser gets at a time: it holds an unfinished line of any length."""
+
 SPARE_DESCRIPTORS = 64
 """File descriptors reserved for everything but connections."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection with time limits. At too many connections, the one idle for longest is closed."""
+    """uvicorn's connection with limits of time and size. At too many connections, the longest idle one is closed."""
 
     # Connections without a complete request, oldest first.
     idle: ClassVar[dict[Connection, None]] = {}
@@ -41,6 +48,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._head_bytes = self._head_lines = self._pending_bytes = 0
         Connection.count += 1
         if Connection.count > _most_connections() and self.idle:
             oldest = next(iter(self.idle))
@@ -54,8 +62,57 @@ class Connection(HttpToolsProtocol):
         self._stop_write_timer()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            if self.transport.is_closing():
+                return
+            piece = data[start : start + PIECE_BYTES]
+            self._pending_bytes += len(piece)
+            super().data_received(piece)
+            if self._is_too_large and not self.transport.is_closing():
+                self.send_400_response("")
+
+    @property
+    def _is_too_large(self) -> bool:
+        return self._head_bytes + self._pending_bytes > HEAD_BYTES or self._head_lines > HEAD_LINES
+
+    def _count(self, num_bytes: int, lines: int = 0) -> None:
+        """Count a finished part of the head. An error here makes the parser refuse the request."""
+        self._head_bytes, self._head_lines = self._head_bytes + num_bytes, self._head_lines + lines
+        self._pending_bytes = 0
+        if self._is_too_large:
+            raise ValueError("the head is too large")
+
+    def send_400_response(self, msg: str) -> None:
+        """Send the error envelope to a request that the parser refuses."""
+        problem = Problem(400, "The request is not valid HTTP", code="invalid_http")
+        if self._is_too_large:
+            message = f"The head must be at most {HEAD_BYTES} bytes and {HEAD_LINES} lines"
+            problem = Problem(431, message, code="request_head_too_large")
+        response = problem.response()
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        lines = [STATUS_LINE[problem.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n"]
+        self.transport.write(b"".join(lines) + bytes(response.body))
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer as without `Upgrade`; uvicorn would recommend a WebSocket library."""
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value), lines=1)
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._pending_bytes = 0
+        super().on_body(body)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head_bytes = self._head_lines = self._pending_bytes = 0
         self._stop_read_timer()
         self._start_read_timer()
 
@@ -108,6 +165,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=Connection,
+                ws="none",  # uvicorn swaps the protocol of an upgrade, whose end would not be counted
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=end,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -122,6 +124,74 @@ def test_a_request_that_does_not_come_to_its_end_is_closed(client, monkeypatch, 
     with connect(client) as slow:
         slow.sendall(said)
         assert is_closed(slow)
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that the other side sends until it ends the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+LARGE_HEADS = {
+    "lines": HEAD + b"X: y\r\n" * 101 + b"\r\n",
+    "bytes": HEAD + b"X: %s\r\n\r\n" % (b"y" * (40 << 10)),
+    "endless": HEAD + b"X: " + b"y" * (40 << 10),
+    "url": b"GET /%s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % (b"y" * (40 << 10)),
+    "trailers": b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+    + b"X: y\r\n" * 101,
+}
+
+
+@pytest.mark.parametrize("head", LARGE_HEADS.values(), ids=LARGE_HEADS.keys())
+def test_server_large_head_is_refused_with_431(client, head):
+    with connect(client) as connection:
+        connection.sendall(head)
+        status, _, body = received(connection).partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body)["error"]["code"] == "request_head_too_large"
+
+
+def test_server_head_within_limits_is_answered(client):
+    headers = {f"X-{i}": "y" * 300 for i in range(90)}
+    for _ in range(3):  # on one connection: each head counts for itself
+        assert client.get("/health", headers=headers).status_code == 200
+
+
+def test_server_invalid_http_gets_the_error_envelope(client):
+    with connect(client) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        status, _, body = received(connection).partition(b"\r\n\r\n")
+    assert (status[:12], json.loads(body)["error"]["code"]) == (b"HTTP/1.1 400", "invalid_http")
+
+
+class Swapped(asyncio.Protocol):
+    """Takes a connection over, as a WebSocket library does."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+
+
+def test_server_websocket_upgrade_keeps_no_place(serving, tiny_model, monkeypatch):
+    monkeypatch.setattr("uvicorn.protocols.websockets.auto.AutoWebSocketsProtocol", Swapped)
+    before = server.Connection.count
+    with serving(tiny_model) as client:
+        _upgrade_and_leave(client)
+        assert wait_until(lambda: server.Connection.count <= before, 5)
+
+
+def _upgrade_and_leave(client: httpx.Client) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    for _ in range(8):
+        with connect(client) as connection:
+            connection.sendall(HEAD + upgrade + b"\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
 
 
 def test_an_answer_may_take_longer_than_a_request(client, monkeypatch):
