@@ -54,7 +54,7 @@ class Game:
     def __init__(self, client: Client, start: Json, write: Callable[[str], None], read: Callable[[], str]) -> None:
         """Create the first world. Raises WorldError.
 
-        write: receives output piece by piece.
+        write: receives output line by line.
         read: returns the next line of a text.
         """
         self._client = client
@@ -97,24 +97,12 @@ class Game:
         return self._client.call("POST", f"worlds/{self._branch.id}/{endpoint}", body)
 
     def _act(self, text: str) -> None:
-        """Stream the first observation; show the others at the end."""
         actions = _actions(text)
-        reply: Json = {}
-        printed = 0
-        try:
-            for reply in self._client.events(f"worlds/{self._branch.id}/step", {"actions": actions, "decode": "each"}):
-                if reply.get("index") == 0:
-                    piece = reply["delta"].get("observation", "")
-                    self._write(piece)
-                    printed += len(piece)
-        except WorldError:
-            self._write("\n" if printed else "")
-            raise
+        reply = self._post("step", {"actions": actions, "decode": "each"})
         self._branch.actions += actions
         for step in reply["steps"]:
-            self._say(step["observation"][printed:])
+            self._say(step["observation"])
             self._say(f"  [{_facts(step)}, {reply['usage']['loops']['decode']:.1f} a token]")
-            printed = 0
 
     def _observe(self, action: str) -> None:
         if not action:

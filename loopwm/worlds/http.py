@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -83,44 +81,29 @@ class Client:
         end = time.monotonic() + self._patience
         while True:
             try:
-                with self._ask(method, path, body) as response:
-                    response.read()
-                    payload: Json = response.json()
-                return payload
+                return self._send(method, path, body)
             except WorldError as error:
                 wait = 1.0 if repeatable and error.away else error.retry_after
                 if wait is None or time.monotonic() + wait > end:
                     raise
                 time.sleep(wait)
 
-    def events(self, path: str, body: Json) -> Iterator[Json]:
-        """POST a body and yield its server-sent events. Raises WorldError."""
-        with self._ask("POST", path, {**body, "stream": True}) as response:
-            for line in response.iter_lines():
-                data = line.strip().removeprefix("data: ")
-                if data == "[DONE]":
-                    return
-                if data:
-                    yield _told(json.loads(data))
-        raise WorldError("the service broke off its answer")
-
     def close(self) -> None:
         self._http.close()
 
-    @contextmanager
-    def _ask(self, method: str, path: str, body: Json | None) -> Iterator[httpx.Response]:
-        """Open the response inside the block. Raises WorldError, also for errors while reading it."""
+    def _send(self, method: str, path: str, body: Json | None) -> Json:
+        """Return the response's JSON. Raises WorldError."""
         try:
-            with self._http.stream(method, path, json=body) as response:
-                if not response.is_success:
-                    response.read()
-                    raise _refusal(response)
-                yield response
+            response = self._http.request(method, path, json=body)
+            if not response.is_success:
+                raise _refusal(response)
+            payload: Json = response.json()
         except httpx.RequestError as error:
             away = isinstance(error, httpx.TransportError)
             raise WorldError(f"{self.base} does not answer: {error}", away=away) from error
         except ValueError as error:
             raise WorldError(f"{self.base} does not answer in JSON") from error
+        return payload
 
 
 def _refusal(response: httpx.Response) -> WorldError:
@@ -132,12 +115,6 @@ def _refusal(response: httpx.Response) -> WorldError:
         return WorldError(f"{error['message']} {status}", error["code"], retry)
     except (ValueError, LookupError, TypeError):
         return WorldError(f"{response.reason_phrase} {status}", away=response.status_code in PROXY)
-
-
-def _told(event: Json) -> Json:
-    if "error" in event:
-        raise WorldError(event["error"]["message"], event["error"]["code"])
-    return event
 
 
 def world_body(context: Context) -> Json:
@@ -180,6 +157,7 @@ class HttpWorlds:
         return tuple(row.world["steps_cut"] for row in self._rows)
 
     def begin(self, contexts: Sequence[Context]) -> None:
+        check_lengths(len(contexts), Context, contexts=contexts)
         self.close()
         self._rows = [_Row(context) for context in contexts]
         self._make(self._rows)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loopwm.core import allocated_bytes
 from serve.engine.requests import Event, Finish
+
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
 PREFIX = "loopwm:"
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -29,10 +32,7 @@ class Metrics:
         self._gauge("num_requests_waiting", "Requests and other work items that wait.", lambda: load()[1])
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
-        success = Counter(
-            PREFIX + "request_success", "Completed requests by finish reason.", ["model_name", "finished_reason"],
-            registry=self._registry,
-        )  # fmt: skip
+        success = self._metric(Counter, "request_success", "Completed requests by finish reason.", "finished_reason")
         self.success = {reason: success.labels(model, str(reason)) for reason in Finish}
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the request to its first token.", SECONDS
@@ -43,18 +43,13 @@ class Metrics:
         self.length = self._histogram("request_generation_tokens", "Tokens generated for a request.", TOKENS)
         self.loops = self._histogram("loops_per_token", "Loops of a generated token.", LOOPS)
 
-        self._requests = Counter(
-            PREFIX + "http_requests", "Responses by route and status; 499 if the client disconnected first.",
-            ["model_name", "method", "route", "status"], registry=self._registry,
-        )  # fmt: skip
-        self._seconds = Histogram(
-            PREFIX + "http_request_duration_seconds", "Time from a request to the end of its response.",
-            ["model_name", "method", "route"], registry=self._registry, buckets=SECONDS,
-        )  # fmt: skip
-        self._outcomes = Counter(
-            PREFIX + "request_outcome", "Generations by outcome: a finish reason, error or cancelled.",
-            ["model_name", "outcome"], registry=self._registry,
-        )  # fmt: skip
+        text = "Responses by route and status; 499 if the client disconnected first."
+        self._requests = self._metric(Counter, "http_requests", text, "method", "route", "status")
+        text = "Time from a request to the end of its response."
+        name = "http_request_duration_seconds"
+        self._seconds = self._metric(Histogram, name, text, "method", "route", buckets=SECONDS)
+        text = "Generations by outcome: a finish reason, error or cancelled."
+        self._outcomes = self._metric(Counter, "request_outcome", text, "outcome")
 
     def record_response(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record a response of the HTTP layer.
@@ -96,13 +91,14 @@ class Metrics:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
+    def _metric(self, kind: type[Metric], name: str, text: str, *labels: str, **options: Any) -> Metric:
+        return kind(PREFIX + name, text, ["model_name", *labels], registry=self._registry, **options)
+
     def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
-        gauge = Gauge(PREFIX + name, text, ["model_name"], registry=self._registry)
-        gauge.labels(self._model).set_function(value)
+        self._metric(Gauge, name, text).labels(self._model).set_function(value)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(PREFIX + name, text, ["model_name"], registry=self._registry).labels(self._model)
+        return self._metric(Counter, name, text).labels(self._model)
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(PREFIX + name, text, ["model_name"], registry=self._registry, buckets=bounds)
-        return histogram.labels(self._model)
+        return self._metric(Histogram, name, text, buckets=bounds).labels(self._model)

@@ -67,8 +67,6 @@ def test_actions_show_what_the_library_decodes(terminal, library):
     said = terminal("open door; look around")
     facts = r"\n  \[reward .*, goes on .*, \d loops to advance, \d.\d a token\]\n"
     assert re.fullmatch("".join(re.escape(text) + facts for text in texts), said)
-    assert "".join(terminal.written[:-3]).startswith(texts[0])
-    assert len(terminal.written) > 5, "the first observation comes bit by bit"
 
 
 def test_an_observation_that_breaks_off_is_told_and_changes_nothing(terminal, library, monkeypatch):
@@ -82,7 +80,7 @@ def test_an_observation_that_breaks_off_is_told_and_changes_nothing(terminal, li
         patch.setattr(type(library.model.model), "forward", fails_later)
         with pytest.raises(WorldError, match="The service failed"):
             terminal("open door")
-    assert terminal.written[-1] in ("", "\n")
+    assert not terminal.written
     assert terminal("worlds") == "* 1  (no actions)\n"
 
 
