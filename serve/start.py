@@ -42,11 +42,13 @@ EXAMPLE = "example: python -m serve --model loopwm/pretrained --port 8000; in th
 
 
 KEYS_HELP = """require a key of this file: lines of a name, the SHA-256 of a key and its limits, such as requests=60
-tokens=10000 (per minute) worlds=100 bytes=1000000; reloaded on SIGHUP. To add one:
+tokens=10000 (per minute) concurrent=8 worlds=100 bytes=1000000; reloaded on SIGHUP. To add one:
 KEY=$(openssl rand -hex 24); echo "$KEY"; echo "NAME $(printf %%s "$KEY" | sha256sum | cut -d' ' -f1)" >> FILE"""
 
 HOSTS_HELP = """host names to answer for, in addition to addresses, localhost and this machine's name; * for any"""
 
+DRAIN_HELP = "seconds after SIGTERM in which requests are still taken while /ready is 503"
+PROXIES_HELP = "addresses or networks of proxies whose X-Forwarded-For names the client in the access log"
 DEPTH_HELP = "loops of every forward, or an exit rule such as gate:tau=0.5,limit=4; default: the checkpoint's loops"
 
 SWITCH_INTERVAL = 0.0005
@@ -71,6 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=_depth, metavar="LOOPS|RULE", help=DEPTH_HELP)
     parser.add_argument("--api-keys", type=Path, metavar="FILE", help=KEYS_HELP)
     parser.add_argument("--grace", type=float, default=10.0, help="seconds for running requests to finish on shutdown")
+    parser.add_argument("--drain-seconds", type=float, default=0.0, help=DRAIN_HELP)
+    parser.add_argument("--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help=PROXIES_HELP)
     worlds = WorldLimits()
     parser.add_argument("--world-ttl", type=float, default=worlds.ttl, help="seconds until an unused world expires")
     parser.add_argument("--worlds-file", type=Path, metavar="FILE", help="SQLite file that keeps worlds over restarts")
@@ -170,7 +174,7 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
         if keys is not None:
             signal.signal(signal.SIGHUP, lambda *_: _reload_keys(args.api_keys, keys, rate_limiter))
         settle()
-        Server(app, service, args.grace).run([listener])
+        Server(app, service, args.grace, args.drain_seconds, args.trusted_proxies).run([listener])
 
 
 def _reload_keys(path: Path, keys: KeyRing, rate_limiter: RateLimiter) -> None:

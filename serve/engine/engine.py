@@ -8,7 +8,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 2.0
 """Time without work after which memory is returned to the system."""
+
+STALL_SECONDS = 30.0
+"""Time of one iteration after which the engine makes no progress: a step takes less than a second."""
 
 BUSY_SECONDS = 10.0
 """Time of work after which it is returned, too, because prompts of many lengths fragment the heap."""
@@ -58,8 +62,8 @@ class DeadlineError(TimeoutError):
 class Limits:
     """Limits of the engine.
 
-    max_batch: requests that decode at a time.
-    max_queue: requests that may wait in addition.
+    max_batch: requests that decode at a time; up to twice as many where keys below their share of rows join.
+    max_queue: requests that may wait in addition; a key below its share of all places is admitted beyond them.
     prefill_tokens_with_decodes: prefill tokens between two decode steps; scaled by waiting / decoding if more wait.
     max_num_batched_tokens: most prefill tokens of a step, and of one without decodes.
     cache_bytes: budget of all KV caches, running and cached; running requests may exceed it by what they decode.
@@ -97,6 +101,8 @@ class Engine:
         # Guards the scheduler and the admitted requests; notified when there is work, and on shutdown.
         self._changed = threading.Condition()
         self._released_memory = time.monotonic()
+        # Time at which the current iteration began; None while the engine waits for work.
+        self._iteration: float | None = None
         self._running = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -120,9 +126,20 @@ class Engine:
         return self._running and self._thread.is_alive()
 
     @property
+    def progressing(self) -> bool:
+        """Return True if the engine is idle, or has begun an iteration lately."""
+        return self.alive and (self._iteration is None or time.monotonic() - self._iteration < STALL_SECONDS)
+
+    @property
     def load(self) -> tuple[int, int]:
         """Number of requests that decode, and of other work items, waiting or in prefill."""
         return len(self._batch), len(self._scheduler.items)
+
+    @property
+    def admitted(self) -> Counter[str]:
+        """Number of admitted requests of each key."""
+        with self._changed:
+            return Counter(ctx.key for ctx in self._admitted)
 
     def admit(self, key: str = "", seconds: float = math.inf) -> RequestContext:
         """Admit a client's request, which must be released. Work of an admitted request is never refused.
@@ -135,8 +152,10 @@ class Engine:
         """
         self._check_alive()
         with self._changed:
-            waiting = len(self._admitted) - self.limits.max_batch
-            if waiting >= self.limits.max_queue:
+            places, admitted = self.limits.max_batch + self.limits.max_queue, self.admitted
+            # A key alone may fill the queue: those that come later have their shares beside it.
+            if admitted.total() >= places and admitted[key] >= _share(places, key, admitted):
+                waiting = admitted.total() - self.limits.max_batch
                 message = f"request queue is full ({waiting} waiting); retry later"
                 raise QueueFullError(message, self._retry_estimator.seconds(waiting))
             ctx = RequestContext(key, time.monotonic() + seconds)
@@ -219,6 +238,7 @@ class Engine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         while self._wait_for_work():
+            self._iteration = time.monotonic()
             try:
                 self._expire()
                 self._decode_step()
@@ -228,6 +248,7 @@ class Engine:
                 self._fail_all(error)
             self._flush_outputs()
             self._release_memory_after(BUSY_SECONDS)
+            self._iteration = None
         # After the loop, on this thread: the batch is not locked.
         self._fail_all(EngineStoppedError("the service is shutting down"))
         self._flush_outputs()
@@ -300,24 +321,40 @@ class Engine:
     def _start_waiting(self) -> None:
         """Start waiting items in scheduling order.
 
-        An item that waits for batch rows also blocks later ones that need rows, so it cannot starve.
+        An item that waits for batch rows also blocks later ones that need rows, so it cannot starve; only keys below
+        their share of rows pass it.
         """
+        rows = Counter(request.ctx.key for request in self._batch.requests)
         with self._changed:
             waiting = self._scheduler.next_waiting(self.limits.max_batch)
-            in_prefill = sum(item.num_seqs for item in self._scheduler.running)
-        full = False
+            for item in self._scheduler.running:
+                rows[item.ctx.key] += item.num_seqs
+            keys = {item.ctx.key for item in self._scheduler.waiting if item.num_seqs} | rows.keys()
+        blocked: set[str] = set()
         for item in waiting:
-            num_seqs = len(self._batch) + in_prefill
-            # An item that exceeds max_batch by itself starts in an empty batch.
-            full = full or bool(item.num_seqs and num_seqs and num_seqs + item.num_seqs > self.limits.max_batch)
-            if item.num_seqs and full:
+            if item.num_seqs and not self._has_rows(item, rows, keys, blocked):
+                blocked.add(item.ctx.key)
                 continue
             if not self._has_memory(item) and not item.dropped:
                 return
             with self._changed:
                 self._scheduler.start(item)
             if self._advance(item, None):
-                in_prefill += item.num_seqs
+                rows[item.ctx.key] += item.num_seqs
+
+    def _has_rows(self, item: WorkItem, rows: Counter[str], keys: Collection[str], blocked: Collection[str]) -> bool:
+        """Return True if the item may start to use rows of the batch.
+
+        rows: in use by each key.
+        keys: all that use or wait for rows.
+        blocked: keys of items before this one that wait for rows.
+        """
+        most, key, after = self.limits.max_batch, item.ctx.key, rows.total() + item.num_seqs
+        # An item that exceeds max_batch by itself starts in an empty batch.
+        if not rows.total() or (after <= most and not blocked):
+            return True
+        below_share = not rows[key] or rows[key] + item.num_seqs <= _share(most, key, keys)
+        return len({key, *keys}) > 1 and key not in blocked and below_share and after <= 2 * most
 
     def _has_memory(self, item: WorkItem) -> bool:
         """Return True if the item fits beside running ones and what they will still allocate, or if it is the first."""
@@ -359,6 +396,11 @@ class Engine:
                 # Removed by the next decode step, which owns the KV caches.
                 request.cancelled = True
                 request.fail(error)
+
+
+def _share(total: int, key: str, keys: Collection[str]) -> int:
+    """Return the share of a key that asks beside the active `keys`."""
+    return max(1, total // len({key, *keys}))
 
 
 def _fail(requests: Sequence[Request], error: Exception) -> None:

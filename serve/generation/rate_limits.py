@@ -14,13 +14,14 @@ MINUTE = 60.0
 
 
 class RateLimitError(RuntimeError):
-    """The key's rate limit is exhausted.
+    """A limit of the key is exhausted.
 
+    rate: name of the limit.
     retry_after: seconds until there is room.
     """
 
-    def __init__(self, rate: Rate, limit: int, retry_after: int) -> None:
-        super().__init__(f"rate limit of {limit} {rate} per minute exceeded; retry in {retry_after} s")
+    def __init__(self, message: str, rate: str, retry_after: int) -> None:
+        super().__init__(message)
         self.rate = rate
         self.retry_after = retry_after
 
@@ -30,12 +31,14 @@ class KeyQuota:
     """Limits of one key; None for no limit.
 
     requests, tokens: per minute.
+    concurrent: requests at a time.
     worlds: open world sessions; None for the service's limit.
     bytes: text of all its worlds.
     """
 
     requests: int | None = None
     tokens: int | None = None
+    concurrent: int | None = None
     worlds: int | None = None
     bytes: int | None = None
 
@@ -99,7 +102,9 @@ class RateLimiter:
         """Raise RateLimitError if less than one is left."""
         bucket = self.bucket(key, rate)
         if bucket is not None and bucket.level < 1:
-            raise RateLimitError(rate, bucket.limit, max(1, bucket.seconds(1)))
+            seconds = max(1, bucket.seconds(1))
+            message = f"rate limit of {bucket.limit} {rate} per minute exceeded; retry in {seconds} s"
+            raise RateLimitError(message, rate, seconds)
 
     def charge(self, key: str, rate: Rate, amount: int) -> None:
         bucket = self.bucket(key, rate)

@@ -26,7 +26,7 @@ from serve.engine.sampling import SamplingParams as SamplingParams
 from serve.generation.detokenizer import Detokenizer
 from serve.generation.metrics import Metrics
 from serve.generation.prompts import Prompt, PromptReader
-from serve.generation.rate_limits import RateLimiter
+from serve.generation.rate_limits import RateLimiter, RateLimitError
 from serve.generation.streams import TextStream
 
 DEFAULT_MAX_TOKENS = 512
@@ -88,6 +88,7 @@ class Service:
         self.card = card
         self.rate_limiter = rate_limiter or RateLimiter()
         self.engine = engine
+        self.draining = False
         self.prompts = prompts
         self.metrics = Metrics(card.name, lambda: engine.load)
         self._tokenizer = tokenizer
@@ -103,8 +104,11 @@ class Service:
             raise ModelNotFoundError(name, self.card.name)
 
     def admit(self, key: str, seconds: float) -> RequestContext:
-        """Admit a request. Raises RateLimitError, QueueFullError or EngineStoppedError."""
+        """Admit a request. Raises RateLimitError, or like `Engine.admit`."""
         self.rate_limiter.check(key, "tokens")
+        most = self.rate_limiter.quota(key).concurrent
+        if most is not None and self.engine.admitted[key] >= most:
+            raise RateLimitError(f"{most} requests of this key run already; retry when one has ended", "concurrent", 1)
         return self.engine.admit(key, seconds)
 
     def charge(self, ctx: RequestContext, tokens: int) -> None:

@@ -1,9 +1,9 @@
 """API keys: a file of their hashes and quotas.
 
 A line of the file is `NAME SHA256`, the hash in hexadecimal, and limits of this key: any of `requests=60` and
-`tokens=10000` per minute, `worlds=100`, and `bytes=1000000` of their text. Empty lines and lines that begin with `#`
-are skipped. Keys must be long and random, such as `openssl rand -hex 24` prints: hashes of guessable keys can be
-reversed by guessing.
+`tokens=10000` per minute, `concurrent=8` requests at a time, `worlds=100`, and `bytes=1000000` of their text. Empty
+lines and lines that begin with `#` are skipped. Keys must be long and random, such as `openssl rand -hex 24` prints:
+hashes of guessable keys can be reversed by guessing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loopwm.records.errors import InputError
 from serve.generation.rate_limits import KeyQuota
 from serve.playground import FILES
 
-OPEN = (*FILES, "/health", "/metrics", "/openapi.json")
+OPEN = (*FILES, "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that need no key: monitoring, and pages without data."""
 
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -63,23 +63,19 @@ def read_keys(path: Path) -> KeyRing:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
+        name, *words = line.split()
         try:
-            name, hashed, quota = _read_line(line)
+            if not words or not HASH.fullmatch(words[0].lower()):
+                raise ValueError("must be NAME and a SHA-256 of 64 hexadecimal digits")
+            quota = _quota(words[1:])
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}") from error
         if name in hashes:
             raise InputError(f"{path}, line {number}: duplicate key name {name!r}")
-        hashes[name], quotas[name] = hashed, quota
+        hashes[name], quotas[name] = words[0].lower(), quota
     if not hashes:
         raise InputError(f"{path}: must contain at least one key")
     return KeyRing(hashes, quotas)
-
-
-def _read_line(line: str) -> tuple[str, str, KeyQuota]:
-    name, *words = line.split()
-    if not words or not HASH.fullmatch(words[0].lower()):
-        raise ValueError("must be NAME and a SHA-256 of 64 hexadecimal digits")
-    return name, words[0].lower(), _quota(words[1:])
 
 
 def _quota(words: Iterable[str]) -> KeyQuota:

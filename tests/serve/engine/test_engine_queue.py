@@ -39,6 +39,59 @@ def test_a_full_queue_refuses_new_callers_and_nothing_of_those_who_are_in(tiny_m
         engine.release(engine.admit())
 
 
+def test_admit_full_queue_of_one_key_takes_another(tiny_model):
+    with Engine(tiny_model, NEVER, Limits(max_batch=2, max_queue=4)) as engine:
+        for _ in range(6):
+            engine.admit("hog")
+        for _ in range(3):  # its share of 6 places between two keys
+            engine.admit("other")
+        for key in ("hog", "other"):
+            with pytest.raises(QueueFullError):
+                engine.admit(key)
+        engine.admit("third")
+
+
+def test_batch_full_of_one_keys_rows_takes_another_key(tiny_model):
+    long, short = SamplingParams(max_tokens=2000), SamplingParams(max_tokens=3)
+    with Engine(tiny_model, NEVER, Limits(max_batch=2)) as engine:
+        hogs = [Collector(Request(random_prompt(9, seed), long, DEPTH)) for seed in range(4)]
+        for hog in hogs:
+            engine.submit([replace(hog.request, ctx=engine.admit("hog"))])
+        assert wait_until(lambda: all(hog.tokens for hog in hogs[:2]))
+        others = [Collector(Request(random_prompt(9, seed), short, DEPTH)) for seed in range(9, 12)]
+        for other in others:
+            engine.submit([replace(other.request, ctx=engine.admit("other"))])
+        assert all(other.over.wait(30) for other in others)
+        assert not any(hog.over.is_set() for hog in hogs)
+        assert not any(hog.tokens for hog in hogs[2:])  # they wait for the key's own rows
+        assert engine.load[0] <= 4
+
+
+def test_batch_never_exceeds_twice_its_rows(tiny_model):
+    with Engine(tiny_model, NEVER, Limits(max_batch=2)) as engine:
+        rows = [Collector(Request(random_prompt(9, seed), SamplingParams(max_tokens=2000), DEPTH)) for seed in range(9)]
+        for number, row in enumerate(rows):
+            engine.submit([replace(row.request, ctx=engine.admit(f"key {number}"))])
+        assert wait_until(lambda: engine.load[0] == 4)
+        assert sum(bool(row.tokens) for row in rows) <= 4
+
+
+def test_engine_that_makes_no_progress_is_noticed(tiny_model, monkeypatch):
+    monkeypatch.setattr("serve.engine.engine.STALL_SECONDS", 0.05)
+    blocked = threading.Event()
+
+    def block():
+        blocked.wait(30)
+        yield Sum("block", 0, [])
+
+    with Engine(tiny_model, NEVER) as engine:
+        assert engine.progressing
+        engine.add(WorkItem(steps=block()))
+        assert wait_until(lambda: not engine.progressing)
+        blocked.set()
+        assert wait_until(lambda: engine.progressing)
+
+
 def test_who_is_past_the_deadline_hears_so_wherever_it_is(tiny_model, requests):
     request = Request(requests[3].prompt, SamplingParams(max_tokens=3000), DEPTH)
     with Engine(tiny_model, NEVER, Limits(max_batch=1)) as engine:
