@@ -184,7 +184,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
-        start, key = _start(args), _key(args.api_key_file)
+        start, path = _start(args), args.api_key_file
+        key = None if path is None else _read("--api-key-file", path).strip()
         with _service(args) as base:
             game = Game(Client(base, key), start, _write, input)
             _show(start)
@@ -257,19 +258,19 @@ def _show(start: Json) -> None:
 
 def _object(path: Path) -> Json:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(_read("--world", path))
+    except ValueError as error:
         raise PlayError(f"--world: {error}") from error
     if not isinstance(value, dict):
         raise PlayError(f"--world: {path} must contain a JSON object")
     return value
 
 
-def _key(path: Path | None) -> str | None:
+def _read(option: str, path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip() if path else None
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise PlayError(f"--api-key-file: {error}") from error
+        raise PlayError(f"{option}: {error}") from error
 
 
 def _examples() -> dict[str, Json]:

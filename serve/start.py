@@ -143,7 +143,8 @@ def serve(args: argparse.Namespace, listener: socket.socket, keys: KeyRing | Non
     if depth.depends_on_batch:
         raise InputError(f"--depth: must not depend on other requests of the batch, got {name_of(depth)}")
     weights = sorted(args.model.glob("*.safetensors"))
-    name = args.name or _default_name(args.model)
+    folder = args.model.resolve().name
+    name = args.name or (SHIPPED if folder == "pretrained" else folder)
     card = ModelCard(name, int(weights[0].stat().st_mtime), config.max_position_embeddings, depth)
     limits = Limits(args.max_batch, args.max_queue, cache_bytes=args.cache_bytes)
     rate_limiter = RateLimiter(None if keys is None else keys.quotas)
@@ -212,10 +213,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]
         raise InputError(f"cannot listen on {host} port {port}: {reason}") from error
-
-
-def _default_name(folder: Path) -> str:
-    return SHIPPED if folder.resolve().name == "pretrained" else folder.resolve().name
 
 
 def _processors() -> int:

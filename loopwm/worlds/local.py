@@ -61,10 +61,12 @@ class LocalWorlds:
         return self.world.steps_cut
 
     def begin(self, contexts: Sequence[Context]) -> None:
+        check_lengths(len(contexts), Context, contexts=contexts)
         self._contexts = list(contexts)
         self._real = self._now = self._model.encode(contexts, self._depth)
 
     def step(self, actions: Sequence[str], decode: bool = True) -> list[Imagined]:
+        check_lengths(len(self.world), actions=actions)
         self._now = world = self._model.advance(self.world, actions)
         ahead = self._model.predictions(world) if self._model.model.config.prediction_heads else None
         rewards = ahead.reward.tolist() if ahead else [None] * len(world)

@@ -33,9 +33,11 @@ class Imagined:
         return self.continuation is not None and self.continuation < 0.5
 
 
-def check_lengths(rows: int, **lists: Sequence[str]) -> None:
-    """Raise FormatError for a list without one entry a row."""
+def check_lengths(rows: int, kind: type = str, **lists: Sequence[object]) -> None:
+    """Raise FormatError for a list without one entry of this kind a row."""
     for name, entries in lists.items():
+        if isinstance(entries, str) or not all(isinstance(entry, kind) for entry in entries):
+            raise FormatError(name, f"must be a list of {kind.__name__}, one a world, got {entries!r}")
         if len(entries) != rows:
             raise FormatError(name, f"must be {rows}, one a world, got {len(entries)}")
 

@@ -42,6 +42,7 @@ def create_app(
     service.metrics.watch_worlds(lambda: len(sessions.store))
     app.add_middleware(Middleware, service=service, keys=keys, hosts=hosts, log_json=log_json)
     app.add_api_route("/health", health, methods=["GET"], response_model=Health)
+    app.add_api_route("/ready", ready, methods=["GET"], response_model=Health)
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response, responses=METRICS)
     app.add_api_route("/version", show_version, methods=["GET"], response_model=Version)
     for part in (openai_api, world_api, playground):
@@ -62,10 +63,19 @@ def _name_the_model(description: dict[str, Any], name: str) -> None:
             schema["properties"]["model"] = {"type": "string", keyword: [name]}
 
 
+async def ready(worlds: world_api.Worlds) -> dict[str, Any]:
+    """Return like `/health`; 503 also while the service is draining or the worlds file cannot be written."""
+    if worlds.service.draining:
+        raise EngineStoppedError("it is about to stop")
+    if worlds.store.failing:
+        worlds.store.write()
+    return await health(worlds.service)
+
+
 async def health(service: Serving) -> dict[str, Any]:
-    """Return the numbers of running and waiting requests; 503 if the engine has stopped."""
-    if not service.engine.alive:
-        raise EngineStoppedError("the engine is not running")
+    """Return the numbers of running and waiting requests; 503 if the engine has stopped or makes no progress."""
+    if not service.engine.progressing:
+        raise EngineStoppedError("the engine makes no progress")
     running, waiting = service.engine.load
     return {"status": "ok", "running": running, "waiting": waiting}
 

@@ -212,8 +212,8 @@ class Message(Body):
 
 
 def read_messages(messages: list[Message]) -> list[tuple[str, str]]:
-    """Return messages as (role, text)."""
-    contents = [(message.role, message.content) for message in messages]
+    """Return messages as (role, text). OpenAI's newer name of the system role is `developer`."""
+    contents = [({"developer": "system"}.get(message.role, message.role), message.content) for message in messages]
     return [(role, c if isinstance(c, str) else "".join(part.text for part in c)) for role, c in contents]
 
 

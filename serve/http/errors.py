@@ -28,7 +28,9 @@ from serve.generation.service import (
     QueueFullError,
 )
 from serve.worlds.sessions import UnsupportedError
+from serve.worlds.sqlite import StorageError
 from serve.worlds.store import (
+    StepIdReusedError,
     TooManyWorldsError,
     TooMuchTextError,
     WorldBusyError,
@@ -39,48 +41,24 @@ from serve.worlds.store import (
 CLIENT_GONE = 499
 """nginx's status, in logs and metrics only, of a request whose client disconnected before the response."""
 
-RETRY_AFTER_SECONDS = 1
-"""Retry-After of 503 without an estimate."""
-
-
-class BodyTooLargeError(HTTPException):
-    """The request body is too large. An HTTPException, because FastAPI wraps all others when it reads bodies."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"body: must be at most {limit} bytes")
-
-
-class WrongHostError(HTTPException):
-    """The Host header names another host: the request may come from a page of another site."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(421, f"Host: {host!r} is not allowed; add it to --allowed-hosts")
-
-
-class WrongKeyError(HTTPException):
-    """The API key is missing or unknown."""
-
-    def __init__(self) -> None:
-        message = "The API key is missing or unknown; send Authorization: Bearer KEY"
-        super().__init__(401, message, {"WWW-Authenticate": "Bearer"})
-
 
 @dataclass(frozen=True)
 class Problem:
-    """Error as sent to clients. `kind` is sent as `type`."""
+    """Error as sent to clients. kind: its type, if it is not that of the status."""
 
     status: int
     message: str
-    kind: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
 
     def envelope(self) -> dict[str, object]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        retry = {"Retry-After": str(RETRY_AFTER_SECONDS)} if self.status == 503 else {}
+        retry = {"Retry-After": "1"} if self.status == 503 else {}  # seconds, unless there is an estimate
         return JSONResponse(self.envelope(), self.status, {**retry, **self.headers})
 
 
@@ -97,25 +75,26 @@ class ErrorBody(BaseModel):
     error: ErrorFields
 
 
-FIELD_ERRORS: dict[type[FormatError], str] = {
-    ContextTooLongError: "context_length_exceeded",
-    PromptTooLongError: "context_length_exceeded",
-    FormatError: "invalid_value",
-    UnsupportedError: "unsupported_by_model",
-}
-"""Codes of errors that name the invalid field."""
-
-CLIENT_ERRORS: dict[type[Exception], tuple[int, str, str | None]] = {
+ERRORS: dict[type[Exception], tuple[int, str, str | None]] = {
+    ContextTooLongError: (400, "context_length_exceeded", None),
+    PromptTooLongError: (400, "context_length_exceeded", None),
     CompletionTooLongError: (400, "context_length_exceeded", "max_tokens"),
+    FormatError: (400, "invalid_value", None),
+    UnsupportedError: (400, "unsupported_by_model", None),
     ModelNotFoundError: (404, "model_not_found", "model"),
     WorldNotFoundError: (404, "world_not_found", None),
     WorldBusyError: (409, "world_busy", None),
+    StepIdReusedError: (409, "step_id_reused", "step_id"),
     WorldGoneError: (410, "world_gone", None),
+    RateLimitError: (429, "rate_limit_exceeded", None),
     TooManyWorldsError: (429, "too_many_worlds", None),
     TooMuchTextError: (429, "too_much_text", None),
+    QueueFullError: (503, "overloaded", None),
+    EngineStoppedError: (503, "unavailable", None),
+    StorageError: (503, "storage_unavailable", None),
     DeadlineError: (504, "deadline_exceeded", None),
 }
-"""Status, code and field of other client errors."""
+"""Status, code and field; errors with a field of their own name it."""
 
 CODES = {
     400: "invalid_json",
@@ -130,8 +109,8 @@ CODES = {
 CLOSED = {"Connection": "close"}
 """The server drops the connection after an unexpected error: the client must not reuse it."""
 
-OVERLOADED = {QueueFullError: "overloaded", EngineStoppedError: "unavailable"}
-"""Codes of 503 responses."""
+EXPECTED = (RequestValidationError, HTTPException, *ERRORS)
+"""Errors that are not logged. All others are answered with 500, and their tracebacks logged."""
 
 
 def problem_of(error: Exception) -> Problem:
@@ -139,29 +118,16 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):
-        return _of_status(error)
-    if isinstance(error, FormatError):
-        return Problem(400, str(error), param=error.field, code=FIELD_ERRORS[type(error)])
-    kind = type(error)
-    if kind in CLIENT_ERRORS:
-        status, code, param = CLIENT_ERRORS[kind]
-        return Problem(status, str(error), param=param, code=code)
-    if isinstance(error, RateLimitError):
-        headers = {"Retry-After": str(error.retry_after)}
-        return Problem(429, str(error), error.rate, code="rate_limit_exceeded", headers=headers)
-    if kind in OVERLOADED:
-        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFullError) else {}
-        message = f"The service is not available: {error}"
-        return Problem(503, message, "server_error", code=OVERLOADED[kind], headers=headers)
+        code = CODES.get(error.status_code)
+        return Problem(error.status_code, str(error.detail), code=code, headers=error.headers or {})
+    if type(error) in ERRORS:
+        status, code, param = ERRORS[type(error)]
+        message = f"The service is not available: {error}" if status == 503 else str(error)
+        headers = {"Retry-After": str(error.retry_after)} if hasattr(error, "retry_after") else {}
+        kind: str | None = getattr(error, "rate", None)
+        return Problem(status, message, param or getattr(error, "field", None), code, headers, kind)
     # Details stay in the log: the message of an unexpected error may contain another client's data.
-    message = "The service failed; see its log"
-    return Problem(500, message, "server_error", code="internal_error", headers=CLOSED)
-
-
-def _of_status(error: HTTPException) -> Problem:
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    code = CODES.get(error.status_code)
-    return Problem(error.status_code, str(error.detail), kind, code=code, headers=error.headers or {})
+    return Problem(500, "The service failed; see its log", code="internal_error", headers=CLOSED)
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
@@ -197,6 +163,8 @@ def _message(detail: Mapping[str, Any]) -> str:
         return f"{union['discriminator']} must be one of {union['expected_tags']}, got {union['tag']!r}"
     if detail["type"] == "model_attributes_type" and detail["loc"] == ("body",):
         return "must be a JSON object, sent with Content-Type: application/json"
+    if detail["type"] == "too_long" and not detail["ctx"]["max_length"]:
+        return "not supported"
     return str(detail["msg"])
 
 
@@ -227,10 +195,6 @@ def _methods(request: Request) -> list[str]:
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     fitting = (operations for path, operations in paths.items() if compile_path(path)[0].match(request.url.path))
     return sorted({method.upper() for operations in fitting for method in operations})
-
-
-EXPECTED = (RequestValidationError, HTTPException, RateLimitError, *FIELD_ERRORS, *CLIENT_ERRORS, *OVERLOADED)
-"""Errors that are not logged. All others are answered with 500, and their tracebacks logged."""
 
 
 def install(app: FastAPI) -> None:

@@ -19,12 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.generation.rate_limits import RATES, RateLimitError
 from serve.generation.service import Service
 from serve.http.auth import OPEN, KeyRing, bearer_token
-from serve.http.errors import CLIENT_GONE, BodyTooLargeError, WrongHostError, WrongKeyError, problem_of
+from serve.http.errors import CLIENT_GONE, problem_of
 
 access = logging.getLogger("serve.access")
 
 BODY_LIMIT = 1 << 20
 """Most bytes of a request body."""
+
+BODY_TOO_LARGE = f"body: must be at most {BODY_LIMIT} bytes"
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,100}")
 
@@ -113,11 +115,12 @@ class Middleware:
     def _refusal(self, scope: Scope) -> Exception | None:
         """Return the error that the request is refused with. Stores the key's name in the scope."""
         if not self._is_allowed(host := _host(scope)):
-            return WrongHostError(host)
+            return HTTPException(421, f"Host: {host!r} is not allowed; add it to --allowed-hosts")
         if self._keys is not None and scope["path"] not in OPEN:
             name = self._keys.name_of(bearer_token(scope))
             if name is None:
-                return WrongKeyError()
+                message = "The API key is missing or unknown; send Authorization: Bearer KEY"
+                return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
             scope["key_name"] = name
             try:
                 self._service.rate_limiter.check(name, "requests")
@@ -126,7 +129,7 @@ class Middleware:
             self._service.rate_limiter.charge(name, "requests", 1)
         # The server has checked that the header is a number.
         length = int(dict(scope["headers"]).get(b"content-length", b"0"))
-        return BodyTooLargeError(BODY_LIMIT) if length > BODY_LIMIT else None
+        return HTTPException(413, BODY_TOO_LARGE) if length > BODY_LIMIT else None
 
     def _is_allowed(self, host: str) -> bool:
         """Return True for a Host to answer for.
@@ -169,8 +172,7 @@ async def _read_body(receive: Receive) -> bytes | None:
     """Read a body of at most BODY_LIMIT bytes: a chunked one announces no length. None if the client disconnects.
 
     Raises:
-        BodyTooLargeError
-        HTTPException: a lone surrogate escape, which is valid JSON but cannot be encoded.
+        HTTPException: too large, or a lone surrogate escape, which is valid JSON but cannot be encoded.
     """
     body = bytearray()
     while True:
@@ -179,7 +181,7 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         body += message.get("body", b"")
         if len(body) > BODY_LIMIT:
-            raise BodyTooLargeError(BODY_LIMIT)
+            raise HTTPException(413, BODY_TOO_LARGE)
         if not message.get("more_body", False):
             break
     _check_surrogates(body)

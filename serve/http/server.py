@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import uvicorn
@@ -12,7 +14,6 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serve.generation.service import Service
-from serve.http.errors import Problem
 
 FLUSH_SECONDS = 2
 """Time to send responses after the engine has stopped."""
@@ -84,15 +85,11 @@ class Connection(HttpToolsProtocol):
             raise ValueError("the head is too large")
 
     def send_400_response(self, msg: str) -> None:
-        """Send the error envelope to a request that the parser refuses."""
-        problem = Problem(400, "The request is not valid HTTP", code="invalid_http")
-        if self._is_too_large:
-            message = f"The head must be at most {HEAD_BYTES} bytes and {HEAD_LINES} lines"
-            problem = Problem(431, message, code="request_head_too_large")
-        response = problem.response()
-        headers = [*response.raw_headers, (b"connection", b"close")]
-        lines = [STATUS_LINE[problem.status], *(b"%s: %s\r\n" % header for header in headers), b"\r\n"]
-        self.transport.write(b"".join(lines) + bytes(response.body))
+        """Refuse a request that the parser does not take."""
+        if not self._is_too_large:
+            super().send_400_response(msg)
+            return
+        self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -155,10 +152,14 @@ def _most_connections() -> int:
 class Server(uvicorn.Server):
     """uvicorn's server with a graceful shutdown."""
 
-    def __init__(self, app: FastAPI, service: Service, grace: float) -> None:
+    def __init__(
+        self, app: FastAPI, service: Service, grace: float, drain: float = 0.0, proxies: Sequence[str] = ()
+    ) -> None:
         """Create a server.
 
-        grace: seconds that running requests have after a signal; the rest is answered with 503.
+        grace: seconds that running requests have at the end; the rest is answered with 503.
+        drain: seconds after a signal in which requests are still taken, while `/ready` is 503.
+        proxies: addresses and networks whose X-Forwarded-For names the client.
         """
         end = max(1, round(grace + FLUSH_SECONDS))
         super().__init__(
@@ -170,11 +171,16 @@ class Server(uvicorn.Server):
                 access_log=False,
                 timeout_graceful_shutdown=end,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=list(proxies),
             )
         )
         self._service = service
-        self._grace = grace
+        self._grace, self._drain = grace, drain
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.draining, end = True, time.monotonic() + self._drain
+        while time.monotonic() < end and not self.force_exit:  # a second SIGINT ends it
+            await asyncio.sleep(0.1)
         asyncio.get_running_loop().call_later(self._grace, self._service.engine.stop)
         await super().shutdown(sockets)

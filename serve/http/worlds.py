@@ -41,7 +41,10 @@ MAX_BATCH = 256
 """Most requests of a batch."""
 
 Json = dict[str, Any]
-Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
+VISIBLE = r"[^\s\x00-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]"
+"""A character other than spaces, control and zero-width characters."""
+
+Action = Annotated[str, Field(min_length=1, max_length=2000, pattern=VISIBLE)]
 Actions = Annotated[list[Action], Field(min_length=1, max_length=MAX_ACTIONS, fail_fast=True)]
 
 router = APIRouter(prefix="/v1/worlds")
@@ -86,7 +89,7 @@ class StepBody(OwnBody):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**62), lt=2**62)
-    step_id: str | None = Field(None, min_length=1, max_length=200, description="a repeated id is executed once")
+    step_id: str | None = Field(None, min_length=1, max_length=200, description="a repeated step is executed once")
     stream: bool | None = None
 
     @property
@@ -197,7 +200,7 @@ async def export(name: str, worlds: Worlds, owner: Owner) -> Response:
 @router.delete("/{name}", response_model=Deleted)
 async def delete(name: str, worlds: Worlds, owner: Owner) -> Json:
     """Delete a world and free its memory."""
-    await worlds.remove(owner, name)
+    worlds.remove(owner, name)
     return {"id": name, "object": "world.deleted", "deleted": True}
 
 
@@ -206,7 +209,7 @@ async def step(name: str, body: StepBody, worlds: Worlds, ctx: Admitted) -> Resp
     """Imagine one action or several; return the observations selected by `decode`, whole or as server-sent events."""
     if not body.stream:
         return JSONResponse(await _step_once(name, body, worlds, ctx))
-    if (saved := worlds.saved_reply(ctx, name, body.request)) is not None:
+    if (saved := await worlds.saved_reply(ctx, name, body.request)) is not None:
         return event_stream(_once(saved))
     pending = await worlds.begin_step(ctx, name, body.request)
     return event_stream(_step_chunks(pending, body, worlds))
@@ -302,7 +305,7 @@ async def _step_chunks(pending: PendingStep, body: StepBody, worlds: Sessions) -
             yield {**base, "index": index, "delta": {"finish_reason": delta}}
         elif delta.tokens:
             yield {**base, "index": index, "delta": _observed(delta.text, [delta], bool(body.logprobs))}
-    yield await pending.finish(_render(body, worlds))
+    yield pending.finish(_render(body, worlds))
 
 
 def _render(body: StepBody, worlds: Sessions) -> Callable[[Session, Sequence[Imagined]], Json]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any, Literal, NamedTuple
 
+from loopwm.core.kv_cache import SLACK
 from loopwm.records import template as template
 from loopwm.records.template import Context, ContextTooLongError, FormatError
 from loopwm.text.model.tokenizer import special_ids
@@ -17,11 +19,11 @@ from loopwm.text.world import World, WorldModel
 from serve.engine.requests import Finish, Request, RequestContext
 from serve.engine.sampling import SamplingParams
 from serve.generation.prompts import PromptTooLongError
-from serve.generation.service import Depth, Service
+from serve.generation.service import DeadlineError, Depth, Service
 from serve.generation.streams import TextDelta, TextStream, interleaved
 from serve.worlds.log import WorldLog
-from serve.worlds.steps import Candidate, Path, Planned, Step, advance, build, explore, length_of
-from serve.worlds.store import Session, WorldStore
+from serve.worlds.steps import Candidate, Step, advance, build, explore, length_of
+from serve.worlds.store import Answer, Session, StepIdReusedError, WorldStore
 
 Decode = Literal["last", "each", "none"]
 Json = dict[str, Any]
@@ -31,7 +33,7 @@ MAX_ACTIONS = 64
 MAX_CANDIDATES = 256
 """Most candidates of one plan."""
 MAX_PLANNED = 32_768
-"""Most tokens of all candidates of a plan: their KV caches are in memory at once."""
+"""Most tokens of all candidates of a plan."""
 MAX_IMAGINED = 4096
 """Most imagined actions of a world created from an export."""
 
@@ -108,63 +110,56 @@ class CachedWorld(NamedTuple):
     world: World
 
 
+@dataclass
 class PendingStep:
     """Steps of a world while their observations are decoded. The session is locked until `finish`, or the call's end.
 
-    steps: all of them; the last ones have a stream each.
+    steps: all of them.
+    streams: observations of the last ones.
+    lock: of the session.
     """
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        session: Session,
-        request: StepRequest,
-        steps: Sequence[Step],
-        streams: Sequence[TextStream],
-        lock: ExitStack,
-    ) -> None:
-        """Create pending steps.
+    sessions: Sessions
+    session: Session
+    request: StepRequest
+    steps: Sequence[Step]
+    streams: Sequence[TextStream]
+    lock: ExitStack
 
-        streams: observations of the last steps.
-        lock: of the session.
-        """
-        self.session, self.request, self.steps = session, request, steps
-        self._sessions = sessions
-        self._streams = streams
-        self._deltas: list[list[TextDelta]] = [[] for _ in streams]
-        self._lock = lock
+    def __post_init__(self) -> None:
+        self._deltas: list[list[TextDelta]] = [[] for _ in self.streams]
 
     @property
     def _first(self) -> int:
         """Index of the first decoded step."""
-        return len(self.steps) - len(self._streams)
+        return len(self.steps) - len(self.streams)
 
     async def deltas(self) -> AsyncIterator[tuple[int, TextDelta | Finish]]:
         """Yield (step index, delta) in order of arrival, and the finish reason at the end of each observation.
 
         Raises errors of the engine.
         """
-        async for index, delta in interleaved(self._streams):
+        async for index, delta in interleaved(self.streams):
             if delta is None:
-                yield self._first + index, self._streams[index].finish
+                yield self._first + index, self.streams[index].finish
             else:
                 self._deltas[index].append(delta)
                 yield self._first + index, delta
 
-    async def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
+    def finish(self, render: Callable[[Session, Sequence[Imagined]], Json]) -> Json:
         """Commit the steps, after all deltas; return the reply by `render`, saved for repeated requests."""
-        imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self._streams)))]
+        imagined = [*map(Imagined, self.steps[: self._first]), *map(self._imagined, range(len(self.streams)))]
         world, step_id = self.steps[-1].world, self.request.step_id
         log = self.session.log.with_actions(self.request.actions)
         # Rendered from a copy: the session itself changes only when the reply is saved.
         reply = render(replace(self.session, log=log, tokens=length_of(world)), imagined)
-        last_reply = None if step_id is None else (step_id, json.dumps(reply))
-        await self._sessions.change(self.session, log, world, last_reply)
-        self._lock.close()  # before the client gets the reply, and may send the next request
+        answer = None if step_id is None else Answer(step_id, repr(self.request), json.dumps(reply))
+        self.sessions.change(self.session, log, world, answer)
+        self.lock.close()  # before the client gets the reply, and may send the next request
         return reply
 
     def _imagined(self, index: int) -> Imagined:
-        stream = self._streams[index]
+        stream = self.streams[index]
         step, deltas = self.steps[self._first + index], tuple(self._deltas[index])
         return Imagined(step, deltas, stream.finish, tuple(stream.loops), stream.end_score)
 
@@ -201,7 +196,7 @@ class Sessions:
         self.store.check_room(ctx.key)
         log = WorldLog(context, self.service.rule(depth), tuple(actions), steps_cut)
         cached = await self._build(ctx, log, charged=True)
-        (session,) = await self.store.add(ctx.key, cached.log, length_of(cached.world))
+        (session,) = self.store.add(ctx.key, cached.log, length_of(cached.world))
         self._cache.put(session.id, cached)
         return session
 
@@ -213,60 +208,77 @@ class Sessions:
         render: Callable[[Session, Sequence[Imagined]], Json],
     ) -> Json:
         """Imagine actions, all of them or none, and return the reply."""
-        saved = self.saved_reply(ctx, name, request)
+        saved = await self.saved_reply(ctx, name, request)
         if saved is not None:
             return saved
         pending = await self.begin_step(ctx, name, request)
         async for _ in pending.deltas():
             pass
-        return await pending.finish(render)
+        return pending.finish(render)
 
-    def saved_reply(self, ctx: RequestContext, name: str, request: StepRequest) -> Json | None:
-        """Return the reply of the last step if it has the request's id. Raises like `WorldStore.get`."""
-        last = self.store.get(name, ctx.key).last_reply
-        return json.loads(last[1]) if last is not None and request.step_id == last[0] else None
+    async def saved_reply(self, ctx: RequestContext, name: str, request: StepRequest) -> Json | None:
+        """Return the reply of the last step, or of the running one, if it has the request's id.
+
+        Raises:
+            StepIdReusedError: that step was another one.
+            DeadlineError, or like `WorldStore.get`.
+        """
+        session = self.store.get(name, ctx.key)
+        while session.busy is not None and request.step_id is not None and session.step_id == request.step_id:
+            try:
+                await asyncio.wait_for(session.busy.wait(), ctx.deadline - time.monotonic())
+            except TimeoutError as error:
+                raise DeadlineError("the request took longer than its deadline") from error
+        answer = session.answer
+        if answer is None or answer.step_id != request.step_id:
+            return None
+        if answer.request != repr(request):
+            raise StepIdReusedError(f"step_id: {request.step_id!r} is that of another step; use a new id for each step")
+        reply: Json = json.loads(answer.reply)
+        return reply
 
     async def begin_step(self, ctx: RequestContext, name: str, request: StepRequest) -> PendingStep:
         """Imagine actions and start decoding. The world changes in `PendingStep.finish`."""
-        self._check_monitor(request.monitor)
+        if request.monitor and not self._model.model.config.monitor_head:
+            raise UnsupportedError("monitor", "this checkpoint has no monitor head")
         lock = ctx.exit_stack.enter_context(ExitStack())
-        session = lock.enter_context(self.store.changing(name, ctx.key))
+        session = lock.enter_context(self.store.changing(name, ctx.key, request.step_id))
         self.store.check_growth(session, session.log.with_actions(request.actions))
         world = await self._world(ctx, session)
         fields = [f"actions[{i}]" for i in range(len(request.actions))]
         work = advance(self._model, world, request.actions, fields, request.monitor)
-        size = await self._count_tokens(request.actions)
+        sizes = await self._sizes(request.actions)
+        size = sum(sizes[action] for action in request.actions)
         self.service.charge(ctx, size)
-        steps = await self.service.work(ctx, work, size, world.depth.limit)
+        held = len(request.actions) * (size + SLACK)  # the world after each action is a copy
+        steps = await self.service.work(ctx, work, held, world.depth.limit)
         first = {"last": len(steps) - 1, "each": 0, "none": len(steps)}[request.decode]
         streams = [self._stream(ctx, steps[index].world, request, index) for index in range(first, len(steps))]
         return PendingStep(self, session, request, steps, streams, lock)
 
-    async def change(
-        self, session: Session, log: WorldLog, world: World, last_reply: tuple[str, str] | None = None
-    ) -> None:
+    def change(self, session: Session, log: WorldLog, world: World, answer: Answer | None = None) -> None:
         """Replace a session's log and world."""
-        await self.store.change(session, log, length_of(world), last_reply)
+        self.store.change(session, log, length_of(world), answer)
         self._cache.put(session.id, CachedWorld(log, world))
 
     async def observe(self, ctx: RequestContext, name: str, action: str, observation: str) -> Session:
         """Add a real step. Drops imagined steps, and the oldest real ones if the context grows too long."""
         with self.store.changing(name, ctx.key) as session:
             log = session.log.with_observation(action, observation)
-            await self.change(session, *await self._build(ctx, log, charged=True))
+            self.change(session, *await self._build(ctx, log, charged=True))
         return session
 
     async def fork(self, ctx: RequestContext, name: str, count: int) -> list[Session]:
         """Copy a session. Raises TooManyWorldsError or TooMuchTextError."""
         session = self.store.get(name, ctx.key)
         cached = self._cached_world(session)
-        forks = await self.store.add(ctx.key, session.log, session.tokens, count)
+        forks = self.store.add(ctx.key, session.log, session.tokens, count)
         for fork in forks if cached is not None else ():
             self._cache.put(fork.id, cached)
         return forks
 
-    async def remove(self, owner: str, name: str) -> None:
-        await self.store.remove(name, owner)
+    def remove(self, owner: str, name: str) -> None:
+        self.store.remove(name, owner)
         self._cache.drop(name)
 
     async def plan(
@@ -276,20 +288,28 @@ class Sessions:
         if not self._model.model.config.prediction_heads:
             raise UnsupportedError("candidates", "this checkpoint predicts no rewards, so it cannot score plans")
         paths = list(dict.fromkeys(tuple(one[:end]) for one in candidates for end in range(1, len(one) + 1)))
-        planned = await self._count_tokens([path[-1] for path in paths])
+        sizes = await self._sizes([path[-1] for path in paths])
+        planned = sum(sizes[path[-1]] for path in paths)
         if planned > MAX_PLANNED:
             raise PromptTooLongError("candidates", planned, MAX_PLANNED)
         session = self.store.get(name, ctx.key)
         self.service.charge(ctx, planned)
         world = await self._world(ctx, session)
-        reached = await self.service.work(ctx, explore(self._model, world, paths))
-        scores = [_candidate(reached, tuple(actions)) for actions in candidates]
+        # A forward holds the rows before and after it, as many as its tokens let in, each with all its actions and
+        # SLACK columns more.
+        rows = min(len(candidates), 1 + self.service.engine.limits.max_num_batched_tokens // min(sizes.values()))
+        held = 2 * rows * (SLACK + max(sum(sizes[action] for action in actions) for actions in candidates))
+        work = explore(self._model, world, paths, sizes)
+        outcomes = await self.service.work(ctx, work, held, world.depth.limit)
+        ends = [[outcomes[tuple(one[:end])] for end in range(1, len(one) + 1)] for one in candidates]
+        scores = [Candidate(*zip(*outcome, strict=True)) for outcome in ends]
         best = max(range(len(scores)), key=lambda i: scores[i].score)
         text = None
         if decode:
-            end = reached[tuple(candidates[best])]
-            request = StepRequest((), "last", max_tokens)
-            text = await self._stream(ctx, end.world.select([end.row]), request, 0).text()
+            actions = candidates[best]
+            again = advance(self._model, world, actions, ["candidates"] * len(actions))
+            steps = await self.service.work(ctx, again, sum(map(sizes.__getitem__, actions)), world.depth.limit)
+            text = await self._stream(ctx, steps[-1].world, StepRequest((), "last", max_tokens), 0).text()
         return scores, best, text
 
     async def _world(self, ctx: RequestContext, session: Session) -> World:
@@ -330,14 +350,10 @@ class Sessions:
         work = build(self.service.engine, self._model, log, ids)
         return CachedWorld(log, await self.service.work(ctx, work, len(ids) + size, log.depth.limit))
 
-    async def _count_tokens(self, actions: Sequence[str]) -> int:
-        """Count the tokens of actions. Raises FormatError for an empty one."""
-        texts = [template.render_step(action, self._model.slots) for action in actions]
-        return await asyncio.to_thread(lambda: sum(map(self._model.count, texts)))
-
-    def _check_monitor(self, monitor: bool) -> None:
-        if monitor and not self._model.model.config.monitor_head:
-            raise UnsupportedError("monitor", "this checkpoint has no monitor head")
+    async def _sizes(self, actions: Sequence[str]) -> dict[str, int]:
+        """Return the tokens of each action, counted once. Raises FormatError for an empty one."""
+        texts = {action: template.render_step(action, self._model.slots) for action in actions}
+        return await asyncio.to_thread(lambda: {action: self._model.count(text) for action, text in texts.items()})
 
     def _stream(self, ctx: RequestContext, world: World, request: StepRequest, index: int) -> TextStream:
         """Start decoding the observation of a world. Raises ContextTooLongError if there is no room for one."""
@@ -347,8 +363,3 @@ class Sessions:
             raise ContextTooLongError("actions", f"leave no room to decode in {self.service.card.max_length} tokens")
         (stream,) = self.service.streams(ctx, [Request((self._obs,), request.params(index, room), world.depth, start)])
         return stream
-
-
-def _candidate(reached: Mapping[Path, Planned], actions: Path) -> Candidate:
-    steps = [reached[actions[:end]] for end in range(1, len(actions) + 1)]
-    return Candidate([step.reward for step in steps], [step.continuation for step in steps])

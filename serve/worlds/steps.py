@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
 
 from loopwm.records import template
 from loopwm.text.world import World, WorldModel
@@ -37,21 +40,17 @@ class Step:
     summary: list[float] | None
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """Expected rewards in points and continuation probabilities, after each action of a plan."""
 
-    rewards: list[float]
-    continuations: list[float]
+    rewards: tuple[float, ...]
+    continuations: tuple[float, ...]
 
     @property
     def score(self) -> float:
         """Expected sum of rewards, each weighted by the probability that the episode has continued until then."""
-        total, alive = 0.0, 1.0
-        for reward, continuation in zip(self.rewards, self.continuations, strict=True):
-            total += alive * reward
-            alive *= continuation
-        return total
+        alive = accumulate(self.continuations, mul, initial=1.0)
+        return sum(reward * weight for reward, weight in zip(self.rewards, alive, strict=False))
 
 
 @dataclass(frozen=True)
@@ -81,32 +80,32 @@ class Advance:
 
 @dataclass(frozen=True, eq=False)
 class AdvanceRows:
-    """Forward of one imagined step of each row, or of the first rows that fit; returns their world."""
+    """Forward of one imagined step of some rows of a world, or of the first of them that fit; returns their world.
+
+    rows: row that each action follows.
+    sizes: tokens of each action.
+    """
 
     model: WorldModel
     world: World
+    rows: tuple[int, ...]
     actions: tuple[str, ...]
+    sizes: tuple[int, ...]
 
     @property
     def key(self) -> Hashable:
-        return AdvanceRows, id(self.world)
-
-    @cached_property
-    def _tokens(self) -> tuple[int, ...]:
-        return tuple(self.model.count(template.render_step(action, self.model.slots)) for action in self.actions)
+        return AdvanceRows, id(self)  # its rows are the batch: two plans of one world do not run together
 
     @property
     def num_tokens(self) -> int:
-        return sum(self._tokens)
+        return sum(self.sizes)
 
     def split(self, max_tokens: int) -> AdvanceRows:
-        fitting = sum(total <= max_tokens for total in accumulate(self._tokens))
-        return self if fitting == len(self.actions) else replace(self, actions=self.actions[: max(fitting, 1)])
+        count = max(1, sum(total <= max_tokens for total in accumulate(self.sizes)))
+        return replace(self, rows=self.rows[:count], actions=self.actions[:count], sizes=self.sizes[:count])
 
     def run(self, others: Sequence[AdvanceRows]) -> list[World]:
-        count = len(self.actions)
-        world = self.world if count == len(self.world) else self.world.select(range(count))
-        return [self.model.advance(world, self.actions)]
+        return [self.model.advance(self.world.select(self.rows), self.actions)]
 
 
 def build(engine: Engine, model: WorldModel, log: WorldLog, ids: tuple[int, ...]) -> ForwardGenerator[World]:
@@ -147,48 +146,40 @@ def advance(
     return steps
 
 
-@dataclass(frozen=True)
-class Planned:
-    """End of a path of actions: a row of a world, with the expected reward and continuation of its last step."""
-
-    world: World
-    row: int
-    reward: float
-    continuation: float
+Outcome = tuple[float, float]
+"""Expected reward and continuation of the last step of a path."""
 
 
-def explore(model: WorldModel, world: World, paths: Sequence[Path]) -> ForwardGenerator[dict[Path, Planned]]:
-    """Imagine paths of actions from a world of one row, level by level of their prefix tree.
+def explore(
+    model: WorldModel, world: World, paths: Sequence[Path], sizes: Mapping[str, int]
+) -> ForwardGenerator[dict[Path, Outcome]]:
+    """Imagine paths of actions from a world of one row, depth first in parts that fit a forward.
 
-    paths: without duplicates, each after its own prefixes.
+    paths: without duplicates, each with all its prefixes.
+    sizes: tokens of each action.
 
     Raises:
         PromptTooLongError: the world exceeds the model's context.
     """
-    results: dict[Path, Planned] = {}
-    level: list[tuple[World, Sequence[Path]]] = [(world, [()])]
-    while level:
-        next_level: list[tuple[World, Sequence[Path]]] = []
-        for before, ends in level:
-            row_of = {path: row for row, path in enumerate(ends)}
-            remaining = [path for path in paths if path and path[:-1] in row_of]
-            rows = [row_of[path[:-1]] for path in remaining]
-            batch = before if rows == list(range(len(before))) or not rows else before.select(rows)
-            while remaining:
-                after: World = yield AdvanceRows(model, batch, tuple(path[-1] for path in remaining))
-                check_length(model, after, "candidates")
-                done, remaining = remaining[: len(after)], remaining[len(after) :]
-                results |= _planned(model, after, done)
-                next_level.append((after, done))
-                batch = batch.select(range(len(after), len(batch))) if remaining else batch
-        level = next_level
-    return results
-
-
-def _planned(model: WorldModel, world: World, paths: Sequence[Path]) -> dict[Path, Planned]:
-    predictions = model.predictions(world)
-    rewards, continuations = predictions.expected_reward.tolist(), predictions.continuation.tolist()
-    return {path: Planned(world, row, rewards[row], continuations[row]) for row, path in enumerate(paths)}
+    outcomes: dict[Path, Outcome] = {}
+    following: defaultdict[Path, list[Path]] = defaultdict(list)
+    for path in paths:
+        following[path[:-1]].append(path)
+    # Depth first: at most one part of each level is in memory, however many paths there are.
+    stack = [(world, [(0, path) for path in following[()]])]
+    while stack:
+        before, waiting = stack.pop()
+        actions = tuple(path[-1] for _, path in waiting)
+        rows = tuple(row for row, _ in waiting)
+        after: World = yield AdvanceRows(model, before, rows, actions, tuple(sizes[action] for action in actions))
+        check_length(model, after, "candidates")
+        reached, rest = waiting[: len(after)], waiting[len(after) :]
+        predictions = model.predictions(after)
+        ends = zip(predictions.expected_reward.tolist(), predictions.continuation.tolist(), strict=True)
+        outcomes |= zip((path for _, path in reached), ends, strict=True)
+        further = [(row, path) for row, (_, end) in enumerate(reached) for path in following[end]]
+        stack += [(one, left) for one, left in ((before, rest), (after, further)) if left]
+    return outcomes
 
 
 def _step(model: WorldModel, world: World, monitor: bool) -> Step:

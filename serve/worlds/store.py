@@ -8,13 +8,13 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from serve.generation.rate_limits import RateLimiter
 from serve.worlds.log import WorldLog, read_log
-from serve.worlds.sqlite import SavedWorld, WorldFile
+from serve.worlds.sqlite import Change, WorldFile
 
 MAX_REMOVED = 10_000
 """Removed worlds whose reason is kept for the error message."""
@@ -30,6 +30,10 @@ class WorldGoneError(LookupError):
 
 class WorldBusyError(RuntimeError):
     """Another request is changing the world."""
+
+
+class StepIdReusedError(RuntimeError):
+    """The id is that of a step with another body."""
 
 
 class TooManyWorldsError(RuntimeError):
@@ -52,6 +56,18 @@ class WorldLimits:
     max_worlds: int = 4096
 
 
+class Answer(NamedTuple):
+    """Reply to a step, kept for a repeated request.
+
+    request: everything that the reply depends on.
+    reply: JSON.
+    """
+
+    step_id: str
+    request: str
+    reply: str
+
+
 @dataclass
 class Session:
     """World session of a key.
@@ -59,8 +75,9 @@ class Session:
     tokens: of the log with its imagined steps.
     created: seconds since 1970.
     used: time of the last use, by the store's clock.
-    last_reply: the client's id of the last step and its reply as JSON, for repeated requests.
-    busy: a request is changing the world.
+    answer: to the last step, if it had an id.
+    busy: set when the request that is changing the world ends; None if there is none.
+    step_id: of that request.
     """
 
     id: str
@@ -69,25 +86,30 @@ class Session:
     tokens: int
     created: int
     used: float
-    last_reply: tuple[str, str] | None = None
-    busy: bool = field(default=False, compare=False)
+    answer: Answer | None = None
+    busy: asyncio.Event | None = field(default=None, compare=False)
+    step_id: str | None = field(default=None, compare=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes of stored text."""
-        return self.log.size + (0 if self.last_reply is None else len(self.last_reply[1]))
-
-    def to_row(self) -> SavedWorld:
-        fields = {"owner": self.owner, "log": self.log.json(), "tokens": self.tokens, "created": self.created}
-        # "answered" is the name in the file format.
-        return SavedWorld(self.id, self.used, {**fields, "answered": self.last_reply})
+    def whole(self) -> Change:
+        fields = {"owner": self.owner, "log": self.log.json(), "created": self.created}
+        return Change(self.id, {**fields, "tokens": self.tokens, "used": self.used}, self.answer)
 
 
-def _session(row: SavedWorld) -> Session:
-    world = row.world
-    reply = None if world["answered"] is None else (world["answered"][0], world["answered"][1])
-    log = read_log(world["log"])
-    return Session(row.id, world["owner"], log, world["tokens"], world["created"], row.used, reply)
+def _size(log: WorldLog, answer: Answer | None) -> int:
+    """Return the bytes of stored text."""
+    return log.size + sum(map(len, answer or ()))
+
+
+def _load(file: WorldFile) -> dict[str, Session]:
+    sessions: dict[str, Session] = {}
+    for name, fields, answered in file.read():
+        if "log" in fields:
+            sessions[name] = Session(name, fields["owner"], read_log(fields["log"]), 0, fields["created"], 0.0)
+        session = sessions[name]
+        session.log = session.log.with_actions(fields.get("actions", ()))
+        session.tokens, session.used = fields["tokens"], fields["used"]
+        session.answer = None if answered is None else Answer(*answered)
+    return sessions
 
 
 class WorldStore:
@@ -109,17 +131,17 @@ class WorldStore:
         self._rate_limiter = rate_limiter or RateLimiter()
         self._clock = clock
         self._file = file
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="worlds-file")
-        saved = [] if file is None else [_session(row) for row in file.read()]
+        self.failing = False
+        saved = sorted(() if file is None else _load(file).values(), key=lambda session: session.used)
         self._sessions = OrderedDict((session.id, session) for session in saved)  # least recently used first
         self._counts = Counter(session.owner for session in saved)
         self._bytes: Counter[str] = Counter()
         for session in saved:
-            self._bytes[session.owner] += session.size
+            self._bytes[session.owner] += _size(session.log, session.answer)
         # Owner and reason by id.
         self._removed: OrderedDict[str, tuple[str, str]] = OrderedDict()
         # Removed from memory, not from the file yet.
-        self._unwritten: list[str] = []
+        self._expired: list[str] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -142,27 +164,25 @@ class WorldStore:
         if limit is not None and size > 0 and current + size > limit:
             raise TooMuchTextError(f"world text quota exceeded: {current} + {size} > {limit} bytes; delete a world")
 
-    def check_growth(self, session: Session, log: WorldLog) -> None:
-        """Check the quota for replacing the session's log. Raises TooMuchTextError."""
-        self._check_text(session.owner, log.size - session.log.size)
+    def check_growth(self, session: Session, log: WorldLog, answer: Answer | None = None) -> None:
+        """Check the quota for replacing the session's log and answer. Raises TooMuchTextError."""
+        self._check_text(session.owner, _size(log, answer) - _size(session.log, session.answer))
 
-    async def add(self, owner: str, log: WorldLog, tokens: int, count: int = 1) -> list[Session]:
-        """Create sessions of one log. Raises TooManyWorldsError or TooMuchTextError."""
+    # Writes do not leave the event loop, so that neither a cancellation nor another request can come between file and
+    # memory: a row is appended in less time than a thread takes to start on it.
+
+    def add(self, owner: str, log: WorldLog, tokens: int, count: int = 1) -> list[Session]:
+        """Create sessions of one log. Raises TooManyWorldsError, TooMuchTextError or StorageError."""
         self.check_room(owner, count, count * log.size)
         now = self._clock()
         created = [
             Session(f"world-{secrets.token_urlsafe(18)}", owner, log, tokens, int(time.time()), now)
             for _ in range(count)
         ]
+        self.write([session.whole() for session in created])
         self._counts[owner] += count
         self._bytes[owner] += count * log.size
         self._sessions.update({session.id: session for session in created})
-        try:
-            await self.save(created)
-        except BaseException:  # including cancellation: the client has not received their ids
-            for session in created:
-                self._drop(session, "could not be written to the file")
-            raise
         return created
 
     def get(self, name: str, owner: str) -> Session:
@@ -180,57 +200,48 @@ class WorldStore:
         return [session for session in self._sessions.values() if session.owner == owner]
 
     @contextmanager
-    def changing(self, name: str, owner: str) -> Iterator[Session]:
+    def changing(self, name: str, owner: str, step_id: str | None = None) -> Iterator[Session]:
         """Lock a session for a change. Raises WorldBusyError, or like `get`."""
         session = self.get(name, owner)
-        if session.busy:
+        if session.busy is not None:
             raise WorldBusyError(f"{name} is being changed by another request; fork it to run several")
-        session.busy = True
+        session.busy, session.step_id = asyncio.Event(), step_id
         try:
             yield session
         finally:
-            session.busy = False
+            session.busy.set()
+            session.busy = session.step_id = None
             if session.id in self._sessions:  # it may have been deleted in the meantime
                 self._touch(session)
 
-    async def change(
-        self, session: Session, log: WorldLog, tokens: int, last_reply: tuple[str, str] | None = None
-    ) -> None:
-        """Replace a session's log, in the file, too; undone if that fails. Raises TooMuchTextError."""
-        before = session.log, session.tokens, session.last_reply
-        self.check_growth(session, log)
-        self._set(session, log, tokens, last_reply)
-        try:
-            await self.save([session])
-        except BaseException:
-            self._set(session, *before)
-            raise
-
-    def _set(self, session: Session, log: WorldLog, tokens: int, last_reply: tuple[str, str] | None) -> None:
-        before = session.size
-        session.log, session.tokens, session.last_reply = log, tokens, last_reply
+    def change(self, session: Session, log: WorldLog, tokens: int, answer: Answer | None = None) -> None:
+        """Replace a session's log, in the file, too. Raises TooMuchTextError or StorageError; nothing changes then."""
+        self.check_growth(session, log, answer)
+        added = log.actions[len(session.log.actions) :]
+        if log == session.log.with_actions(added):
+            change = Change(session.id, {"actions": added, "tokens": tokens, "used": session.used}, answer)
+        else:
+            change = replace(session, log=log, tokens=tokens, answer=answer).whole()
         if session.id in self._sessions:  # it may have been deleted in the meantime
-            self._bytes[session.owner] += session.size - before
+            self.write([change])
+            self._bytes[session.owner] += _size(log, answer) - _size(session.log, session.answer)
+        session.log, session.tokens, session.answer = log, tokens, answer
 
-    async def remove(self, name: str, owner: str) -> None:
-        """Delete a session. Raises like `get`."""
-        self._drop(self.get(name, owner), "was deleted")
-        await self.save([])
+    def remove(self, name: str, owner: str) -> None:
+        """Delete a session. Raises StorageError, or like `get`."""
+        session = self.get(name, owner)
+        self.write([], [session.id])
+        self._drop(session, "was deleted")
 
-    async def save(self, sessions: Sequence[Session]) -> None:
-        """Write sessions, and delete removed ones, in the file."""
+    def write(self, changes: Sequence[Change] = (), removed: Sequence[str] = ()) -> None:
+        """Write to the file, if there is one, and delete expired worlds there. Raises StorageError."""
         if self._file is None:
             return
-        removed, self._unwritten = self._unwritten, []
-        rows = [session.to_row() for session in sessions if session.id in self._sessions]
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._file.write, rows, removed)
-        except BaseException:
-            self._unwritten += removed  # deleting twice does no harm
-            raise
+        self.failing = True
+        self._file.write(changes, [*self._expired, *removed])
+        self.failing, self._expired = False, []
 
     def close(self) -> None:
-        self._writer.shutdown()
         if self._file is not None:
             self._file.close()
 
@@ -248,14 +259,14 @@ class WorldStore:
         now = self._clock()
         expired = itertools.takewhile(lambda session: now - session.used > self.limits.ttl, self._sessions.values())
         for session in list(expired):
-            if not session.busy:
+            if session.busy is None:
+                self._expired.append(session.id)
                 self._drop(session, f"was not used for {self.limits.ttl:g} seconds")
 
     def _drop(self, session: Session, reason: str) -> None:
         del self._sessions[session.id]
         self._counts[session.owner] -= 1
-        self._bytes[session.owner] -= session.size
-        self._unwritten.append(session.id)
+        self._bytes[session.owner] -= _size(session.log, session.answer)
         self._removed[session.id] = (session.owner, reason)
         while len(self._removed) > MAX_REMOVED:
             self._removed.popitem(last=False)

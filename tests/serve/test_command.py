@@ -104,7 +104,7 @@ def test_help_has_an_example(capsys):
     ("line", "told"),
     [
         ("requests", "requests: must be a whole number of at least 1, got ''"),
-        ("speed=3", "speed: must be one of requests, tokens, worlds, bytes"),
+        ("speed=3", "speed: must be one of requests, tokens, concurrent, worlds, bytes"),
         ("worlds=1 worlds=2", "worlds: given twice"),
         ("tokens=0", "tokens: must be a whole number of at least 1, got '0'"),
         ("bytes=1e6", "bytes: must be a whole number of at least 1, got '1e6'"),

@@ -249,6 +249,16 @@ def test_lists_of_another_length_and_rows_that_are_not_there_are_named(make):
     worlds.close()
 
 
+def test_worlds_text_in_place_of_a_list_is_named(make):
+    worlds = make()
+    worlds.begin([KITCHEN])
+    with pytest.raises(FormatError, match="actions: must be a list of str, one a world, got 'wait'"):
+        worlds.step("wait")
+    with pytest.raises(FormatError, match=r"contexts: must be a list of Context, one a world, got \['text'\]"):
+        worlds.begin(["text"])
+    worlds.close()
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here", "http://[::1"])
 def test_what_is_no_address_is_one_line(url):
     with pytest.raises(InputError, match="url: "):

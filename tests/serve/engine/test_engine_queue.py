@@ -72,8 +72,8 @@ def test_batch_never_exceeds_twice_its_rows(tiny_model):
         rows = [Collector(Request(random_prompt(9, seed), SamplingParams(max_tokens=2000), DEPTH)) for seed in range(9)]
         for number, row in enumerate(rows):
             engine.submit([replace(row.request, ctx=engine.admit(f"key {number}"))])
-        assert wait_until(lambda: engine.load[0] == 4)
-        assert sum(bool(row.tokens) for row in rows) <= 4
+        assert wait_until(lambda: sum(len(row.tokens) > 20 for row in rows) >= 4)
+        assert sum(bool(row.tokens) for row in rows) == 4
 
 
 def test_engine_that_makes_no_progress_is_noticed(tiny_model, monkeypatch):

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from serve.engine.engine import Engine, Limits
+from serve.generation.rate_limits import KeyQuota
 from serve.http.auth import KeyRing
 from serve.worlds.sessions import MAX_ACTIONS
 from serve.worlds.store import WorldLimits
@@ -62,7 +63,7 @@ def test_what_rounds_to_zero_harms_nobody(client, fields):
         assert tiny.result()["choices"] == expected
 
 
-@pytest.mark.parametrize("blank", ["", " ", "\n\t"])
+@pytest.mark.parametrize("blank", ["", " ", "\n\t", "\u200b", "\0 \u00a0"])
 def test_blank_actions_without_end_are_their_senders_fault_alone(client, blank):
     names = [create(client, observation=f"{SEEN} Room {i}.") for i in range(8)]
     alone = [create(client, observation=f"{SEEN} Room {i}.") for i in range(8)]
@@ -178,6 +179,31 @@ def test_at_the_end_what_is_short_finishes_and_what_lasts_is_told(serving, tiny_
     *_, error, done = answers["stream"].text.strip().split("\n\n")
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "unavailable"
     assert done == "data: [DONE]"
+
+
+def test_service_that_drains_is_not_ready_but_answers(serving, tiny_model):
+    with serving(tiny_model, drain=20) as client:
+        assert client.get("/ready").json()["status"] == "ok"
+        client.server.should_exit = True
+        assert wait_until(lambda: client.get("/ready").status_code == 503)
+        check_error(client.get("/ready"), 503, None, "stop")
+        assert completion(client, max_tokens=3)
+        client.server.force_exit = True
+
+
+def test_key_with_concurrent_limit_gets_429_beyond_it(serving, tiny_model):
+    hashes = {"alice": hashlib.sha256(b"a-long-key").hexdigest()}
+    ring = KeyRing(hashes, {"alice": KeyQuota(concurrent=1)})
+    with serving(tiny_model, keys=ring) as guarded, own(guarded, "a-long-key") as client:
+        body = {"model": "tiny", "prompt": "boil", "max_tokens": 1500}
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as running:
+            lines = running.iter_lines()  # dropping the iterator would close the stream
+            next(lines)
+            refused = client.post("/v1/completions", json=body)
+            check_error(refused, 429, None, "1 requests")
+            assert refused.json()["error"]["type"] == "concurrent"
+            assert int(refused.headers["Retry-After"]) >= 1
+        assert wait_until(lambda: client.post("/v1/completions", json={**body, "max_tokens": 2}).status_code == 200)
 
 
 def test_a_dead_engine_is_unhealthy(serving, tiny_model, monkeypatch):

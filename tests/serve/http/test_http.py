@@ -193,12 +193,24 @@ def check_error(response, status: int, param: str | None, *words: str) -> None:
         ({"max_tokens": 0}, "max_tokens", ["1"]),
         ({"max_tokens": 10**6}, "max_tokens", ["1000000", "4096"]),
         ({"presence_penalty": 0.5}, "presence_penalty", []),
-        ({"tools": [{}]}, "tools", []),
+        ({"tools": [{}]}, "tools", ["tools: not supported"]),
         ({"model": None}, "model", ["string"]),
     ],
 )
 def test_a_bad_field_of_a_chat_is_named(client, chat, fields, param, words):
     check_error(client.post("/v1/chat/completions", json={**chat, **fields}), 400, param, *words)
+
+
+def test_chat_developer_role_is_the_system_role(client, chat):
+    expected = client.post("/v1/chat/completions", json=chat).json()["choices"]
+    chat["messages"][0]["role"] = "developer"
+    assert client.post("/v1/chat/completions", json=chat).json()["choices"] == expected
+
+
+def test_request_past_its_deadline_is_a_server_error(client, chat):
+    late = client.post("/v1/chat/completions", json=chat, headers={"X-Request-Timeout": "0.000001"})
+    check_error(late, 504, None, "deadline")
+    assert late.json()["error"]["type"] == "server_error"
 
 
 def test_an_action_that_is_missing_empty_or_out_of_turn_is_named(client, chat):

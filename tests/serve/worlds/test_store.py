@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import sqlite3
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,10 @@ from loopwm.records.template import Context, Transition
 from serve.engine.engine import Limits
 from serve.generation.rate_limits import KeyQuota, RateLimiter
 from serve.worlds.log import WorldLog, read_log
-from serve.worlds.sqlite import SavedWorld, WorldFile
+from serve.worlds.sqlite import Change, StorageError, WorldFile
 from serve.worlds.store import (
+    Answer,
+    Session,
     TooManyWorldsError,
     TooMuchTextError,
     WorldBusyError,
@@ -27,7 +31,7 @@ from serve.worlds.store import (
     WorldNotFoundError,
     WorldStore,
 )
-from tests.serve.http.test_http import events
+from tests.serve.http.test_http import check_error, events
 from tests.serve.worlds.test_worlds import GOAL, SEEN, create, step, texts
 
 LOG = WorldLog(
@@ -44,7 +48,7 @@ class Clock:
 
 
 def add(store: WorldStore, owner: str = "me", count: int = 1) -> list[str]:
-    return [session.id for session in asyncio.run(store.add(owner, LOG, 9, count))]
+    return [session.id for session in store.add(owner, LOG, 9, count)]
 
 
 @pytest.mark.parametrize("depth", [Fixed(2), Gate(0.5, 3)])
@@ -53,59 +57,128 @@ def test_a_log_comes_back_from_json(depth):
     assert read_log(json.loads(json.dumps(log.json()))) == log
 
 
-def test_what_could_not_be_written_is_written_with_the_next(tmp_path, monkeypatch):
-    path, clock = tmp_path / "worlds.db", Clock()
-    file = WorldFile(path)
-    store = WorldStore(WorldLimits(), clock, file)
-    one, two = add(store, count=2)
+def fill(store: WorldStore) -> None:
+    """Allow the file no page more than it has: SQLite's own error for a full disk."""
+    (pages,) = store._file._db.execute("PRAGMA page_count").fetchone()
+    store._file._db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def free(store: WorldStore) -> None:
+    store._file._db.execute("PRAGMA max_page_count = 1000000")
+
+
+def reopened(store: WorldStore, path: Path) -> dict[str, Session]:
+    """The worlds of the file as a restarted service reads them."""
+    store.close()
+    again = WorldStore(WorldLimits(ttl=math.inf), file=WorldFile(path))
+    saved = {session.id: session for session in again.of("me")}
+    again.close()
+    return saved
+
+
+def test_store_full_disk_changes_neither_memory_nor_file(tmp_path):
+    store = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w"))
+    (name,) = add(store)
+    fill(store)
+    long = WorldLog(Context(GOAL, SEEN * 1000), Fixed(1))
+    before = replace(store.get(name, "me"))
+    for change in (lambda: store.change(store.get(name, "me"), long, 1), lambda: store.add("me", long, 1)):
+        with pytest.raises(StorageError, match="full"):
+            change()
+    assert store.failing
+    assert store.of("me") == [replace(before, used=store.of("me")[0].used)]
+    free(store)
+    store.write()
+    assert not store.failing
+    store.change(store.get(name, "me"), long, 1)
+    assert reopened(store, tmp_path / "w")[name].log == long
+
+
+def test_store_failed_delete_keeps_the_world(tmp_path, monkeypatch):
+    store = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w"))
+    (name,) = add(store)
     with monkeypatch.context() as patch:
-        patch.setattr(file, "write", _full)
-        with pytest.raises(OSError, match="no space"):
-            asyncio.run(store.remove(one, "me"))
-    (three,) = add(store)
+        patch.setattr(WorldFile, "write", _no_space)
+        with pytest.raises(StorageError):
+            store.remove(name, "me")
+    assert store.get(name, "me").log == LOG
+    store.remove(name, "me")
+    assert reopened(store, tmp_path / "w") == {}
+
+
+def test_store_expired_worlds_leave_the_file_later(tmp_path):
+    clock = Clock()
+    store = WorldStore(WorldLimits(ttl=10), clock, WorldFile(tmp_path / "w"))
+    add(store)
+    clock.now = 20
+    (name,) = add(store)
+    assert list(reopened(store, tmp_path / "w")) == [name]
+
+
+def _no_space(*_: Any) -> None:
+    raise StorageError("no space is left")
+
+
+def test_file_step_appends_one_small_row(tmp_path):
+    file = WorldFile(tmp_path / "w")
+    store = WorldStore(WorldLimits(), file=file)
+    (name,) = add(store)
+    session, written = store.get(name, "me"), []
+    for number in range(3):
+        store.change(session, session.log.with_actions([f"go {number}"]), 9, Answer("id", "body", "x" * 500))
+        written.append(sum(len(row) for row in file._db.execute("SELECT change FROM changes").fetchall()))
+    rows = file._db.execute("SELECT length(change), answered IS NULL FROM changes ORDER BY number").fetchall()
+    assert [answered for _, answered in rows] == [1, 1, 1, 0]  # only the last answer is kept
+    assert max(length for length, _ in rows[1:]) < 80
+    assert reopened(store, tmp_path / "w") == {name: session}
+
+
+def test_file_observation_replaces_the_rows_of_steps(tmp_path):
+    file = WorldFile(tmp_path / "w")
+    store = WorldStore(WorldLimits(), file=file)
+    (name,) = add(store)
+    session = store.get(name, "me")
+    for _ in range(3):
+        store.change(session, session.log.with_actions(["go"]), 9)
+    store.change(session, session.log.with_observation("go", "You go."), 12)
+    assert file._db.execute("SELECT count(*) FROM changes").fetchone() == (1,)
+    assert reopened(store, tmp_path / "w") == {name: session}
+
+
+def test_file_shrinks_when_worlds_are_deleted(tmp_path):
+    file = WorldFile(tmp_path / "w")
+    store = WorldStore(WorldLimits(), file=file)
+    names = [session.id for session in store.add("me", WorldLog(Context(GOAL, SEEN * 100), Fixed(1)), 9, 100)]
+    (pages,) = file._db.execute("PRAGMA page_count").fetchone()
+    for name in names:
+        store.remove(name, "me")
+    assert file._db.execute("PRAGMA page_count").fetchone()[0] < pages / 10
     store.close()
-    again = WorldStore(WorldLimits(), clock, WorldFile(path))
-    assert {session.id for session in again.of("me")} == {two, three}
-    again.close()
 
 
-def _full(*_: Any) -> None:
-    raise OSError("no space is left")
+def test_file_of_format_2_is_converted(tmp_path):
+    world = {"owner": "me", "log": LOG.json(), "tokens": 9, "created": 5, "answered": ["id", "{}"]}
+    with closing(sqlite3.connect(tmp_path / "w")) as db:
+        db.execute("CREATE TABLE worlds (id TEXT PRIMARY KEY, used REAL NOT NULL, world TEXT NOT NULL) WITHOUT ROWID")
+        db.execute("INSERT INTO worlds VALUES ('world-1', 7.5, ?)", [json.dumps(world)])
+        db.execute("PRAGMA user_version = 2")
+        db.commit()
+    store = WorldStore(WorldLimits(ttl=math.inf), file=WorldFile(tmp_path / "w"))
+    assert reopened(store, tmp_path / "w") == {"world-1": Session("world-1", "me", LOG, 9, 5, 7.5)}
+    assert list(reopened(WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w")), tmp_path / "w")) == ["world-1"]
 
 
-def test_who_leaves_while_worlds_are_written_has_none(tmp_path, monkeypatch):
-    file, writing, left = WorldFile(tmp_path / "worlds.db"), threading.Event(), threading.Event()
-    store, write = WorldStore(WorldLimits(), file=file), file.write
-
-    def slow(*arguments: Any) -> None:
-        writing.set()
-        left.wait(10)
-        write(*arguments)
-
-    async def leave() -> None:
-        adding = asyncio.create_task(store.add("me", LOG, 9))
-        await asyncio.to_thread(writing.wait, 10)
-        adding.cancel()
-        await asyncio.wait([adding])
-        left.set()
-
-    monkeypatch.setattr(file, "write", slow)
-    asyncio.run(leave())
-    assert store.of("me") == []
-    asyncio.run(store.save([]))
-    store.close()
-    again = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "worlds.db"))
-    assert len(again) == 0
-    again.close()
-
-
-def test_an_answer_that_is_kept_for_a_repetition_counts_as_text():
-    store = WorldStore(WorldLimits(), rate_limiter=RateLimiter({"me": KeyQuota(bytes=LOG.size + 50)}))
+def test_store_answer_over_the_quota_changes_nothing():
+    quotas = RateLimiter({"me": KeyQuota(bytes=LOG.size + 110)})
+    store = WorldStore(WorldLimits(), rate_limiter=quotas)
     session = store.get(*add(store), "me")
-    asyncio.run(store.change(session, LOG, 9, ("first", "x" * 100)))
-    with pytest.raises(TooMuchTextError, match=str(LOG.size + 100)):
-        store.check_room("me", size=1)
-    asyncio.run(store.change(session, LOG, 9))
+    store.change(session, LOG, 9, Answer("first", "body", "x" * 100))
+    with pytest.raises(TooMuchTextError):
+        store.check_room("me", size=2)
+    with pytest.raises(TooMuchTextError):
+        store.change(session, LOG, 9, Answer("second", "body", "x" * 110))
+    assert session.answer == Answer("first", "body", "x" * 100)
+    store.change(session, LOG, 9)
     store.check_room("me", size=1)
 
 
@@ -158,14 +231,14 @@ def test_text_of_worlds_counts_after_a_restart(tmp_path):
 
 def test_a_write_that_fails_in_the_middle_leaves_nothing(tmp_path):
     file = WorldFile(tmp_path / "w")
-    good = SavedWorld("one", 1.0, {})
+    good = Change("one", {"log": {}})
     with pytest.raises(sqlite3.Error):
-        file.write([good, SavedWorld("two", None, {})])
-    assert file.read() == []
+        file.write([good, Change(None, {"log": {}})])
+    assert list(file.read()) == []
     file.write([good])
     with pytest.raises(sqlite3.Error):
-        file.write([SavedWorld("three", 1.0, {})], ["one", {}])
-    assert file.read() == [good]
+        file.write([Change("three", {"log": {}})], ["one", {}])
+    assert list(file.read()) == [good]
     file.close()
 
 
@@ -183,7 +256,7 @@ def test_one_key_has_so_many_worlds_and_takes_none_from_another():
     mine = add(store, count=3)
     with pytest.raises(TooManyWorldsError, match="3"):
         add(store)
-    asyncio.run(store.remove(mine[0], "me"))
+    store.remove(mine[0], "me")
     with pytest.raises(TooManyWorldsError):
         add(store, count=2)
     add(store)
@@ -204,10 +277,10 @@ def test_a_world_is_invisible_to_another_key(owner):
     store = WorldStore(WorldLimits())
     (mine,) = add(store, owner)
     assert store.get(mine, owner).id == mine
-    for attempt in (store.get, lambda name, key: asyncio.run(store.remove(name, key))):
+    for attempt in (store.get, lambda name, key: store.remove(name, key)):
         with pytest.raises(WorldNotFoundError):
             attempt(mine, "you")
-    asyncio.run(store.remove(mine, owner))
+    store.remove(mine, owner)
     with pytest.raises(WorldNotFoundError):
         store.get(mine, "you")
     assert store.of("you") == []
@@ -219,8 +292,8 @@ def test_a_file_gives_back_what_was_in_the_store(tmp_path):
     one, two, three = add(store, count=3)
     clock.now = 50
     session = store.get(one, "me")
-    asyncio.run(store.change(session, WorldLog(LOG.context, Fixed(1), ("a",)), 12, ("id", {"answer": "\u00eb"})))
-    asyncio.run(store.remove(two, "me"))
+    store.change(session, WorldLog(LOG.context, Fixed(1), ("a",)), 12, Answer("id", "body", "\u00eb"))
+    store.remove(two, "me")
     before = store.of("me")
     with pytest.raises(InputError, match="locked"):
         WorldFile(path)
@@ -238,23 +311,6 @@ def test_what_is_no_file_of_worlds_is_one_line(tmp_path):
     for path in (tmp_path / "x", tmp_path / "nowhere" / "y"):
         with pytest.raises(InputError, match=str(path)):
             WorldFile(path)
-
-
-def test_a_change_that_cannot_be_written_did_not_happen(tmp_path, monkeypatch):
-    store = WorldStore(WorldLimits(), file=WorldFile(tmp_path / "w"))
-    (name,) = add(store)
-
-    def full(*_: Any) -> None:
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WorldFile, "write", full)
-        with pytest.raises(OSError, match="full"):
-            asyncio.run(store.change(store.get(name, "me"), WorldLog(LOG.context, Fixed(1)), 1))
-        with pytest.raises(OSError, match="full"):
-            add(store)
-    assert [session.log for session in store.of("me")] == [LOG]
-    store.close()
 
 
 def test_a_client_never_notices_that_keys_and_values_had_to_go(serving, model, library):
@@ -306,6 +362,46 @@ def test_a_step_with_an_id_is_taken_once_however_often_it_is_asked_for(client):
     assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
     second = step(client, name, "wait", step_id="80")
     assert second["world"]["imagined_steps"] == 2
+
+
+def test_step_id_with_another_action_is_409(client):
+    name = create(client)
+    first = step(client, name, "wait", step_id="7f")
+    for other in ({"actions": "go"}, {"actions": "wait", "decode": "none"}):
+        response = client.post(f"/v1/worlds/{name}/step", json={"max_tokens": 12, "step_id": "7f", **other})
+        check_error(response, 409, "step_id", "7f")
+        assert response.json()["error"]["code"] == "step_id_reused"
+    assert step(client, name, "wait", step_id="7f") == first
+
+
+def test_step_id_of_a_running_step_joins_it(client, monkeypatch):
+    name, body = create(client), {"actions": "wait", "step_id": "7f", "max_tokens": 60}
+    url = f"/v1/worlds/{name}/step"
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.post(url, json=body), range(4)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.text for answer in answers}) == 1
+    assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
+
+
+def test_service_with_a_full_disk_answers_503_and_recovers(serving, tiny_model, tmp_path, monkeypatch):
+    with serving(tiny_model, file=WorldFile(tmp_path / "w")) as client:
+        name = create(client)
+        before = client.get(f"/v1/worlds/{name}").json()
+        with monkeypatch.context() as patch:
+            patch.setattr(WorldFile, "write", _no_space)
+            for method, path in (("POST", "/step"), ("POST", "/fork"), ("DELETE", "")):
+                body = {"actions": "wait", "decode": "none"} if path == "/step" else None
+                refused = client.request(method, f"/v1/worlds/{name}{path}", json=body)
+                check_error(refused, 503, None, "no space")
+                assert (refused.json()["error"]["code"], "Retry-After" in refused.headers) == (
+                    "storage_unavailable", True,
+                )  # fmt: skip
+            check_error(client.get("/ready"), 503, None, "no space")
+            assert client.get("/health").status_code == 200
+        assert client.get("/ready").status_code == 200
+        assert client.get(f"/v1/worlds/{name}").json() == before
+        assert step(client, name, "wait", decode="none")["world"]["imagined_steps"] == 1
 
 
 def test_a_batch_answers_as_single_requests_do_and_fails_one_by_one(client):
