@@ -103,7 +103,7 @@ class AdaptiveGroupNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Residual block x + conv(silu(norm(conv(silu(norm(x)))))) with conditioned norms; starts as the identity."""
+    """Residual block x + conv(silu(norm(conv(silu(norm(x)))))) with conditioned norms; adds only a bias at first."""
 
     def __init__(self, inputs: int, outputs: int, condition: int) -> None:
         super().__init__()
