@@ -357,7 +357,7 @@ def test_a_step_with_an_id_is_taken_once_however_often_it_is_asked_for(client):
     name, body = create(client), {"step_id": "7f", "temperature": 1.0}
     first = step(client, name, "wait", **body)
     assert step(client, name, "wait", **body) == first
-    *_, whole = events(client, f"/v1/worlds/{name}/step", {"actions": "wait", **body})
+    *_, whole = events(client, f"/v1/worlds/{name}/step", {"actions": "wait", "max_tokens": 12, **body})
     assert whole == first
     assert client.get(f"/v1/worlds/{name}").json()["imagined_steps"] == 1
     second = step(client, name, "wait", step_id="80")
