@@ -27,7 +27,9 @@ UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError)
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-HIDDEN_DISK_ERROR = re.compile(r"unexpected pos|PytorchStreamWriter failed|os error \d+")
+HIDDEN_DISK_ERROR = re.compile(
+    rf"unexpected pos|PytorchStreamWriter failed|os error ({'|'.join(map(str, DISK_ERRORS))})\b"
+)
 """Messages of torch and safetensors for a failed write, which do not say what the system reported."""
 
 PACKAGED = Path(__file__).parents[1] / "pretrained"

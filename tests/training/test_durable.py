@@ -169,3 +169,10 @@ def test_an_exported_text_model_is_in_bfloat16(config_file, tmp_path):
     types = {tensor.dtype for path in (tmp_path / "model").glob("*.safetensors") for tensor in load_file(path).values()}
     assert types == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}, "training goes on unrounded"
+
+
+def test_writing_passes_other_hidden_errors_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="os error 13"), writing(tmp_path / "model"):
+        raise RuntimeError("I/O error: Permission denied (os error 13)")
+    with pytest.raises(InputError, match="model: write failed; make room"), writing(tmp_path / "model"):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
