@@ -7,6 +7,7 @@ import re
 import resource
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -102,57 +103,62 @@ MOST = 20_000
 """Bytes of a file on the full disk."""
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """A limit on the size of files: to whoever writes more, in Python or not, the system reports an error."""
+    """A limit on the size of files: to whoever writes more, in Python or not, the system reports an error.
+
+    It holds for the whole process, so no fixture sets it: the output of the tests may be a file, too.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def refused(path: Path) -> str:
     return f"^{re.escape(str(path))}: .*; make room on the disk and rerun the command$"
 
 
-def test_a_checkpoint_on_a_full_disk_is_named(config_file, tmp_path, full_disk):
-    with pytest.raises(InputError, match=refused(tmp_path / "checkpoints" / "tmp-step-00000001")):
+def test_a_checkpoint_on_a_full_disk_is_named(config_file, tmp_path):
+    with full_disk(), pytest.raises(InputError, match=refused(tmp_path / "checkpoints" / "tmp-step-00000001")):
         Trainer(load_config(config_file, ["run.steps=1", "data.dev=[]"]), TextProgram, tmp_path).run()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_a_torch_file_on_a_full_disk_is_named(tmp_path, full_disk):
-    with pytest.raises(InputError, match=refused(tmp_path / "x")), writing(tmp_path / "x"):
+def test_a_torch_file_on_a_full_disk_is_named(tmp_path):
+    with full_disk(), pytest.raises(InputError, match=refused(tmp_path / "x")), writing(tmp_path / "x"):
         torch.save(torch.zeros(MOST), tmp_path / "x")
 
 
-def test_a_model_on_a_full_disk_is_named_and_the_old_one_stays(config_file, tmp_path, full_disk):
+def test_a_model_on_a_full_disk_is_named_and_the_old_one_stays(config_file, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "old").touch()
     text = TextProgram(load_config(config_file)).objective.model
     config = TwistedConfig(dim=64, heads=2, mlp_dim=256, codes=8, patch=(2, 2))
     pixel = make_system("twisted", config, TwistedCoefficients(), FrameSpace("toy", "1", (4, 6, 1), 2))
     for export in (lambda path: export_model(text, load_tokenizer(), path), lambda path: save_checkpoint(pixel, path)):
-        with pytest.raises(InputError, match=refused(tmp_path / "model")):
+        with full_disk(), pytest.raises(InputError, match=refused(tmp_path / "model")):
             export(tmp_path / "model")
         assert [path.name for path in (tmp_path / "model").iterdir()] == ["old"]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.xz"])
-def test_lines_on_a_full_disk_are_named_and_old_ones_stay(tmp_path, full_disk, name):
+def test_lines_on_a_full_disk_are_named_and_old_ones_stay(tmp_path, name):
     path = tmp_path / name
     write_lines(path, ["old"])
     before = path.read_bytes()
-    with pytest.raises(InputError, match=refused(path)):
+    with full_disk(), pytest.raises(InputError, match=refused(path)):
         write_lines(path, (secrets.token_hex(100) for _ in range(1000)))
     assert path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_lines_appended_on_a_full_disk_are_named(tmp_path, full_disk):
-    with pytest.raises(InputError, match=refused(tmp_path / "metrics.jsonl")):
+def test_lines_appended_on_a_full_disk_are_named(tmp_path):
+    with full_disk(), pytest.raises(InputError, match=refused(tmp_path / "metrics.jsonl")):
         RunFolder(tmp_path, "step", 2).log(1, {"text": "x" * MOST})
-    with pytest.raises(InputError, match=refused(tmp_path / "predictions.jsonl")):
+    with full_disk(), pytest.raises(InputError, match=refused(tmp_path / "predictions.jsonl")):
         append_lines(tmp_path / "predictions.jsonl", [{"text": "x" * MOST}])
 
 
