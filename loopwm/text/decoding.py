@@ -9,9 +9,8 @@ Shape suffixes: B rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,55 +90,43 @@ def decode_greedily(forward: Forward, state: KVCache, first: int, max_new_tokens
     return [Hypothesis(tuple(tokens), tuple(loops), score, row not in going) for row, (tokens, loops, score) in texts]
 
 
-class Extension(NamedTuple):
-    """Forward pass requested by a search: one token for each row of a state. step: tokens chosen before."""
+def search_beams(
+    forward: Forward, states: Sequence[KVCache], first: int, beams: int, max_new_tokens: int, end: int
+) -> list[list[Hypothesis]]:
+    """Search the most probable texts after each state of one row; return its `beams` hypotheses, best first.
 
-    state: KVCache
-    tokens: list[int]
-    step: int
-
-
-class Extended(NamedTuple):
-    """State after an `Extension`, with logits (B, V) and the loops of each row."""
-
-    state: KVCache
-    logits: Tensor
-    loops: Sequence[int]
-
-
-Search = Generator[Extension, Extended, list[Hypothesis]]
-
-
-def search_beams(state: KVCache, first: int, beams: int, max_new_tokens: int, end: int, results: int = 1) -> Search:
-    """Search the most probable texts after a state of one row; yield the passes needed, return the best texts.
-
-    The beam holds the `beams` best hypotheses, ended ones among them: a score only falls as a text goes on, so one that
-    has ended and is best stays so. With one beam this is greedy decoding.
+    Ended hypotheses stay in the beam: a score only falls as a text goes on, so one that has ended and is best stays so,
+    and ends its search. With one beam this is greedy decoding.
 
     Args:
-        state: forks of it must be cheap: a cache with a prefix, which is kept and read once for all beams.
+        forward: appends tokens to the states.
+        states: forks of them must be cheap: caches with a prefix, which is kept and read once for all beams.
         first: the token that comes before the text.
         beams: hypotheses that are kept.
         max_new_tokens: of each text.
         end: id of the end mark.
-        results: return this many hypotheses, best first; the search stops when these have ended.
     """
-    beam, tokens = [Hypothesis()], [first]
+    states, found = list(states), [[Hypothesis()] for _ in states]
     for step in range(max_new_tokens):
-        state, logits_BV, loops = yield Extension(state, tokens, step)
-        ended = [(hypothesis, -1) for hypothesis in beam if hypothesis.ended]  # they have no row in the state any more
-        running = [hypothesis for hypothesis in beam if not hypothesis.ended]
-        candidates = ended + _extensions(running, logits_BV, loops, min(beams, logits_BV.shape[-1]), end)
-        # Stable: among equals, those that ended earlier and more probable prefixes stay first.
-        candidates = sorted(candidates, key=lambda candidate: -candidate[0].log_probability)[:beams]
-        beam = [hypothesis for hypothesis, _ in candidates]
-        if all(hypothesis.ended for hypothesis in beam[:results]):
+        rows = [row for row, beam in enumerate(found) if not beam[0].ended]
+        if not rows:
             break
-        parents = [parent for hypothesis, parent in candidates if not hypothesis.ended]
-        tokens = [hypothesis.tokens[-1] for hypothesis in beam if not hypothesis.ended]
-        if parents != list(range(len(state.valid))):  # the same rows in order need no copy
-            state = state.select(torch.tensor(parents, device=state.valid.device))
-    return beam[:results]
+        running = [[hypothesis for hypothesis in found[row] if not hypothesis.ended] for row in rows]
+        tokens = [hypothesis.tokens[-1] if step else first for each in running for hypothesis in each]
+        row_of = [row for row, each in zip(rows, running, strict=True) for _ in each]
+        logits_BV, loops = forward(RaggedBatch([states[row] for row in rows]), tokens, step, row_of)
+        after = 0
+        for row, each in zip(rows, running, strict=True):
+            part = slice(after, after := after + len(each))
+            ended = [(hypothesis, -1) for hypothesis in found[row] if hypothesis.ended]  # without a row in the state
+            candidates = ended + _extensions(each, logits_BV[part], loops[part], min(beams, logits_BV.shape[-1]), end)
+            # Stable: among equals, those that ended earlier and more probable prefixes stay first.
+            candidates = sorted(candidates, key=lambda candidate: -candidate[0].log_probability)[:beams]
+            found[row] = [hypothesis for hypothesis, _ in candidates]
+            parents = [parent for hypothesis, parent in candidates if not hypothesis.ended]
+            if parents and parents != list(range(len(each))):  # the same rows in order need no copy
+                states[row] = states[row].select(torch.tensor(parents, device=logits_BV.device))
+    return found
 
 
 def _extensions(
@@ -161,31 +148,3 @@ def _extensions(
             else:
                 extensions.append((replace(deeper, log_probability=total, tokens=(*hypothesis.tokens, token)), row))
     return extensions
-
-
-def run_searches(searches: Sequence[Search], forward: Forward) -> list[Hypothesis]:
-    """Run a search for each row of a batch, token by token in one pass, and return the best hypothesis of each."""
-    best: dict[int, Hypothesis] = {}
-    passes = {row: next(search) for row, search in enumerate(searches)}
-    while passes:
-        answers = _extend(passes, forward)
-        passes = {}
-        for row, answer in answers.items():
-            try:
-                passes[row] = searches[row].send(answer)
-            except StopIteration as stop:
-                best[row] = stop.value[0]
-    return [best[row] for row in range(len(searches))]
-
-
-def _extend(passes: Mapping[int, Extension], forward: Forward) -> dict[int, Extended]:
-    """Run passes together, by row. All are of one step."""
-    tokens = [token for each in passes.values() for token in each.tokens]
-    rows = [row for row, each in passes.items() for _ in each.tokens]
-    step = next(iter(passes.values())).step
-    logits_BV, loops = forward(RaggedBatch([each.state for each in passes.values()]), tokens, step, rows)
-    end, answers = 0, {}
-    for row, each in passes.items():
-        part = slice(end, end := end + len(each.tokens))
-        answers[row] = Extended(each.state, logits_BV[part], loops[part])
-    return answers

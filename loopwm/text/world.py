@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from loopwm.core import ExitRule, Fixed, KVCache, RaggedBatch, quick_products
 from loopwm.records import template
 from loopwm.records.template import Context, ContextTooLongError, FormatError, Transition
-from loopwm.text.decoding import Decoded, decode_greedily, run_searches, search_beams
+from loopwm.text.decoding import Decoded, decode_greedily, search_beams
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.model.heads import Predictions
 from loopwm.text.model.modeling import Carried, LoopWMForCausalLM, States
@@ -234,8 +234,8 @@ class WorldModel:
             best = decode_greedily(forward, state, self._obs, max_new_tokens, self._end)
         else:
             states = [state.row(row).whole().share(1) for row in range(len(world))]
-            searches = [search_beams(each, self._obs, beams, max_new_tokens, self._end) for each in states]
-            best = run_searches(searches, forward)
+            found = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
+            best = [beam[0] for beam in found]
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
         return [Decoded(text, row.loops, row.ended, row.log_probability) for text, row in zip(texts, best, strict=True)]
 

@@ -17,10 +17,8 @@ import torch
 
 from loopwm.core import KVCache
 from loopwm.runtime import release_memory
-from loopwm.text.decoding import Hypothesis
 from loopwm.text.model.modeling import LoopWMForCausalLM
 from serve.engine.batch import RunningBatch
-from serve.engine.beams import deliver, search
 from serve.engine.forward import ForwardGenerator, ModelRunner, run_batch
 from serve.engine.prefill import prefill
 from serve.engine.prefix_cache import PrefixCache
@@ -175,7 +173,7 @@ class Engine:
         first, *siblings = requests
         first.siblings, first.loops = siblings, first.depth.limit
         first.num_tokens = len(first.prompt) + sum(request.params.max_tokens or 0 for request in requests)
-        first.steps = self._search(first, len(requests)) if first.params.beam_search else self._prefill(first)
+        first.steps = self._prefill(first)
         self.add(first)
 
     def add(self, item: WorkItem) -> None:
@@ -208,10 +206,6 @@ class Engine:
             return request.start.fork()
         return (yield from prefill(self.runner, self.cache, request.prompt[:-1], request.depth.limit))
 
-    def _search(self, request: Request, beams: int) -> ForwardGenerator[list[Hypothesis]]:
-        state = _shareable((yield from self._prefill(request)))
-        return (yield from search(self.runner, state, request, beams, self._end_token))
-
     def _finish(self, item: WorkItem, result: Any) -> None:
         """Deliver the result (or exception) of an item's forwards; requests start to decode."""
         item.close()
@@ -220,10 +214,6 @@ class Engine:
         requests, item.siblings = [item, *item.siblings], ()
         if isinstance(result, Exception):
             return _fail(requests, result)
-        if item.params.beam_search:
-            for request, hypothesis in zip(requests, result, strict=True):
-                deliver(request, hypothesis)
-            return None
         # Requests of one prompt share the KV cache of all but its last token.
         state = _shareable(result) if len(requests) > 1 else result
         for request in requests:

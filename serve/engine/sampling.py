@@ -28,7 +28,6 @@ class SamplingParams:
     ignore_end: never sample the end token.
     logprobs: number of alternatives scored at each token; None for no scores.
     stops: strings that end the text.
-    beam_search: requests submitted together are the best results of one search, one beam each.
     """
 
     temperature: float = 0.0
@@ -41,7 +40,6 @@ class SamplingParams:
     ignore_end: bool = False
     logprobs: int | None = None
     stops: tuple[str, ...] = ()
-    beam_search: bool = False
 
     def generator(self) -> torch.Generator:
         """Return a new random generator, seeded with `seed` if given."""

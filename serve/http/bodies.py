@@ -3,8 +3,8 @@
 Explicit nulls count as absent. Unknown fields are ignored, since clients send fields of other services; endpoints of
 our own reject them. Known fields whose effect is not supported are rejected: ignoring them would change the answer.
 
-In addition to OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids,
-use_beam_search), and `depth`, the loops of generated tokens.
+In addition to OpenAI's fields: those of vLLM's server (top_k, min_p, min_tokens, ignore_eos, return_token_ids),
+and `depth`, the loops of generated tokens.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class GenerationBody(Body):
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = Field(None, description="never sample the end token")
     return_token_ids: bool | None = None
-    use_beam_search: bool | None = Field(None, description="return the `n` best results of a search with `n` beams")
     depth: DepthBody | None = Field(None, description="loops of generated tokens, or their exit rule")
 
     # Not supported: only values without an effect are accepted.
@@ -98,7 +97,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=0, le=0)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     repetition_penalty: float | None = Field(None, ge=1, le=1)
-    length_penalty: float | None = Field(None, ge=0, le=0)
+    use_beam_search: Literal[False] | None = None
     stop_token_ids: Nothing | None = None
     response_format: TextFormat | None = None
 
@@ -120,22 +119,7 @@ class GenerationBody(Body):
             min_tokens=self.min_tokens or 0,
             ignore_end=bool(self.ignore_eos),
             logprobs=self.top,
-            beam_search=self.beam_search,
         )
-
-    @property
-    def beam_search(self) -> bool:
-        """Return True for beam search. Raises FormatError for fields it does not support."""
-        if not self.use_beam_search:
-            return False
-        if self.temperature:
-            raise FormatError("temperature", f"must be 0 with use_beam_search, got {self.temperature}")
-        for field in ("stop", "min_tokens", "ignore_eos"):
-            if getattr(self, field):
-                raise FormatError(field, "not supported with use_beam_search")
-        if self.top is not None:
-            raise FormatError("logprobs", "not supported with use_beam_search")
-        return True
 
     @property
     def top(self) -> int | None:
@@ -185,9 +169,7 @@ class CompletionBody(GenerationBody):
             raise FormatError("max_tokens", f"must be 0 or 1 with echo and logprobs, got {self.max_tokens}")
         if self.choices > 1:
             raise FormatError("n", f"must be 1 with echo and logprobs, got {self.choices}")
-        for field in (
-            "stream", "temperature", "stop", "min_tokens", "ignore_eos", "return_token_ids", "use_beam_search"
-        ):  # fmt: skip
+        for field in ("stream", "temperature", "stop", "min_tokens", "ignore_eos", "return_token_ids"):
             if getattr(self, field):
                 raise FormatError(field, "not supported with echo and logprobs or max_tokens 0")
         return True

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from loopwm.core import Convergence, Fixed
+from loopwm.core import Convergence, Fixed, RaggedBatch
 from loopwm.records import template
-from loopwm.text.decoding import Hypothesis, run_searches, search_beams
+from loopwm.text.decoding import Hypothesis, search_beams
 from loopwm.text.world import WorldModel
 from tests.fixtures.models import random_model
 from tests.text.test_world import ACTIONS, LONG, SHORT
@@ -67,15 +67,9 @@ def test_beams_equal_a_search_without_caches(ending, beams):
 def test_scores_of_beams_are_losses_of_their_texts(world_model):
     world = imagined(world_model, [1])
     state = world_model.before_decoding(world).row(0).whole().share(1)
-    search = search_beams(state, world_model._obs, 4, LENGTH, world_model._end, results=4)
     forward = lambda *args: world_model._next_tokens(Fixed(DEPTH), *args)  # noqa: E731
-    passes, best = next(search), None
-    while best is None:
-        logits, loops = forward(passes.state, passes.tokens, passes.step, [0] * len(passes.tokens))
-        try:
-            passes = search.send((passes.state, logits, loops))
-        except StopIteration as stop:
-            best = stop.value
+    with torch.inference_mode():
+        (best,) = search_beams(forward, [state], world_model._obs, 4, LENGTH, world_model._end)
     assert [one.log_probability for one in best] == sorted((one.log_probability for one in best), reverse=True)
     assert len({one.tokens for one in best}) == 4
     for one in best:
@@ -92,8 +86,9 @@ def test_one_beam_is_greedy_token_for_token(ending, rule):
     world = imagined(ending)
     state = ending.before_decoding(world)
     shared = [state.row(row).whole().share(1) for row in (0, 1)]
-    searches = [search_beams(cache, ending._obs, 1, 20, ending._end) for cache in shared]
-    best = run_searches(searches, lambda *args: ending._next_tokens(rule, *args))
+    forward = lambda *args: ending._next_tokens(rule, *args)  # noqa: E731
+    with torch.inference_mode():
+        best = [beam for (beam,) in search_beams(forward, shared, ending._obs, 1, 20, ending._end)]
     greedy = ending.decode_traced(world, 20, rule)
     texts = [ending.tokenizer.decode(list(one.tokens), skip_special_tokens=True) for one in best]
     assert texts == [one.text for one in greedy]
@@ -126,15 +121,12 @@ class Histories:
 
 
 def toy_search(logits_of, beams: int, length: int) -> Hypothesis:
-    search = search_beams(Histories([()]), 9, beams, length, end=0)
-    asked = next(search)
-    while True:
-        rows = [(*row, token) for row, token in zip(asked.state.rows, asked.tokens, strict=True)]
-        logits = torch.stack([logits_of(row) for row in rows])
-        try:
-            asked = search.send((Histories(rows), logits, [1] * len(rows)))
-        except StopIteration as stop:
-            return stop.value[0]
+    def forward(batch: RaggedBatch, tokens: list[int], step: int, rows: list[int]):
+        (state,) = batch.caches
+        state.rows = [(*row, token) for row, token in zip(state.rows, tokens, strict=True)]
+        return torch.stack([logits_of(row) for row in state.rows]), [1] * len(tokens)
+
+    return search_beams(forward, [Histories([()])], 9, beams, length, end=0)[0][0]
 
 
 def test_wide_beams_find_the_best_of_all_texts():

@@ -123,6 +123,7 @@ def test_nulls_count_as_absent_and_unknown_fields_are_ignored(client, chat):
     zeros = {
         "presence_penalty": 0, "frequency_penalty": 0.0, "top_k": 0, "min_p": 0, "min_tokens": 0, "temperature": 0,
         "logit_bias": {}, "tools": [], "stop": [], "repetition_penalty": 1, "n": 1, "top_p": 1,
+        "use_beam_search": False,
     }  # fmt: skip
     for fields in (nulls, zeros):
         reply = client.post("/v1/chat/completions", json={**chat, **fields, "user": "me", "invented": [1]}).json()
@@ -194,6 +195,7 @@ def check_error(response, status: int, param: str | None, *words: str) -> None:
         ({"max_tokens": 10**6}, "max_tokens", ["1000000", "4096"]),
         ({"presence_penalty": 0.5}, "presence_penalty", []),
         ({"tools": [{}]}, "tools", ["tools: not supported"]),
+        ({"use_beam_search": True}, "use_beam_search", ["False"]),
         ({"model": None}, "model", ["string"]),
     ],
 )
