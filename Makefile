@@ -61,7 +61,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "error: $(PYTHON) is not Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,envs,pixel,crafter,minatar,dask,dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[data,train,eval,serve,mcp,envs,pixel,crafter,minatar,dask,dev]'
 	touch $@
 
 docs: $(DOCS_VENV)/.installed

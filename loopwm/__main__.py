@@ -31,6 +31,7 @@ class Command:
 COMMANDS = {
     "serve": Command("serve.__main__", (), "serve a checkpoint over HTTP", "--port 8000"),
     "play": Command("serve.__main__", ("play",), "act in an imagined world, in the terminal", "--example find/0006"),
+    "mcp": Command("serve.__main__", ("mcp",), "imagined worlds as tools of an agent", "--url http://127.0.0.1:8000"),
     "collect": Command(
         "data_prep.__main__",
         ("collect",),

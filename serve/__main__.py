@@ -1,13 +1,21 @@
-"""`python -m serve`; one error line if a package of the extra `serve` is missing."""
+"""`python -m serve`; one error line if a package of the extra is missing."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from loopwm.records.command import run_main
 
-main = partial(run_main, "serve.start", "serve")
+CLIENTS = {"play": ("serve.play", "serve"), "mcp": ("serve.mcp", "mcp")}
+"""Modules and extras of the commands that are clients of a service."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] and arguments[0] in CLIENTS:
+        return run_main(*CLIENTS[arguments[0]], arguments[1:])
+    return run_main("serve.start", "serve", arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main())

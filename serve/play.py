@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loopwm.records.command import Parser
 from loopwm.records.errors import InputError
-from loopwm.records.files import PACKAGED
 from loopwm.worlds.http import Client, WorldError
+from serve.local_service import add_arguments, connected, read_text
 from serve.playground import EXAMPLES
 
 Json = dict[str, Any]
@@ -171,10 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE + "\n\n" + HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", help="running service, such as http://127.0.0.1:8000")
-    where.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
-    parser.add_argument("--api-key-file", type=Path, help="file with the service's API key")
+    add_arguments(parser)
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--example", metavar="NAME", help=f"one of {', '.join(_examples())}; default: the first")
     start.add_argument("--world", type=Path, metavar="FILE", help="JSON with goal, observation and an optional history")
@@ -184,10 +179,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
-        start, path = _start(args), args.api_key_file
-        key = None if path is None else _read("--api-key-file", path).strip()
-        with _service(args) as base:
-            game = Game(Client(base, key), start, _write, input)
+        start = _start(args)
+        with connected(args) as client:
+            game = Game(client, start, _write, input)
             _show(start)
             play(game)
     except (PlayError, WorldError, InputError, EOFError) as error:
@@ -220,25 +214,6 @@ def _write(text: str) -> None:
     print(text, end="", flush=True)
 
 
-@contextlib.contextmanager
-def _service(args: argparse.Namespace) -> Iterator[str]:
-    """Return the address of the given service, or start one for the checkpoint. Raises PlayError."""
-    if args.url is not None:
-        yield args.url
-        return
-    command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0"]
-    # A session of its own, so that Ctrl-C reaches only the game.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
-        try:
-            assert server.stdout is not None
-            words = server.stdout.readline().split()
-            if not words:
-                raise PlayError("the service did not start")
-            yield words[-1]
-        finally:
-            server.terminate()
-
-
 def _start(args: argparse.Namespace) -> Json:
     if args.world is not None:
         return _object(args.world)
@@ -258,19 +233,12 @@ def _show(start: Json) -> None:
 
 def _object(path: Path) -> Json:
     try:
-        value = json.loads(_read("--world", path))
+        value = json.loads(read_text("--world", path))
     except ValueError as error:
         raise PlayError(f"--world: {error}") from error
     if not isinstance(value, dict):
         raise PlayError(f"--world: {path} must contain a JSON object")
     return value
-
-
-def _read(option: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise PlayError(f"{option}: {error}") from error
 
 
 def _examples() -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""`python -m serve`: an OpenAI-compatible HTTP service for one checkpoint. `python -m serve play`: its playground."""
+"""`python -m serve`: an OpenAI-compatible HTTP service for one checkpoint. `play` and `mcp` are its clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from loopwm.records.template import END, SPECIAL_TOKENS
 from loopwm.runtime import DEVICES, keep_for_reuse, settle, use_device
 from loopwm.text.model.checkpoint import load_checkpoint
 from loopwm.text.world import WorldModel
-from serve import play
 from serve.engine.engine import Engine, Limits
 from serve.generation.prompts import PromptReader
 from serve.generation.rate_limits import RateLimiter
@@ -105,9 +104,6 @@ def _port(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["play"]:
-        return play.main(arguments[1:])
     args = build_parser().parse_args(arguments)
     try:
         keys = None if args.api_keys is None else read_keys(args.api_keys)

@@ -1,0 +1,49 @@
+"""Service for a terminal command: a running one, or one that the command starts for a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from loopwm.records.errors import InputError
+from loopwm.records.files import PACKAGED
+from loopwm.worlds.http import Client
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", help="running service, such as http://127.0.0.1:8000")
+    where.add_argument("--model", type=Path, default=PACKAGED, help="checkpoint folder")
+    parser.add_argument("--api-key-file", type=Path, help="file with the service's API key")
+
+
+@contextlib.contextmanager
+def connected(args: argparse.Namespace) -> Iterator[Client]:
+    """Return a client of the given service, or of one started for the checkpoint. Raises InputError."""
+    key = None if args.api_key_file is None else read_text("--api-key-file", args.api_key_file).strip()
+    if args.url is not None:
+        yield Client(args.url, key)
+        return
+    command = [sys.executable, "-m", "serve", "--model", str(args.model), "--port", "0"]
+    # A session of its own, so that Ctrl-C reaches only the command.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
+        try:
+            assert server.stdout is not None
+            words = server.stdout.readline().split()
+            if not words:
+                raise InputError("the service did not start")
+            yield Client(words[-1], key)
+        finally:
+            server.terminate()
+
+
+def read_text(option: str, path: Path) -> str:
+    """Return the file's text. Raises InputError, which names the option."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{option}: {error}") from error
