@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from eval.pixels.playing import load_agent, read_config
+from lab.pixels.open_loop import means, open_loop_rollouts
 from lab.pixels.reality_gap import REPLAYED
-from loopwm.pixel.agents.validation_gate import means, open_loop_rollouts
 from loopwm.pixel.imagined import EnvState, rollout
 from loopwm.pixel.replay import Replay
 from loopwm.records.errors import InputError

@@ -52,9 +52,6 @@ class Segments:
     first: NDArray[np.bool_]
     lost: NDArray[np.bool_]
 
-    def rows(self, chosen: slice) -> Segments:
-        return Segments(*(getattr(self, column.name)[chosen] for column in fields(self)))
-
 
 def as_learned(segments: Segments) -> Segments:
     """Mark lost lives as terminated, for returns and termination heads (STORM, table 9).

@@ -165,6 +165,7 @@ RETIRED: dict[str, Any] = {
     "sampling.depth": 0,
     "actor_critic.returns": "paper",
     "imagination.world": "learned",
+    "imagination.validation_gate": {"ends": 0.0, "objects": 0.0, "rollouts": 128, "steps": 8, "every": 10},
 }
 """Keys of earlier releases, each with the value that is left of it: checkpoints and run folders contain them."""
 

@@ -1,1 +1,1 @@
-"""Agents trained in a world model: PPO, actor-critic, and the validation gate of the world."""
+"""Agents trained in a world model: PPO and actor-critic."""

@@ -5,7 +5,7 @@ Each iteration has five steps:
     2. update the learner on that play
     3. prepare the system for the new frames (TWISTED: the codebook grows)
     4. update the world model on segments of the replay
-    5. after T_warmup, and once the validation gate is open, update the learner on worlds imagined from the replay
+    5. after T_warmup, update the learner on worlds imagined from the replay
 
 Departure: the paper grows the codebook by frames sampled from the replay; here each new frame is added once.
 
@@ -31,12 +31,11 @@ from tqdm import tqdm
 
 from loopwm.pixel.agents.config import AgentConfig
 from loopwm.pixel.agents.learner import Chance, Dream, Learner, Numbers, step_means
-from loopwm.pixel.agents.validation_gate import open_loop_rollouts
 from loopwm.pixel.checkpoint import load_checkpoint, save_checkpoint
 from loopwm.pixel.imagined import EnvState, FrameWorld, ImaginedVectorEnv, Rollout
 from loopwm.pixel.program import seeded
 from loopwm.pixel.registry import LEARNERS, named
-from loopwm.pixel.replay import Replay, RewardUnit, Segments, prune, rewarded
+from loopwm.pixel.replay import Replay, RewardUnit, prune, rewarded
 from loopwm.pixel.system import FrameBatch, PixelSystem, make_system
 from loopwm.records.errors import InputError
 from loopwm.records.files import atomic_write, writing
@@ -44,7 +43,7 @@ from loopwm.records.frames import FrameSpace, episode_files, read_episode
 from loopwm.records.run_folder import RunFolder, where_from
 from loopwm.runtime import use_device
 
-STATE, LEARNER, HELD_OUT = "state.pt", "learner.pt", "held-out"
+STATE, LEARNER = "state.pt", "learner.pt"
 KEEP_CHECKPOINTS = 2
 """Checkpoints to keep."""
 
@@ -168,9 +167,7 @@ class AgentTrainer:
         width = self.world.system.width if self.world else 0
         self.learner: Learner = named(LEARNERS, config.learner, "learner")(config, space, width)
         self.learner.to(self.device)
-        self.replay, self.held_out = Replay(space, config.world.replay), Replay(space, config.world.replay)
-        self.has_gate = config.imagination.validation_gate.enabled and self.world is not None
-        self.gate_open = not self.has_gate  # without a gate, open from the start
+        self.replay = Replay(space, config.world.replay)
         self.iteration, self.interactions, self.episodes = 0, 0, 0
         self._prepare_folder()
         self._resume()
@@ -209,11 +206,9 @@ class AgentTrainer:
             record |= _means("world", [self.world.update(self.replay, self.chance.rng) for _ in updates])
             record["world_seconds"] = time.monotonic() - started
         if self.config.imagination.updates and self.interactions > self.config.imagination.warmup:
-            record |= self._validate_world()
-            if self.gate_open:
-                started = time.monotonic()
-                record |= _means("imagined", self._learn_from_imagination())
-                record["imagined_seconds"] = time.monotonic() - started
+            started = time.monotonic()
+            record |= _means("imagined", self._learn_from_imagination())
+            record["imagined_seconds"] = time.monotonic() - started
         self.iteration += 1
         return record
 
@@ -223,7 +218,7 @@ class AgentTrainer:
         result = self.learner.play(self.env, real.steps, self.env_state)
         self.env_state = result.env_state
         self.interactions += result.segments.action.size
-        self._append_play(result.segments)
+        self.replay.add_segments(result.segments, "agent", self.config.run.seed)
         record = self._episode_returns(result)
         update = self.learner.learn_from_play(real.epochs, real.minibatches, self.chance)
         record |= _means("real", [update | step_means(result)])
@@ -241,25 +236,6 @@ class AgentTrainer:
         record: Numbers = {"interactions": self.interactions, "episodes": self.episodes}
         return record | ({"return": float(np.mean(ended))} if ended else {})
 
-    def _append_play(self, segments: Segments) -> None:
-        """Append play to the replay; with a validation gate, the last environment's play to the held-out replay."""
-        if not self.has_gate:
-            self.replay.add_segments(segments, "agent", self.config.run.seed)
-            return
-        rows = len(segments.action) - 1  # the last one is held out
-        self.replay.add_segments(segments.rows(slice(rows)), "agent", self.config.run.seed)
-        self.held_out.add_segments(segments.rows(slice(rows, None)), "agent", self.config.run.seed)
-
-    def _validate_world(self) -> Numbers:
-        """Validate the world every few iterations and open the gate once it passes; the gate stays open."""
-        c, gate = self.config.imagination, self.config.imagination.validation_gate
-        if not self.has_gate or self.world is None or self.iteration % gate.every:
-            return {}
-        settings = (gate.rollouts, c.burn_in, gate.steps, self.chance.rng, self.device)
-        figures = open_loop_rollouts(self.world.world(), self.held_out, *settings).overall()
-        self.gate_open = self.gate_open or gate.passed(figures["ends"], figures["objects"])
-        return {f"gate_{name}": number for name, number in figures.items()} | {"gate_open": float(self.gate_open)}
-
     def _learn_from_imagination(self) -> list[Numbers]:
         """Run step 5; each update uses new worlds."""
         c = self.config.imagination
@@ -276,7 +252,6 @@ class AgentTrainer:
         self.files.check(self.config)
         self.files.claim(self.config, where_from(self.config.run.seed, 1) | {"space": asdict(self.replay.space)})
         (self.folder / "replay").mkdir(exist_ok=True)
-        (self.folder / HELD_OUT).mkdir(exist_ok=True)
 
     def _save(self) -> None:
         if self.files.has(self.iteration):  # saved a moment ago, at `save_every`
@@ -295,9 +270,6 @@ class AgentTrainer:
             "learner": self.learner.state_dict(),
             "world": self.world.state_dict() if self.world else None,
             "replay": self.replay.save(self.folder / "replay"),
-            "held_out": self.held_out.save(self.folder / HELD_OUT),
-            # The key is that of checkpoints of release 0.1, so their runs resume.
-            "trusted": self.gate_open,
             "rng": self.chance.rng.bit_generator.state,
             "generator": self.chance.generator.get_state(),
             "counts": (self.iteration, self.interactions, self.episodes),
@@ -311,8 +283,6 @@ class AgentTrainer:
             if self.world is not None:
                 self.world.load_state_dict(state["world"])
             self.replay = Replay.load(self.folder / "replay", state["replay"])
-            self.held_out = Replay.load(self.folder / HELD_OUT, state["held_out"])
-            self.gate_open = state["trusted"]
             self.chance.rng.bit_generator.state = state["rng"]
             self.chance.generator.set_state(state["generator"])
             self.iteration, self.interactions, self.episodes = state["counts"]

@@ -5,11 +5,9 @@ The sections `model`, `objective` and `sampling` are its system's; others, such 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from loopwm.pixel.agents.validation_gate import ValidationGateConfig
 from loopwm.pixel.registry import AGENTS, LEARNERS, named
 from loopwm.pixel.replay import RewardUnit
 from loopwm.pixel.system import drop_retired, system_class, with_sections
@@ -79,8 +77,6 @@ class ImaginationConfig:
     epochs: int = 1
     minibatches: int = 1
     entropy_coef: float = 0.01
-    validation_gate: ValidationGateConfig = field(default_factory=ValidationGateConfig)
-    """Thresholds on held-out play (that of the last real environment) before the first update."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +125,6 @@ class AgentConfig:
             parts = getattr(self, section).minibatches
             if parts > rows:
                 raise InputError(f"{section}.minibatches: must be at most {rows} rows, got {parts}")
-        c = self.imagination
-        if c.validation_gate.enabled and self.real.count < 2:
-            cause = "the gate holds one real environment out"
-            raise InputError(
-                f"imagination.validation_gate: {cause}, so real.count must be above 1, got {self.real.count}"
-            )
 
     @property
     def of_system(self) -> str:
@@ -157,15 +147,4 @@ def agent_config(sections: dict[str, Any]) -> AgentConfig:
         raise InputError(f"system: must be one of {', '.join(AGENTS)}, got {name!r}")
     kind, learner = system_class(AGENTS[name]), named(LEARNERS, sections.get("learner", AgentConfig.learner), "learner")
     of_system = {"model": kind.Model, "objective": kind.Objective, "sampling": kind.Sampling}
-    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), drop_retired(_current_keys(sections)))
-
-
-def _current_keys(sections: dict[str, Any]) -> dict[str, Any]:
-    """Translate the keys of release 0.1, which run folders contain, and warn on stderr."""
-    imagination = sections.get("imagination")
-    if not isinstance(imagination, dict) or not isinstance(imagination.get("trust"), dict):
-        return sections
-    print("warning: imagination.trust is deprecated: use imagination.validation_gate", file=sys.stderr)
-    gate = {"rollouts" if key == "stretches" else key: value for key, value in imagination["trust"].items()}
-    others = {key: value for key, value in imagination.items() if key != "trust"}
-    return sections | {"imagination": others | {"validation_gate": gate}}
+    return typed(with_sections(AgentConfig, of_system | dict(learner.sections)), drop_retired(sections))

@@ -1,4 +1,4 @@
-"""Validation gate on world-model quality: open-loop error by rollout step on held-out play.
+"""Quality of a world model: open-loop error by rollout step on held-out play.
 
 Rollouts start from held-out play and imagine the recorded actions. A row counts up to its first end, real or imagined.
 
@@ -15,41 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopwm.pixel.dynamics import require_at_least
 from loopwm.pixel.imagined import FrameWorld
 from loopwm.pixel.replay import Replay, as_learned
-
-
-@dataclass(frozen=True)
-class ValidationGateConfig:
-    """Thresholds that a world must reach before the first imagined update; 0 disables one.
-
-    Raises:
-        ValueError: a value is out of range
-    """
-
-    ends: float = 0.0
-    """Maximum error of the share of steps that end an episode, relative to the real share."""
-    objects: float = 0.0
-    """Minimum share of imagined frames that are whole."""
-    rollouts: int = 128
-    steps: int = 8
-    every: int = 10
-    """Iterations between validations."""
-
-    def __post_init__(self) -> None:
-        if self.ends < 0:
-            raise ValueError(f"ends: must be at least 0, got {self.ends}")
-        if not 0 <= self.objects <= 1:
-            raise ValueError(f"objects: must be between 0 and 1, got {self.objects}")
-        require_at_least(1, self, "rollouts", "steps", "every")
-
-    def passed(self, ends: float, objects: float) -> bool:
-        return (not self.ends or ends <= self.ends) and objects >= self.objects
-
-    @property
-    def enabled(self) -> bool:
-        return self.ends > 0 or self.objects > 0
 
 
 @dataclass(frozen=True)
