@@ -104,7 +104,8 @@ conformance: $(VENV)/.installed $(CONFORMANCE_VENV)/.installed $(HARNESS_VENV)/.
 $(CONFORMANCE_VENV)/.installed: Makefile
 	test -x $(CONFORMANCE_VENV)/bin/python || $(PYTHON) -m venv $(CONFORMANCE_VENV)
 	$(CONFORMANCE_VENV)/bin/python -m pip install --prefer-binary \
-	  'langchain-openai==1.7.3' 'litellm==1.106.2' 'openai==2.54.0' 'pytest==9.2.0' 'schemathesis==4.32.5'
+	  'langchain-openai==1.7.3' 'litellm==1.106.2' 'openai==2.54.0' 'pydantic-ai-slim[mcp]==2.68.0' 'pytest==9.2.0' \
+	  'schemathesis==4.32.5'
 	touch $@
 
 # Clients that bring torch. guidellm alone would take its newest one.

@@ -10,9 +10,11 @@ server=$!
 trap 'kill $server 2> /dev/null || true; wait $server || true; rm -f "$log"' EXIT
 until grep -q http "$log"; do kill -0 $server; sleep 0.2; done
 LOOPWM_BASE=$(sed 's|.*\(http://[^/]*\).*|\1|' "$log")
-export LOOPWM_BASE
+LOOPWM_PYTHON=$(realpath -s "$BIN/python")
+export LOOPWM_BASE LOOPWM_PYTHON
 test_with() { "$1/python" -m pytest -q -m conformance --confcutdir=tests/conformance "tests/conformance/$2"; }
 test_with "$CLIENTS" test_clients.py
+test_with "$CLIENTS" test_mcp.py
 test_with "$HARNESSES" test_harnesses.py
 if [ -e "$VLLM/python" ]; then test_with "$VLLM" test_vllm_bench.py
 else echo "left out: vllm bench serve, whose environment make test-vllm creates"; fi
