@@ -50,7 +50,7 @@ class ImaginedStep:
 
 @dataclass
 class Outcome:
-    """What one of two plans leads to: lines that only its last observation has, and the sum of its rewards."""
+    """Outcome of one of two plans: lines that only its last observation has, and the sum of its rewards."""
 
     lines: list[str]
     reward: float | None

@@ -106,27 +106,27 @@ def search_beams(
         max_new_tokens: of each text.
         end: id of the end mark.
     """
-    states, found = list(states), [[Hypothesis()] for _ in states]
+    states, hypotheses = list(states), [[Hypothesis()] for _ in states]
     for step in range(max_new_tokens):
-        rows = [row for row, beam in enumerate(found) if not beam[0].ended]
+        rows = [row for row, beam in enumerate(hypotheses) if not beam[0].ended]
         if not rows:
             break
-        running = [[hypothesis for hypothesis in found[row] if not hypothesis.ended] for row in rows]
+        running = [[hypothesis for hypothesis in hypotheses[row] if not hypothesis.ended] for row in rows]
         tokens = [hypothesis.tokens[-1] if step else first for each in running for hypothesis in each]
         row_of = [row for row, each in zip(rows, running, strict=True) for _ in each]
         logits_BV, loops = forward(RaggedBatch([states[row] for row in rows]), tokens, step, row_of)
         after = 0
         for row, each in zip(rows, running, strict=True):
             part = slice(after, after := after + len(each))
-            ended = [(hypothesis, -1) for hypothesis in found[row] if hypothesis.ended]  # without a row in the state
+            ended = [(hypothesis, -1) for hypothesis in hypotheses[row] if hypothesis.ended]  # without a row in the state
             candidates = ended + _extensions(each, logits_BV[part], loops[part], min(beams, logits_BV.shape[-1]), end)
             # Stable: among equals, those that ended earlier and more probable prefixes stay first.
             candidates = sorted(candidates, key=lambda candidate: -candidate[0].log_probability)[:beams]
-            found[row] = [hypothesis for hypothesis, _ in candidates]
+            hypotheses[row] = [hypothesis for hypothesis, _ in candidates]
             parents = [parent for hypothesis, parent in candidates if not hypothesis.ended]
             if parents and parents != list(range(len(each))):  # the same rows in order need no copy
                 states[row] = states[row].select(torch.tensor(parents, device=logits_BV.device))
-    return found
+    return hypotheses
 
 
 def _extensions(

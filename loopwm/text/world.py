@@ -234,8 +234,8 @@ class WorldModel:
             best = decode_greedily(forward, state, self._obs, max_new_tokens, self._end)
         else:
             states = [state.row(row).whole().share(1) for row in range(len(world))]
-            found = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
-            best = [beam[0] for beam in found]
+            hypotheses = search_beams(forward, states, self._obs, beams, max_new_tokens, self._end)
+            best = [beam[0] for beam in hypotheses]
         texts = self.tokenizer.batch_decode([list(row.tokens) for row in best], skip_special_tokens=True)
         return [Decoded(text, row.loops, row.ended, row.log_probability) for text, row in zip(texts, best, strict=True)]
 
