@@ -118,7 +118,7 @@ def search_beams(
         after = 0
         for row, each in zip(rows, running, strict=True):
             part = slice(after, after := after + len(each))
-            ended = [(hypothesis, -1) for hypothesis in hypotheses[row] if hypothesis.ended]  # without a row in the state
+            ended = [(hypothesis, -1) for hypothesis in hypotheses[row] if hypothesis.ended]  # no row in the state
             candidates = ended + _extensions(each, logits_BV[part], loops[part], min(beams, logits_BV.shape[-1]), end)
             # Stable: among equals, those that ended earlier and more probable prefixes stay first.
             candidates = sorted(candidates, key=lambda candidate: -candidate[0].log_probability)[:beams]
