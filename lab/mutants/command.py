@@ -60,13 +60,11 @@ def read_faults(path: Path = FAULTS) -> list[Fault]:
     return [Fault(area, **entry) for area, entries in yaml.safe_load(path.read_text()).items() for entry in entries]
 
 
-def tracked_files() -> list[str]:
-    return subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
-
-
 def copy_project(root: Path) -> None:
-    """Copy every file that git tracks."""
-    for name in tracked_files():
+    """Copy every file that git tracks into a clone: runs of the tests record their commit."""
+    subprocess.run(["git", "clone", "-q", "--no-checkout", str(ROOT), str(root)], check=True, capture_output=True)
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in tracked.splitlines():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
 

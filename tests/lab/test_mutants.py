@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "code.py").write_text("def f(x):\n    y = x + 1\n    return y if x >= 0 else 0\n")
     (tmp_path / "test_code.py").write_text("from code import f\n\ndef test_f():\n    assert f(3) == 4\n")
     monkeypatch.setattr(command, "ROOT", tmp_path)
-    monkeypatch.setattr(command, "tracked_files", lambda: ["code.py", "test_code.py"])
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    subprocess.run(["git", "-C", tmp_path, "add", "."], check=True)
     return tmp_path
 
 
